@@ -25,7 +25,8 @@ results and annotations keep their completed shardings. If no program is faster,
 Memory is not limited.
 
 Unreached values: by the paper's policy a value that no annotation reaches keeps the sharding in
-which it is computed (`unreached.py`). By "gspmd" and "shardy" it has the sharding of these.
+which it is computed (`unreached.py`). By the policies "gspmd" and "shardy" it has the sharding that
+XLA's GSPMD or Shardy would give it.
 
 Deferred sums: a partial sum is deferred behind operators that are right for every number of its
 type (`Rule.passes`): additions, subtractions, negation, copies, layout, and products of integers

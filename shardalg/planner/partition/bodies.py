@@ -1,7 +1,8 @@
-"""Calls with bodies: the shardings at the border of a loop or a branch, and the planned bodies.
+"""Partitioning of scans, while loops, conditionals and `shard_map` regions ("calls with bodies").
 
-A body has a partitioner of its own (`BodyPartitioner._inside`). Decisions about a loop are read
-from a draft: a body that is planned on local values of its own and then dropped.
+The body of a call is partitioned by a copy of the outer partitioner (`BodyPartitioner._inside`).
+Some decisions about a loop depend on how its body is partitioned. They are read from a draft: the
+body is partitioned once on local values of its own, inspected, and discarded.
 """
 
 from __future__ import annotations
@@ -26,18 +27,23 @@ from shardalg.planner.propagate.sharded import Layouts, ShardedGraph
 from shardalg.spmd.instruction import Block, Why
 from shardalg.spmd.instructions import FirstMember
 
-# Sums that stay partial until a loop is over, each with its sharding.
+# Partial sums that are reduced once after a loop instead of once per iteration, with their
+# shardings.
 DeferredSums = tuple[tuple[LoopSum, Sharding], ...]
 
 
 class BodyPartitioner(ABC):
-    """The part of a partitioner that plans calls and their bodies.
+    """The part of a partitioner that emits loops, conditionals and manual regions.
+
+    `Partitioner` adds the part that emits all other operators.
 
     Attributes:
-      begin: the copies available in every body (the program's constants), and the number of local
-        values that hold them.
-      hoisted: constants of loops that are gathered before the loop.
-      waiting: values of loops whose partial sums may be deferred until the loop is over.
+      value_shardings: per graph value, its completed sharding.
+      begin: the lists `available` and `first` of a `PartitionContext` when only the arguments and
+        the program's constants exist, and the number of local values then. Bodies start with these.
+      hoisted: constants of loops that are gathered before the loop (`Options.hoist_gathers`).
+      waiting: graph values inside of loops whose partial sums may stay unreduced until the loop
+        ends.
     """
 
     sharded: ShardedGraph
@@ -51,14 +57,21 @@ class BodyPartitioner(ABC):
 
     @abstractmethod
     def _region(self, index: int) -> None:
-        """Emit the nodes of a region."""
+        """Emit the instructions of all nodes of the region with this number."""
 
     @abstractmethod
     def _repeat(self, value: int, layout: Sharding, cause: Cause) -> int | None:
-        """Emit a broadcast of a smaller value again, if that sends less; else return None."""
+        """Emit a broadcast again with its result in `layout`, if that sends less than moving it.
+
+        Returns the new local value. None if no broadcast computes `value`, or if a move is cheaper.
+        """
 
     def _call(self, node: Node) -> None:
-        """Emit a call: move its operands, plan its bodies, and place its results."""
+        """Emit a loop, conditional or manual region, including its bodies.
+
+        Its operands are moved to the shardings that the bodies read. Its results are moved to their
+        completed shardings if that is useful (`place_result`).
+        """
         context = self.context
         agreed = self.sharded.borders.get(node.index)
         if agreed is None:
@@ -100,9 +113,11 @@ class BodyPartitioner(ABC):
             place_result(context, node, value, local, self.value_shardings[value])
 
     def _place_constants(self, node: Node) -> None:
-        """Give constants of a loop the sharding in which its body reads them, if that is useful.
+        """Update the shardings of a scan's constants, so that they are moved before the loop.
 
-        The body is planned once as a draft to see the shardings in which it reads its constants.
+        A constant is changed if the body reads it in one other sharding only, and one of two
+        conditions holds: the moved copy needs no more memory, or the options ask for gathers before
+        loops. A draft of the body shows the shardings in which the body reads its constants.
         """
         # `hoist_gathers` gathers every constant before the loop. A device then holds it gathered as
         # long as the loop runs. A loop that JAX writes out is treated so if copies are kept.
@@ -140,9 +155,13 @@ class BodyPartitioner(ABC):
                 self.hoisted.append(copied)
 
     def _deferred_sums(self, node: Node, bodies: Sequence[tuple[Layouts, Layouts]]) -> DeferredSums:
-        """Return the sums that stay partial until a loop is over, with their shardings.
+        """Return the sums of a scan that are reduced after the loop, not in every iteration.
 
-        Empty unless the call is a scan and the options defer sums in loops.
+        Each entry is a sum and the sharding of its partial value. Empty unless the call is a scan
+        and both `defer_sums` and `defer_in_loops` are on.
+
+        Args:
+          bodies: per body, the shardings of its arguments and of its results.
         """
         options = self.options
         if node.primitive != "scan" or not (options.defer_in_loops and options.defer_sums):
@@ -157,7 +176,8 @@ class BodyPartitioner(ABC):
         for one in sums:
             own = results[one.number]
             (layout, *others) = dict.fromkeys(_carry_sharding(seen[v], own) for v in one.added)
-            # A stacked value is deferred if it is no larger for it, or if an outer loop reduces it.
+            # The partial sums of a stacked value are held for all iterations. That is worth it if
+            # its blocks do not grow, or if an outer loop defers the same sum further.
             is_stacked = one.added == (one.result,)
             outer = node.results[one.number] in self.context.deferrable
             is_no_larger = prod(layout.shard_shape) <= prod(own.shard_shape)
@@ -167,9 +187,15 @@ class BodyPartitioner(ABC):
         return self._stable_sums(node, arguments, found)
 
     def _stable_sums(self, node: Node, arguments: Layouts, found: DeferredSums) -> DeferredSums:
-        """Return the deferred sums whose carry has the same sharding at both ends of the body.
+        """Return the deferred sums that a body returns in the sharding that `found` gives them.
 
-        Dropping one can change the sharding of another, so the search iterates to a fixed point.
+        An iteration reads the carry that the previous one returned, so both shardings must agree.
+        Removing one sum can change the sharding of another. The check is therefore repeated until
+        no sum is removed.
+
+        Args:
+          arguments: the shardings of the body's arguments in the absence of deferred sums.
+          found: the candidate sums with their shardings.
         """
         consts, carried = (node.signature.param(name) for name in ("num_consts", "num_carry"))
         # Only carries have a sharding at the start of the body; stacked values have none.
@@ -188,7 +214,10 @@ class BodyPartitioner(ABC):
     def _draft_shardings(
         self, node: Node, arguments: Layouts, sums: DeferredSums
     ) -> dict[int, Sharding]:
-        """Return how a draft of the body computes the sums and their addends, if all are deferred.
+        """Return the shardings of the sums and their addends in a draft of the body.
+
+        The result maps graph values to the shardings in which the draft computes them. In the draft
+        all of `sums` may stay partial.
 
         Args:
           arguments: the shardings of the body's arguments.
@@ -200,7 +229,11 @@ class BodyPartitioner(ABC):
         return {v: draft.context.sources(v)[0] for v in values}
 
     def _body(self, node: Node, body: int, layouts: tuple[Layouts, Layouts]) -> Block:
-        """Return the block of a body, on locals of its own."""
+        """Return the instructions of one body as a `Block`, with its arguments and results.
+
+        Args:
+          layouts: the shardings of the body's arguments, and of its results.
+        """
         context, region = self.context, self.graph.regions[body]
         arguments = open_body(context, region, layouts[0])
         self._region(body)
@@ -208,12 +241,13 @@ class BodyPartitioner(ABC):
         return Block(arguments, tuple(context.instructions), results)
 
     def _inside(self, sums: DeferredSums = (), *, is_draft: bool = False) -> Self:
-        """Return the partitioner of a body.
+        """Return a copy of this partitioner that emits a body into a block of its own.
 
         Args:
           sums: sums that may be deferred in the body.
-          is_draft: whether the body is planned only to read its decisions, on local values of its
-            own. Its shardings of the constants of inner loops stay: `value_shardings` is shared.
+          is_draft: whether the body is discarded after its shardings were read. A draft has its own
+            list of local values. Its changes of `value_shardings` (`_place_constants`) are kept,
+            because that list is shared.
         """
         # A body starts with the program's constants: other copies of its surroundings are not
         # available.
@@ -228,10 +262,14 @@ class BodyPartitioner(ABC):
 
 
 def _carry_sharding(added: Sharding, own: Sharding) -> Sharding:
-    """Return the sharding of a carry to which partial sums are added.
+    """Return the sharding of a loop carry that accumulates an addend without reducing it.
+
+    It is `added` if both have one shape, or if the addend is no partial sum. If the addend is only
+    a slice of the carry, the carry keeps its dimensions' digits, except those that overlap the
+    partial sums' axes.
 
     Args:
-      added: the sharding of the addend, which may be some rows of the carry.
+      added: the sharding of the addend.
       own: the sharding of the carry if no sums are deferred.
     """
     if added.shape == own.shape or not added.unreduced:

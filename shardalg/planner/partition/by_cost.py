@@ -1,4 +1,8 @@
-"""`policy="cost"`: shardings and loops of a whole graph, chosen by seconds."""
+"""`Options(policy="cost")`: the shardings of all values that minimise the seconds of a step.
+
+The module turns a completed graph into a problem of coordinate descent (`descent.py`), and applies
+the solution to the graph.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +52,7 @@ MOST_OPTIONS = 2000
 def by_cost(
     completed: Sequence[ShardedGraph], roles: Sequence[str], options: Options
 ) -> tuple[ShardedGraph, SpmdProgram]:
-    """Return the sharded graph and the program that take the fewest seconds, as far as found.
+    """Return the fastest sharded graph that the search finds, and its program.
 
     The search is coordinate descent from the fastest completion, on small graphs also from `STARTS`
     random points. Annotations, arguments and results keep their completed shardings. A carry, a
@@ -56,8 +60,9 @@ def by_cost(
     (`choose/regions.py`). Memory is not limited.
 
     Args:
-      completed: the completions of `options.completions`. None of their programs is faster than the
-        returned one, by `costs/step_time.py`.
+      completed: per entry of `options.completions`, the graph as this policy completes it. None of
+        their programs is faster than the returned one, by `costs/step_time.py`.
+      roles: the role of each graph value, such as "parameters".
       options: passed on to `pipeline.partition`; `hardware` and `finite_sums` are read here.
     """
     # Decisions are made at the rates of the data sheet, so that a new fit never changes a plan.
@@ -81,9 +86,13 @@ def by_cost(
 
 @dataclass(frozen=True, eq=False)
 class CostProblem:
-    """A completed graph as a problem of descent.
+    """A completed graph as a problem for `descent.best_of`: units, options and prices.
+
+    A unit is a node (or a component of it), or a group of values at the border of a call that share
+    a sharding.
 
     Attributes:
+      sharded: the completed graph; fixed values keep its shardings.
       hardware: the machine whose seconds are minimised.
       finite: whether sums are deferred behind products too (`Switches.finite_sums`).
     """
@@ -104,7 +113,10 @@ class CostProblem:
 
     @cached_property
     def places(self) -> tuple[tuple[Node, int], ...]:
-        """The node and the component of each unit; units of region arguments come after these."""
+        """Per unit of a node: the node, and the number of its component (`components`).
+
+        The units of region arguments follow after these in `problem.units`.
+        """
         return tuple(
             (node, place)
             for node in self.graph.walk()
@@ -114,12 +126,18 @@ class CostProblem:
 
     @cached_property
     def found(self) -> tuple[tuple[ComponentCandidate, ...], ...]:
-        """The candidates of each unit; a node without a row has one, with whole operands."""
+        """Per entry of `places`, all ways to compute it.
+
+        A node without a row of RULES has one candidate: every device computes it on whole operands.
+        """
         return tuple(self._candidates(node, place) for node, place in self.places)
 
     @cached_property
     def region_arguments(self) -> tuple[tuple[TiedArguments, tuple[Sharding, ...]], ...]:
-        """Groups of values that share a sharding, with its candidates; one if it is annotated."""
+        """Groups of values at the border of a call that share a sharding, such as a loop's carry.
+
+        Each entry is a group and its candidate shardings. An annotated group has one candidate.
+        """
         found = []
         for one in tied(self.graph):
             entering = self._body_arguments(one)
@@ -147,7 +165,7 @@ class CostProblem:
 
     @cached_property
     def problem(self) -> UnitProblem:
-        """The problem of descent: units, values, and seconds of moves."""
+        """The problem that `descent.best_of` minimises: options of units, and prices of moves."""
         units = [
             tuple(self._option(node, place, candidate) for candidate in found)
             for (node, place), found in zip(self.places, self.found, strict=True)
@@ -176,7 +194,10 @@ class CostProblem:
         )  # fmt: skip
 
     def _option(self, node: Node, place: int, candidate: ComponentCandidate) -> Option:
-        """Return a candidate as an option of the descent, with its seconds in one step."""
+        """Return a candidate of a node's component as an option of the descent.
+
+        Its seconds are those of all executions of the node in one training step.
+        """
         values = (*node.operands, *node.results)
         shardings = tuple(self.value_shardings[v] for v in values)
         made, read = fused_values(self.graph)
@@ -192,7 +213,12 @@ class CostProblem:
         return Option(asks, makes, seconds * times)
 
     def _given_and_kept(self) -> tuple[dict[int, Sharding], dict[int, Sharding]]:
-        """Return the values that no unit makes, and the values without a choice of sharding."""
+        """Return two dictionaries from values to shardings: `given` and `kept`.
+
+        `given` has the values that no unit computes: arguments, constants, and values at borders of
+        calls that no group decides. `kept` has all values whose result sharding is not chosen:
+        those of `given` and annotated values.
+        """
         graph, value_shardings = self.graph, self.value_shardings
         made = {v for one, _ in self.region_arguments for v, _ in one.makes}
         entering = (v for region in graph.regions for v in region.arguments)
@@ -207,7 +233,11 @@ class CostProblem:
         return given, kept | {v: whole(value_shardings[v]) for v, _ in graph.constants}
 
     def _required_outside(self) -> Iterator[Asked]:
-        """Yield the shardings of the function's results and at borders that no group decides."""
+        """Yield (value, required sharding) for every reader that is no unit of the descent.
+
+        These are the function's results, and borders of calls that no group of `region_arguments`
+        decides.
+        """
         graph = self.graph
         for value, given in zip(graph.results, self.sharded.results, strict=True):
             yield value, plain(given)
@@ -222,7 +252,7 @@ class CostProblem:
 
     @cached_property
     def _times(self) -> tuple[int, ...]:
-        """Number of times that a step computes each value."""
+        """Per value, how often one training step computes it (loops repeat their bodies)."""
         producer = self.graph.producer
         nodes = self.graph.nodes
         found = [1 if n is None else self.graph.trip_count(nodes[n]) for n in producer]
@@ -239,7 +269,8 @@ class CostProblem:
         """Return the seconds that moves of a value between two shardings take in one step.
 
         Args:
-          is_first: whether the move starts where the value is computed, and includes writing it.
+          is_first: whether `source` is the sharding in which the value is computed. The seconds
+            then include writing the value to memory.
         """
         # Every device can compute this value in any sharding, for example an iota.
         if value in remade_values(self.graph):
@@ -251,7 +282,10 @@ class CostProblem:
 
     @cached_property
     def completed(self) -> tuple[int, ...]:
-        """The options closest to the completed shardings: the start of the descent."""
+        """Per unit, the number of the option that is cheapest with the completed shardings.
+
+        The descent starts from these options.
+        """
         held, move = self.value_shardings, self._move
         # Price each option as if all other units kept the completed shardings: its own seconds, the
         # moves of its operands from these shardings, and the moves of its results back to them.
@@ -267,7 +301,10 @@ class CostProblem:
         return tuple(costs.index(min(costs)) for costs in seconds)
 
     def applied(self, taken: Sequence[int]) -> ShardedGraph:
-        """Return the graph with the shardings and loops of these options."""
+        """Return the sharded graph in which each unit uses its option of number `taken[unit]`.
+
+        The options decide the shardings of values, the loops of nodes and the borders of calls.
+        """
         problem = self.problem
         loops: dict[int, tuple[LoopDigits, ...]] = {}
         required: dict[int, tuple[tuple[tuple[int, Sharding], ...], ...]] = {}
@@ -298,7 +335,11 @@ class CostProblem:
         )
 
     def _borders(self, taken: Sequence[int]) -> dict[int, RegionBorder]:
-        """Return the borders of calls, given the option of each group of region arguments."""
+        """Return per call (node index) the shardings at its border.
+
+        Args:
+          taken: the option of each group in `region_arguments`.
+        """
         value_shardings: dict[int, list[Sharding]] = {}
         for (one, found), k in zip(self.region_arguments, taken, strict=True):
             here = value_shardings.setdefault(one.call, list(self.value_shardings))

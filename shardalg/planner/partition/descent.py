@@ -1,8 +1,9 @@
-"""Coordinate descent over the options of all units of a graph, by the seconds of a whole step.
+"""Coordinate descent: one option per unit of a graph, so that a whole step takes fewest seconds.
 
-A unit is a node, or a part of a node that is decided alone; it takes one of its options. The option
-determines in which sharding a value is made. The value is moved to its result sharding once, and
-from there to every distinct sharding that the options of its readers require:
+A unit is a node, or a part of a node that is decided separately. It uses one of its options. The
+option determines in which sharding the unit computes its results and reads its operands. A computed
+value is moved to its result sharding once, and from there to every distinct sharding in which the
+options of its readers read it:
     cost = sum over units of their seconds
          + sum over values of min over result shardings h of
              first_move(made, h) + sum over required d of move(h, d)
@@ -19,17 +20,24 @@ from shardalg.algebra.derived_layouts import interned
 from shardalg.algebra.sharding import Sharding
 
 Layout = Sharding
-# A value, and a sharding of it.
+# A value, and a sharding in which a unit computes or reads it.
 Asked = tuple[int, Layout]
-# The largest number of sweeps over all units.
+# The largest number of sweeps over all units. Sweeps usually end much earlier, at a minimum.
 SWEEPS = 50
-# The number of neighbours that take their best options before a change is judged.
+# A trial changes one unit. So many of its neighbours then take their best options, before the total
+# is compared: a change often pays only if the neighbours follow.
 NEAR = 3
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a unit: the shardings that it requires and makes, and its seconds."""
+    """One way to compute a unit.
+
+    Attributes:
+      asks: (value, sharding in which the unit reads it).
+      makes: (value, sharding in which the unit computes it).
+      seconds: the time of the unit itself, without moves of its operands and results.
+    """
 
     asks: tuple[Asked, ...]
     makes: tuple[Asked, ...]
@@ -37,12 +45,12 @@ class Option:
 
     @cached_property
     def made(self) -> dict[int, Layout]:
-        """Value to the sharding in which the unit makes it."""
+        """A dictionary from each value that the unit computes to its computed sharding."""
         return dict(self.makes)
 
     @cached_property
     def asked(self) -> dict[int, tuple[Layout, ...]]:
-        """Value to the shardings in which the unit reads it."""
+        """A dictionary from each value that the unit reads to the shardings in which it is read."""
         found: dict[int, tuple[Layout, ...]] = {}
         for value, layout in self.asks:
             found[value] = (*found.get(value, ()), layout)
@@ -51,18 +59,23 @@ class Option:
 
 @dataclass(frozen=True, eq=False)
 class UnitProblem:
-    """Units with their options, and the values between them.
+    """The problem to minimise: units with their options, and prices of moves between shardings.
+
+    A solution (`taken`) is a sequence with the number of the chosen option of every unit.
 
     Attributes:
       units: the options of each unit.
-      given: value to its sharding, for values that no unit makes.
-      value_shardings: value to its result sharding, for values without a choice.
-      wanted: shardings required from outside, for example by the function's results.
+      given: the sharding of each value that no unit computes.
+      value_shardings: the result sharding of each value that has no choice of it.
+      wanted: (value, sharding) that readers other than units require, for example the function's
+        results.
       alone: values with one reader, which may read their partial sums.
-      still: values whose result sharding is the one in which they are made.
+      still: values that are never moved after they are computed: their result sharding is the
+        computed one.
       move: `(value, source, target) -> seconds`; infinite if the move does not exist.
-      first_move: the same for the move after a value is made, including writing the value.
-      known: result shardings that were computed before.
+      first_move: like `move`, for the move from the computed sharding to the result sharding. Its
+        seconds include writing the value.
+      known: a cache of `result_sharding`.
     """
 
     units: tuple[tuple[Option, ...], ...]
@@ -77,13 +90,13 @@ class UnitProblem:
 
     @cached_property
     def makers(self) -> dict[int, int]:
-        """Value to the unit that makes it."""
+        """A dictionary from each computed value to the number of the unit that computes it."""
         # All options of a unit make and read the same values, so the first option names them all.
         return {v: n for n, options in enumerate(self.units) for v, _ in options[0].makes}
 
     @cached_property
     def users(self) -> dict[int, tuple[int, ...]]:
-        """Value to the units that read it."""
+        """A dictionary from each value to the numbers of the units that read it."""
         found: dict[int, dict[int, None]] = {}
         for n, options in enumerate(self.units):
             for value, _ in options[0].asks:
@@ -92,7 +105,7 @@ class UnitProblem:
 
     @cached_property
     def outside(self) -> dict[int, tuple[Layout, ...]]:
-        """Value to the shardings required from outside."""
+        """`wanted` as a dictionary from each value to the shardings that are required of it."""
         found: dict[int, tuple[Layout, ...]] = {}
         for value, layout in self.wanted:
             found[value] = (*found.get(value, ()), layout)
@@ -100,25 +113,29 @@ class UnitProblem:
 
     @cached_property
     def values(self) -> tuple[int, ...]:
-        """All values, each once."""
+        """All values that are computed, given or read, each once."""
         return tuple(dict.fromkeys((*self.makers, *self.given, *self.users, *self.outside)))
 
     def made(self, value: int, taken: Sequence[int]) -> Layout:
-        """Return the sharding in which a value is made under these options."""
+        """Return the sharding in which a value is computed, given the option of every unit."""
         unit = self.makers.get(value)
         if unit is None:
             return self.given[value]
         return self.units[unit][taken[unit]].made[value]
 
     def asked(self, value: int, taken: Sequence[int]) -> tuple[Layout, ...]:
-        """Return the distinct shardings in which a value is read under these options."""
+        """Return the distinct shardings in which a value is read, given every unit's option."""
         # Equal shardings of several readers are moved to once.
         units, users = self.units, self.users.get(value, ())
         asks = [layout for n in users for layout in units[n][taken[n]].asked[value]]
         return tuple(dict.fromkeys([*asks, *self.outside.get(value, ())]))
 
     def result_sharding(self, value: int, taken: Sequence[int]) -> tuple[float, Layout]:
-        """Return the seconds of a value's moves, and the result sharding that minimises them."""
+        """Return the seconds of all moves of a value, and the result sharding that minimises them.
+
+        Args:
+          taken: the number of the chosen option of every unit.
+        """
         key = (value, self.made(value, taken), self.asked(value, taken))
         found = self.known.get(key)
         if found is None:
@@ -126,10 +143,11 @@ class UnitProblem:
         return found
 
     def nearest(self, value: int, made: Layout, asked: tuple[Layout, ...]) -> tuple[float, Layout]:
-        """Return the seconds of a value's moves and its best result sharding.
+        """Return the seconds of a value's moves and its best result sharding, without a cache.
 
         Args:
-          made: the sharding in which the value is made; asked: those in which it is read.
+          made: the sharding in which the value is computed.
+          asked: the shardings in which it is read.
         """
         # The only reader takes the value as it is made, even as partial sums.
         if value in self.alone and asked == (made,):
@@ -148,17 +166,21 @@ class UnitProblem:
         return least, value_shardings[prices.index(least)]
 
     def places(self, made: Layout, asked: Sequence[Layout]) -> tuple[Layout, ...]:
-        """Return the candidates of a result sharding: those made and required, without sums."""
-        # All other shardings are left out: a value would be moved to one of them only to be moved
-        # on.
+        """Return the candidate result shardings of a value: its computed and its read shardings.
+
+        Partial sums are removed, because a result sharding is reduced.
+        """
+        # All other shardings are excluded: a value would be moved to one of them only to be moved
+        # again for each reader.
         found = (made, *asked)
         return tuple(dict.fromkeys(interned(at.mesh, at.shape, at.dims, ()) for at in found))
 
     def price(self, value: int, made: Layout, stops: Sequence[Layout]) -> float:
-        """Return the seconds of all moves of a value.
+        """Return the seconds of all moves of a value, for a given result sharding.
 
         Args:
-          stops: the result sharding, then the required shardings.
+          made: the sharding in which the value is computed.
+          stops: the result sharding, then the shardings in which the value is read.
         """
         result_sharding, *asked = stops
         return self.first_move(value, made, result_sharding) + sum(
@@ -166,13 +188,13 @@ class UnitProblem:
         )
 
     def total(self, taken: Sequence[int]) -> float:
-        """Return the seconds of all units and moves."""
+        """Return the seconds of the whole step: all units and all moves of values."""
         compute = sum(options[k].seconds for options, k in zip(self.units, taken, strict=True))
         return compute + sum(self.result_sharding(value, taken)[0] for value in self.values)
 
     @cached_property
     def near(self) -> tuple[tuple[int, ...], ...]:
-        """Per unit, the values whose moves depend on its option."""
+        """Per unit, its operands and results: the values whose moves depend on its option."""
         return tuple(
             tuple(dict.fromkeys(v for v, _ in (*options[0].asks, *options[0].makes)))
             for options in self.units
@@ -185,7 +207,11 @@ class UnitProblem:
 
 
 def descend(problem: UnitProblem, start: Sequence[int]) -> tuple[int, ...]:
-    """Return a local minimum: no unit can improve it by changing its option alone."""
+    """Return options (one number per unit) that no change of a single unit improves.
+
+    Args:
+      start: the options to begin with.
+    """
     taken = list(start)
     # No change raises the total, so the sweeps end at a local minimum; `SWEEPS` bounds the time.
     for _ in range(SWEEPS):
@@ -199,7 +225,7 @@ def descend(problem: UnitProblem, start: Sequence[int]) -> tuple[int, ...]:
 
 
 def _improve(problem: UnitProblem, unit: int, taken: list[int]) -> None:
-    """Set the best option of one unit in place, all others fixed."""
+    """Set `taken[unit]` to the unit's best option, if all other units keep theirs."""
     kept = taken[unit]
     best = problem.around(unit, taken)
     for option in range(len(problem.units[unit])):
@@ -212,10 +238,13 @@ def _improve(problem: UnitProblem, unit: int, taken: list[int]) -> None:
 
 
 def descend_together(problem: UnitProblem, start: Sequence[int]) -> tuple[int, ...]:
-    """Return a minimum in which a unit and its neighbours cannot improve by changing together.
+    """Return options that no joint change of a unit and its neighbours improves.
 
-    Every option of every unit is tried, after which its nearest units take their best options. This
-    crosses chains of operators, in which no unit improves the step alone.
+    Each trial sets another option of one unit, then lets its nearest units choose their best
+    options. In a chain of operators a change may help only if the whole chain changes.
+
+    Args:
+      start: the options to begin with.
     """
     taken, best = list(start), problem.total(start)
     for _ in range(SWEEPS):
@@ -236,7 +265,7 @@ def descend_together(problem: UnitProblem, start: Sequence[int]) -> tuple[int, .
 
 
 def _nearest(problem: UnitProblem, unit: int) -> tuple[int, ...]:
-    """Return the `NEAR` nearest units, by the number of shared values between."""
+    """Return the `NEAR` units nearest to a unit; units that share a value are at distance one."""
     found = [unit]
     for reached in found:
         for value in problem.near[reached]:
@@ -249,10 +278,10 @@ def _nearest(problem: UnitProblem, unit: int) -> tuple[int, ...]:
 
 
 def best_of(problem: UnitProblem, start: Sequence[int], *, more: int) -> tuple[int, ...]:
-    """Return the best of the descents from a start and from `more` random starts.
+    """Return the best options that coordinate descent finds: one number per unit.
 
-    The seed is fixed. With random starts, neighbouring units are then changed together, too
-    (`descend_together`).
+    It descends from `start` and from `more` random points; the seed is fixed. If `more` is not 0,
+    the end of the first descent and the best end are improved by `descend_together`.
     """
     first = descend(problem, start)
     if not more:

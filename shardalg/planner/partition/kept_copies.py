@@ -1,8 +1,8 @@
-"""Gathered copies that stay for the backward pass because the peak of memory does not rise.
+"""Gathered copies that can stay in memory until the backward pass without a higher memory peak.
 
 A copy that is freed after the forward pass is gathered again in the backward pass (GSPMD,
 arXiv:2105.04663, section 5.1). The program then sends more in order to hold less. If the peak of
-memory is at another instruction, freeing the copy saves nothing.
+memory is at another instruction, freeing the copy does not lower the peak.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ Copy = tuple[int, Sharding]
 
 @dataclass(frozen=True)
 class _Repeated:
-    """A copy that several instructions of the program compute.
+    """A gathered copy that the program computes several times.
 
     Attributes:
-      between: the instructions at which the copy is free: after its last read, before it is
-        computed again.
+      copy: the graph value and the sharding of the copy.
+      between: numbers of the instructions at which no such copy is in memory: after the last read
+        of one, before the next is computed.
+      held_bytes: bytes that a device holds for the copy.
+      saved_bytes: bytes that a device would not send if the first copy stayed in memory.
     """
 
     copy: Copy
@@ -44,9 +47,13 @@ class _Repeated:
 def below_peak(
     program: SpmdProgram, graph: Graph, *, donated: Sequence[int], rebuild: bool
 ) -> frozenset[Copy]:
-    """Return the copies that can stay alive between their uses without a higher peak of memory.
+    """Return the gathered copies that can stay in memory between their uses.
 
-    Copies that save the most bytes sent per byte held are chosen first.
+    The memory peak of the program does not rise. Copies that save the most bytes sent per byte held
+    are chosen first.
+
+    Args:
+      donated, rebuild: as in `costs.memory.held_bytes`.
     """
     found = _repeated(program)
     if not found:
@@ -62,7 +69,7 @@ def below_peak(
 
 
 def _repeated(program: SpmdProgram) -> list[_Repeated]:
-    """Return the copies that collectives outside of loops send more than once."""
+    """Return the copies that collectives outside of loops compute more than once."""
     made: dict[Copy, list[int]] = defaultdict(list)
     instructions = program.block.instructions
     read = {local: i for i, one in enumerate(instructions) for local in one.operands}

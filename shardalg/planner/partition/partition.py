@@ -1,4 +1,4 @@
-"""The walk over a sharded graph that emits every operator and every move between shardings."""
+"""The partitioner: it visits the nodes of a sharded graph in order and emits their instructions."""
 
 from __future__ import annotations
 
@@ -41,21 +41,27 @@ from shardalg.spmd.instruction import Block, Purpose, Why
 from shardalg.spmd.manual import user_collective
 from shardalg.spmd.program import SpmdProgram
 
-# The role of an argument as the table of collectives names it.
+# Reports on collectives name the role of the moved value ("weight"), not the argument's role.
 MOVING = {"parameters": "weight", "data": "activation"}
 
 
-# (value, sharding) of copies that outlive their phase.
+# (value, sharding) of gathered copies that later phases (backward, update) read, too.
 Kept = frozenset[tuple[int, Sharding]]
 NONE: Kept = frozenset()
 
 
 class Partitioner(BodyPartitioner):
-    """One run of partitioning: the context, and the shardings of all values.
+    """One run of partitioning: `run` emits the program of a sharded graph.
 
     Attributes:
-      kinds: per node, the number of its class; nodes with other decided loops are another class.
-      recipes: per class, the recipes by the available copies of operands and the result shardings.
+      value_shardings: per graph value, the sharding that it is moved to after it is computed.
+      alike: the equivalence classes of the graph's nodes (`choose/node_classes.py`).
+      kinds: per node, the number of its class. Nodes of one operator class whose loops policy
+        "cost" decided differently have different numbers. None for calls and user's collectives.
+      recipes: per class, a dictionary of recipes. A key has the numbers of the sharding tuples that
+        are available of the node's operands and results.
+      context: the program under construction.
+      rates: a cached function from an element type to the chip's rates.
     """
 
     def __init__(
@@ -120,7 +126,12 @@ class Partitioner(BodyPartitioner):
         )
 
     def _argument_local(self, value: int, order: Mesh | None) -> int:
-        """Return the local value of an argument, which is permuted from another device order."""
+        """Add the local value of an argument of the function, and return its number.
+
+        Args:
+          order: the mesh with the device order in which the caller passes the argument, or None. If
+            it differs from the program's order, a permute is emitted.
+        """
         result_sharding, context = self.value_shardings[value], self.context
         given = _in_device_order(result_sharding, order)
         if given is result_sharding:
@@ -136,7 +147,10 @@ class Partitioner(BodyPartitioner):
         return first
 
     def _result_local(self, value: int, layout: Sharding) -> int:
-        """Return the local value of a result, which is permuted to another device order."""
+        """Return the number of a local value with a result of the function in the given sharding.
+
+        If the sharding has another mesh (another device order), a permute is emitted.
+        """
         producer = self.graph.producer[value]
         phase = "forward" if producer is None else self.graph.nodes[producer].phase
         mesh, cause = self.sharded.mesh, Cause(None, phase, why=Why(Purpose.RESULT))
@@ -159,9 +173,10 @@ class Partitioner(BodyPartitioner):
         return tuple([seen[id(sharding)] for sharding in shardings])
 
     def _adopt_result_shardings(self) -> None:
-        """Give a value the sharding of the function's result, if it is returned once and not read.
+        """Set the sharding of each value that is only returned to that of the function's result.
 
-        The result of a contraction is an exception, if its completed sharding divides evenly.
+        "Only returned" means: returned once and read by no node. Two kinds of values keep their
+        completed sharding: annotated ones, and contractions with even blocks.
         """
         # The completed sharding would need one more move. A contraction's sharding divides its
         # arithmetic, so it stays; an uneven one does not (XLA replicates such a result).
@@ -178,7 +193,11 @@ class Partitioner(BodyPartitioner):
                 value_shardings[value] = result
 
     def _classes(self) -> list[int | None]:
-        """Return the class of each node, by its operator class and the loops decided for it."""
+        """Return a class number per node, None for nodes without an operator class.
+
+        Nodes have equal numbers if they have the same operator class, and policy "cost" decided the
+        same loops and operand shardings for them (or none).
+        """
         numbers, loops = self.alike.numbers, self.sharded.loops
         if not loops:
             return list(numbers)
@@ -188,7 +207,11 @@ class Partitioner(BodyPartitioner):
         return [None if p[0] is None else found.setdefault(p, len(found)) for p in pairs]
 
     def _region(self, index: int) -> None:
-        """Emit the nodes of a region, with one recipe for all equal nodes on equal copies."""
+        """Emit the nodes of the region with this number, in order.
+
+        Nodes of one class whose operands have the same available copies emit the same instructions.
+        Their recipe is derived once and then repeated.
+        """
         context, nodes = self.context, self.graph.nodes
         kinds, pick, recipes = self.kinds, self.alike.pick, self.recipes
         for number in self.graph.regions[index].nodes:
@@ -213,7 +236,7 @@ class Partitioner(BodyPartitioner):
                 context.hold_again(node.results[0], found.again, partial(self._remade, node))
 
     def _recipe(self, node: Node) -> Recipe:
-        """Return the recipe of a node, with the other shardings that its result has for free."""
+        """Return the recipe of a node: its instructions, and other free shardings of its result."""
         value_shardings = tuple([self.value_shardings[v] for v in node.results])
         made = recipe(self.context, node, self._planned(node, value_shardings), value_shardings)
         # Other copies without communication make later choices cheaper.
@@ -221,7 +244,10 @@ class Partitioner(BodyPartitioner):
         return made._replace(is_remade=is_remade, again=self._again(node, value_shardings))
 
     def _again(self, node: Node, value_shardings: tuple[Sharding, ...]) -> Sharding | None:
-        """Return a wider sharding in which a result costs no communication, or None."""
+        """Return a sharding with larger blocks in which a result needs no communication, or None.
+
+        None if there is no such sharding, or if the node has several results.
+        """
         layouts = (
             (self._wider_sharding(node, value_shardings[0]),) if len(value_shardings) == 1 else ()
         )
@@ -233,7 +259,11 @@ class Partitioner(BodyPartitioner):
         return layouts[0] if is_free else None
 
     def _wider_sharding(self, node: Node, layout: Sharding) -> Sharding:
-        """Return the sharding of a result, with fewer digits if that may cost nothing."""
+        """Return a sharding of a result with fewer digits that may need no communication.
+
+        It is `layout` itself if no digit can be removed. The caller checks whether computing the
+        result in the returned sharding sends something.
+        """
         signature = node.signature
         if not any(layout.dims):
             return layout
@@ -250,9 +280,10 @@ class Partitioner(BodyPartitioner):
         return whole(layout) if all(whole(sources[0]) in sources for sources in held) else layout
 
     def _common_dims(self, node: Node, layout: Sharding) -> Sharding:
-        """Return the sharding with only the digits that the operands' widest copies share.
+        """Return `layout` reduced to the major digits that the operands' copies have, too.
 
-        Operands of another rank are ignored.
+        Of each operand the available copy with the largest block is compared, dimension by
+        dimension. Operands of another rank are ignored.
         """
         dims = layout.dims
         for value in node.operands:
@@ -268,7 +299,7 @@ class Partitioner(BodyPartitioner):
         return layout if dims == layout.dims else interned(layout.mesh, layout.shape, dims, ())
 
     def _written(self, node: Node) -> None:
-        """Emit a collective of the user's, on whole values of each device."""
+        """Emit a collective that the user wrote (`lax.psum`), on the whole value of each device."""
         context, (result,) = self.context, node.results
         why = Why(Purpose.WRITTEN)
         cause = context.cause(node, why)._replace(role=context.roles[node.operands[0]])
@@ -281,7 +312,13 @@ class Partitioner(BodyPartitioner):
         place_result(context, node, result, made, self.value_shardings[result])
 
     def key(self, node: Node, value_shardings: tuple[Sharding, ...]) -> NodeKey:
-        """Return the inputs of the choice at a node, with the current available copies."""
+        """Return the inputs of the choice at a node.
+
+        They depend on the copies of its operands that are available at this point of the program.
+
+        Args:
+          value_shardings: the sharding that each result is to have.
+        """
         available = tuple([self.context.sources(v) for v in node.operands])
         loops = self.sharded.loops.get(node.index, ())
         rates = self.rates(operand_type(node.signature))
@@ -298,20 +335,22 @@ class Partitioner(BodyPartitioner):
         )  # fmt: skip
 
     def _waits(self, node: Node) -> bool:
-        """Return whether partial sums of a result may be deferred until a loop is over."""
+        """Return whether the node's only result may stay a partial sum until its loop ends."""
         return len(node.results) == 1 and node.results[0] in self.waiting
 
     def _planned(self, node: Node, value_shardings: tuple[Sharding, ...]) -> NodePlan:
         return node_plan(self.key(node, value_shardings))
 
     def _remade(self, node: Node, layout: Sharding, cause: Cause) -> int:
-        """Compute the result of a node again, in another sharding."""
+        """Emit a node a second time with its result in `layout`; return the new local value."""
         return remake(self.context, node, self._planned(node, (layout,)), layout, cause)
 
     def _repeat(self, value: int, layout: Sharding, cause: Cause) -> int | None:
-        """Repeat the smaller operand of a value in the given sharding, if that sends less.
+        """Emit the broadcast that computes `value` again in `layout`, if that sends less.
 
-        None if the value repeats nothing, or if moving it sends no more.
+        A broadcast returns more elements than it reads. Moving its operand can therefore be cheaper
+        than moving its result. Returns the new local value. None if no broadcast computes `value`,
+        or if moving the result sends no more.
         """
         producer, context = self.graph.producer[value], self.context
         if producer is None or not repeats(self.graph.nodes[producer].signature):
@@ -327,7 +366,11 @@ class Partitioner(BodyPartitioner):
 
 
 def _in_device_order(layout: Sharding, order: Mesh | None) -> Sharding:
-    """Return the sharding in another device order, written in digits of its own mesh."""
+    """Return the sharding of a value whose blocks are assigned to devices in the order of `order`.
+
+    The result names axes of `layout.mesh` if these can express the order. Otherwise its mesh has
+    the device order of `order`. It is `layout` itself if `order` is None or all is replicated.
+    """
     if order is None or layout.is_replicated:
         return layout
     found = in_order(replace(layout, mesh=order), layout.mesh)
@@ -338,8 +381,12 @@ def _in_device_order(layout: Sharding, order: Mesh | None) -> Sharding:
 def gather_choices(
     sharded: ShardedGraph, roles: Sequence[str], options: PartitionOptions
 ) -> tuple[GatherChoice, ...]:
-    """Return the copies that are gathered several times and could be kept, or hoisted."""
-    # One run keeps nothing, to see what is gathered again; the other one hoists.
+    """Return the copies that a step gathers several times, with the price of gathering once.
+
+    Such a copy could be kept between phases, or gathered before a loop.
+    """
+    # A run that keeps no copies shows the copies that are gathered in several phases. A run that
+    # hoists records the gathers that could be executed before a loop.
     none = Partitioner(sharded, roles, replace(options, keep_gathers=False, hoist_gathers=False))
     none.run()
     before = Partitioner(sharded, roles, replace(options, hoist_gathers=True))

@@ -1,4 +1,4 @@
-"""The options that emitting a program reads, as one small value."""
+"""The part of the user's `Options` that the partitioner reads, as one small value."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from shardalg.planner.propagate.options import DEFAULT_CHIP, Options
 
 @dataclass(frozen=True)
 class PartitionOptions:
-    """The fields of `Options` that the partitioner reads, decided for one program.
+    """The settings of one run of the partitioner, derived from the user's `Options`.
 
     Attributes:
       hardware: the chip or topology whose rates compare bytes sent with repeated work.
       weigh_links: whether reshard paths are chosen by the links of the mesh axes.
-      keep_gathers: whether a gathered copy of one phase serves the other phases too.
+      keep_gathers: whether a copy that is gathered in one phase (forward, backward, update) is also
+        read in the other phases.
       hoist_gathers: whether the constants of a loop are gathered before the loop.
       keep_unannotated: whether readers of an annotated value may also read the copy in the sharding
         in which it was computed.
@@ -38,10 +39,11 @@ class PartitionOptions:
 
     @staticmethod
     def of(options: Options, roles: Sequence[str]) -> PartitionOptions:
-        """Return the partitioner's options for a program.
+        """Return the partitioner's settings for a program.
 
         Args:
-          roles: of all graph values; they decide `Options.keep_gathers` where it is None.
+          options: the user's options.
+          roles: the role of each graph value; they decide `keep_gathers` if the user's is None.
         """
         switches, is_by_cost = options.switches, options.policy == "cost"
         return PartitionOptions(

@@ -1,10 +1,10 @@
-"""Prices in seconds of the choices of `policy="cost"`, in the way of `Plan.cost`.
+"""Prices in seconds of operators and moves for `policy="cost"`, by the model of `Plan.cost`.
 
-A choice is emitted as a program of its own: one operator with its masks, windows and collectives,
-or the moves between two shardings. Its instructions are then priced (`costs/step_time.py`).
-Programs are cut at values, so that these parts add up to the
-price of the whole: a value is written by the operator that makes it and read by the operators that
-use it, unless instructions that a compiler fuses do both.
+Each candidate is emitted as a small program: one operator with its masks, windows and collectives,
+or the moves between two shardings. Its instructions are then priced (`costs/step_time.py`). The
+prices of all parts add up to the price of the whole program. Each value is therefore written once,
+in the price of its operator, and read once in the price of each reader. A value between operators
+that a compiler fuses is neither written nor read.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ from shardalg.spmd.program import SpmdProgram
 
 @once_per_graph
 def fused_values(graph: Graph) -> tuple[frozenset[int], frozenset[int]]:
-    """Return the values that fusing operators make, and the values that only such operators read.
+    """Return two sets of values, by the operators that a compiler fuses with their neighbours.
 
-    A value in both sets is never in memory, as long as no collective moves it.
+    The first set has the results of such operators. The second one has the values that only such
+    operators read. A value in both sets is never in memory, as long as no collective moves it.
     """
     made: set[int] = set()
     for node in graph.nodes:
         if not node.bodies and not contracts(node.signature):
-            # A view of a value in memory is that memory.
+            # A view (a reshape) of a value in memory is no new value: it is the same memory.
             source = node.operands[:1] if node.primitive in VIEWS else ()
             if made.issuperset(source):
                 made.update(node.results)
@@ -58,12 +59,13 @@ def fused_values(graph: Graph) -> tuple[frozenset[int], frozenset[int]]:
 
 
 class OperatorPart(NamedTuple):
-    """A part of an operator that is decided alone.
+    """One component of an operator: the part of the operator that `operator_s` prices.
 
     Attributes:
-      place: the component of the operator; the others compute whole values.
-      shardings: of the operands, then of the results; only their shapes and mesh are used.
-      fused: operands, then results, that are never in memory, by their numbers.
+      signature: the operator with its types.
+      place: the number of the component. The others compute whole values.
+      shardings: one per operand, then one per result; only their shapes and mesh are used.
+      fused: numbers in `shardings` of the operands and results that are never in memory.
       finite: whether sums are deferred behind products too (`Switches.finite_sums`).
     """
 
@@ -76,7 +78,11 @@ class OperatorPart(NamedTuple):
 
 @lru_cache(maxsize=1 << 14)
 def operator_s(part: OperatorPart, choice: ComponentCandidate, hardware: Machine) -> float:
-    """Return the seconds of one execution of an operator on operands in the layouts it requires."""
+    """Return the seconds of one execution of an operator, computed as a candidate describes.
+
+    Moves of the operands to their required shardings, and reductions of partial sums, are not
+    included.
+    """
     signature, place = part.signature, part.place
     # Other components of the operator run on whole values.
     layouts = [whole(sharding) for sharding in part.shardings]
@@ -95,7 +101,7 @@ def operator_s(part: OperatorPart, choice: ComponentCandidate, hardware: Machine
     program = partition(sharded, ("unknown",) * len(graph.values), options)
     # A fused value is never written to memory.
     same = {v.index for v in program.locals if v.origin in part.fused}
-    # The first move of the result reduces these sums, and its price counts them.
+    # The price of the result's first move (`move_s`) contains the reduction of partial sums.
     if any(layout.unreduced for _, layout in choice.produced):
         program = _without_sums(program)
     return _seconds(program, graph, hardware, same)
@@ -115,7 +121,7 @@ def _without_sums(program: SpmdProgram) -> SpmdProgram:
 
 
 def _graph_of(signature: Signature) -> Graph:
-    """Return a function of one operator."""
+    """Return the graph of a function whose only node is an operator with this signature."""
     types = (*signature.operands, *signature.results)
     count = len(signature.operands)
     values = tuple(
@@ -130,7 +136,7 @@ def _graph_of(signature: Signature) -> Graph:
 
 
 def _sharded(graph: Graph, layouts: tuple[Sharding, ...]) -> ShardedGraph:
-    """Return the graph with every value fixed to its sharding."""
+    """Return the graph with these shardings, one per value, all fixed as if annotated."""
     count, mesh = len(graph.arguments), layouts[0].mesh
     results = layouts[count:]
     annotations = Annotations(mesh, layouts[:count], results, ())
@@ -141,15 +147,17 @@ def _sharded(graph: Graph, layouts: tuple[Sharding, ...]) -> ShardedGraph:
 
 
 class Neighbours(NamedTuple):
-    """Whether a compiler fuses the operators around a move with local instructions of the move.
+    """The operators before and after a move of a value, as `move_s` needs to know them.
 
-    A value is in memory unless the operators on both of its sides fuse. The price of an operator
-    counts the values in memory that it reads; moves count what fusing operators write.
+    A compiler can fuse them with local instructions of the move. A value that is fused with its
+    maker and with its readers is never in memory. The price of an operator counts the values that
+    it reads from memory. The price of a move counts the values that fused operators write.
 
     Attributes:
-      made: the operator that makes the value fuses.
-      read: all operators that read the value fuse.
-      is_first: the move starts where the value is made, so that it includes writing the value.
+      made: whether the operator that computes the value can be fused.
+      read: whether all operators that read the value can be fused.
+      is_first: whether the move starts from the sharding in which the value is computed. Its price
+        then includes writing the value.
     """
 
     made: bool = False
@@ -168,11 +176,16 @@ def move_s(
     hardware: Machine,
     around: Neighbours = IN_MEMORY,
 ) -> float:
-    """Return the seconds from one sharding to another; infinite if partial sums would arise.
+    """Return the seconds that moving a value from one sharding to another takes.
 
-    Collectives and formatting count: slices, and the padding of blocks that do not divide.
+    The price includes collectives, slices, and padding of blocks that do not divide. It is infinite
+    if `target` is a partial sum along axes along which `source` is not.
+
+    Args:
+      dtype: the element type of the value.
+      around: the operators before and after the move.
     """
-    # No move creates partial sums.
+    # A move can reduce partial sums. It cannot create any.
     if not set(target.unreduced) <= set(source.unreduced):
         return math.inf
     is_inside = around.made and around.read
@@ -204,7 +217,10 @@ def move_s(
 def _move(
     source: Sharding, target: Sharding, value: Value, hardware: Machine
 ) -> tuple[SpmdProgram, Graph]:
-    """Return the moves between two shardings as a program, and the graph that it computes."""
+    """Return a program that moves its argument from one sharding to another, and its graph.
+
+    The graph has one value, which is both argument and result.
+    """
     root = Region(0, "root", None, None, (0,), (0,), (), 1)
     graph = Graph((value,), (), (root,), (), (0,), (0,), ("x",), ("result",))
     links = links_on(source.mesh, hardware, value.type.itemsize)
@@ -217,7 +233,7 @@ def _move(
 
 
 def _seconds(program: SpmdProgram, graph: Graph, hardware: Machine, inside: set[int]) -> float:
-    """Return the seconds of all instructions.
+    """Return the seconds of all instructions of a program at the rates of the data sheet.
 
     Args:
       inside: local values that are never in memory, in addition to those that the program fuses.

@@ -1,6 +1,6 @@
-"""Values that no annotation reaches, and concatenations that every reader gathers.
+"""Changes to completed shardings: values that no annotation reaches, and gathered concatenations.
 
-Unreached values: XLA's GSPMD replicates a value that no annotation reaches. It gathers the value at
+Unreached values: XLA's GSPMD replicates a value to which no annotation propagates. It gathers it at
 once, and every device then repeats the work that follows. An example is the gradient of a depthwise
 convolution, whose groups GSPMD does not shard. By the paper's policy such a value keeps the
 sharding in which it is computed, as in Shardy, and its readers gather it. The sharding must have
@@ -11,8 +11,8 @@ Concatenations: a concatenation along a sharded dimension moves the borders of a
 readers gather the result anyway (a sort along the dimension), the parts can be gathered instead. No
 borders move, and a part that another operator gathers, too, is gathered only once.
 
-For a `top_k`, each device sends its largest elements. They are fewer than all elements of the
-result, but can be more than the elements of the sharded parts.
+A `top_k` counts as such a reader, although it can send only the largest elements of each device:
+these can still be more elements than the sharded parts have.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ from shardalg.planner.propagate.sharded import Reason, ShardedGraph
 def shard_unreached(
     sharded: ShardedGraph, chip: Hardware, *, padded: bool, finite: bool
 ) -> ShardedGraph:
-    """Return the graph with unreached values in the shardings in which they are computed.
+    """Return the graph with changed shardings of values that completion left replicated.
+
+    Such a value gets the sharding in which its node computes it, if this has the digits of the
+    largest operand. Annotated values, and values at borders of loops, branches or the function,
+    keep theirs.
 
     Args:
       chip: the chip whose rates compare bytes sent with arithmetic.
@@ -52,8 +56,8 @@ def shard_unreached(
         # Completion or an annotation decided this value.
         if any(found[value].dims) or value in sharded.fixed:
             continue
-        # The value is compared with its largest operand; of equally large operands, with a sharded
-        # one.
+        # The largest operand decides how much work the node divides. Of equally large operands a
+        # sharded one is compared.
         largest = max(
             node.operands,
             key=lambda v: (prod(found[v].shape), any(found[v].dims)),
@@ -79,7 +83,10 @@ def shard_unreached(
 def _computed_sharding(
     node: Node, shardings: Sequence[Sharding], chip: Hardware, *, padded: bool, finite: bool
 ) -> Sharding:
-    """Return the sharding in which the node computes its result when no reader needs another."""
+    """Return the sharding in which the node computes its only result, if no reader is considered.
+
+    The choice is that of `node_plan` for operands in their current shardings.
+    """
     key = NodeKey(
         node.signature,
         tuple([node.operands.index(v) for v in node.operands]),
@@ -96,13 +103,16 @@ def _computed_sharding(
 
 
 def _digits(layout: Sharding) -> set[Digit]:
-    """Return the digits that shard a value."""
+    """Return the mesh digits along which any dimension is sharded."""
     return {digit for digits in layout.dims for digit in digits}
 
 
 @once_per_graph
 def _inner_nodes(graph: Graph) -> tuple[Node, ...]:
-    """Return the nodes that have a rule and one result that stays inside its region."""
+    """Return the nodes with a row of RULES whose only result stays inside its region.
+
+    Nodes with bodies, annotations and barriers are excluded.
+    """
     crossing = border_values(graph)
     return tuple(
         node
@@ -116,7 +126,7 @@ def _inner_nodes(graph: Graph) -> tuple[Node, ...]:
 
 
 def border_values(graph: Graph) -> frozenset[int]:
-    """Return the values that cross a border: of the function, a loop, a branch or a region."""
+    """Return the arguments and results of the function, of every body, and of every call of one."""
     given = [v for region in graph.regions for v in (*region.arguments, *region.results)]
     calls = [v for node in graph.walk() if node.bodies for v in (*node.operands, *node.results)]
     return frozenset([*graph.results, *given, *calls])
@@ -126,7 +136,10 @@ JOINS = ("concatenate", "join_ends", "pad")
 
 
 def joined_whole(sharded: ShardedGraph) -> ShardedGraph | None:
-    """Return the graph with concatenations replicated where all readers gather, or None."""
+    """Return the graph in which concatenations are whole along dimensions that all readers gather.
+
+    None if no concatenation (or padding) has such a sharded dimension.
+    """
     graph, found, made = sharded.graph, list(sharded.shardings), []
     fixed = border_values(graph) | sharded.fixed
     for node in graph.nodes_of(JOINS):
@@ -151,7 +164,10 @@ def joined_whole(sharded: ShardedGraph) -> ShardedGraph | None:
 
 
 def _whole_in(node: Node, value: int) -> set[int]:
-    """Return the dimensions of a value that one of its readers needs whole."""
+    """Return the dimensions of a value that this reader needs whole, such as a sorted dimension.
+
+    If the reader has the value as several operands, these are the dimensions common to all of them.
+    """
     rows = rules(node.signature)
     if not rows or node.bodies:
         return set()

@@ -1,7 +1,7 @@
 """The program under construction: local values, the current block, and the available copies.
 
-An available copy is a sharding in which the devices hold a value already, or can compute it again
-without communication.
+A local value is one device's block of a graph value. An available copy is a sharding in which the
+devices hold a graph value already, or can compute it again without communication.
 """
 
 from __future__ import annotations
@@ -30,7 +30,14 @@ ANY_PHASE = ""
 
 
 class Cause(NamedTuple):
-    """The reason for an instruction: its node, phase, the role of the moved value, and purpose."""
+    """The reason for an instruction, which reports show.
+
+    Attributes:
+      node: the number of the graph node that needs the instruction, or None.
+      phase: "forward", "backward" or "update".
+      role: the role of the moved value, such as "weight".
+      why: the purpose of the instruction.
+    """
 
     node: int | None
     phase: str = "forward"
@@ -40,11 +47,17 @@ class Cause(NamedTuple):
 
 @dataclass
 class BlockListing:
-    """Local values and instructions of the current block. It is built as a `PartitionContext`.
+    """The local values and instructions of the block under construction.
+
+    `PartitionContext`, the only subclass, adds the available copies.
 
     Attributes:
-      fetched: (instruction, operands with their ranges, phase) to the fetched halos.
+      roles: per graph value, its role in reports ("weight").
       options: whether copies are shared within a phase, and between phases.
+      locals: all local values of the program; an index in this list is a local value's number.
+      instructions: the instructions of the block so far.
+      fetched: a cache of halos. The key is (instruction, operands with their ranges, phase), the
+        value the numbers of the local values that hold the halos.
     """
 
     graph: Graph
@@ -57,7 +70,12 @@ class BlockListing:
     def new_local(
         self, shape: tuple[int, ...], dtype: str, sharding: Sharding, origin: int | None = None
     ) -> int:
-        """Add a local value and return its index."""
+        """Add a local value and return its number.
+
+        Args:
+          shape: the shape of one device's block.
+          origin: the graph value that it is a copy of, or None.
+        """
         index = len(self.locals)
         self.locals.append(Local(index, shape, dtype, sharding, origin))
         return index
@@ -75,9 +93,10 @@ class BlockListing:
     def emit_step(
         self, dim: int, step: DimStep, operands: tuple[int, ...], cause: Cause
     ) -> tuple[int, ...]:
-        """Emit a step along one dimension and return its results.
+        """Emit one step of a dimension program and return the numbers of its results.
 
-        Results have the type and the other dimensions of the first operand.
+        A step changes the size of dimension `dim` only. Its results have the type and the other
+        dimensions of the first operand.
         """
         like = self.locals[operands[0]]
         shapes = [(*like.shape[:dim], size, *like.shape[dim + 1 :]) for size in step.sizes]
@@ -88,7 +107,11 @@ class BlockListing:
     def run_along(
         self, program: DimProgram, inputs: tuple[int, ...], cause: Cause
     ) -> tuple[int, ...]:
-        """Emit a program along one dimension and return its results."""
+        """Emit the steps of a dimension program and return the numbers of its results.
+
+        Args:
+          inputs: the local values that the program reads.
+        """
         values = list(inputs)
         for step in program.steps:
             operands = tuple([values[number] for number in step.operands])
@@ -99,7 +122,10 @@ class BlockListing:
     def _fetched(
         self, dim: int, step: DimStep, operands: tuple[int, ...], cause: Cause
     ) -> tuple[int, ...]:
-        """Emit a fetch of ranges of operands, unless it is available; return its results."""
+        """Return local values with ranges of the operands that neighbours sent (halos).
+
+        They are emitted unless equal halos were fetched before and may be shared.
+        """
         known, options = self.fetched, self.options
         # A halo serves all phases: it is smaller than the blocks, which its readers need anyway. A
         # fetch as large as the blocks is a copy, and its lifetime is that of copies (`required`).
@@ -113,7 +139,10 @@ class BlockListing:
         return known[key]
 
     def _sliced(self, dim: int, local: int, places: tuple[int, int], cause: Cause) -> int:
-        """Return the elements `[lower, upper)` of a local value: itself, if these are all."""
+        """Return a local value with the elements `[lower, upper)` of `local` along a dimension.
+
+        It is `local` itself if these are all elements; otherwise a slice is emitted.
+        """
         lower, upper = places
         if places == (0, self.locals[local].shape[dim]):
             return local
@@ -121,19 +150,24 @@ class BlockListing:
         return self.emit_step(dim, cut, (local,), cause)[0]
 
 
-# The local value of a graph value that no instruction has computed yet.
+# `PartitionContext.first` has this number for graph values that no instruction has computed yet.
 UNMADE = -1
 
 
 @dataclass
 class Tuples:
-    """Numbered tuples of shardings. Equal tuples have one number."""
+    """A table that numbers tuples of shardings, so that they are compared as integers.
+
+    Attributes:
+      known: the tuples; a tuple's index is its number.
+      numbers: the number of each tuple.
+    """
 
     known: list[tuple[Sharding, ...]] = field(default_factory=list)
     numbers: dict[tuple[Sharding, ...], int] = field(default_factory=dict)
 
     def number(self, layouts: tuple[Sharding, ...]) -> int:
-        """Return the number of a tuple."""
+        """Return the number of a tuple, which is added if it is new. Equal tuples have one."""
         found = self.numbers.get(layouts)
         if found is None:
             found = self.numbers[layouts] = len(self.known)
@@ -143,24 +177,30 @@ class Tuples:
 
 @dataclass
 class PartitionContext(BlockListing):
-    """The builder of one block. A loop body has a context of its own (`inside`).
+    """The builder of one block, with the available copies of all graph values.
+
+    A loop body has a context of its own (`inside`).
 
     Attributes:
-      tuples: shardings of available copies, numbered. The first is the one in which the value was
-        computed or placed; copies of the current phase come last.
-      available: per graph value, the number of its tuple. Before the value is computed, it is the
-        tuple of its completed sharding.
+      tuples: numbers the tuples of shardings in which values are available. The first sharding of a
+        tuple is the one in which the value was computed or placed; copies of the current phase come
+        last.
+      available: per graph value, the number of the tuple of its available shardings. Before the
+        value is computed, it is the tuple of its completed sharding.
       first: per graph value, the local value that holds its first copy; `UNMADE` before.
-      copies: (value, sharding, phase) to the local value of another copy in the current block.
-      shared: (value, phase) to the shardings of its copies in that phase.
-      phase: the phase of emitted instructions.
-      lasting: for values with copies, the number of the tuple that every phase may read.
+      copies: the local value of every other copy in the block, by (value, sharding, phase).
+      shared: the shardings of the copies that one phase made, by (value, phase).
+      phase: the phase of the instructions that are being emitted.
+      lasting: for values with copies of one phase only, the number of the tuple of shardings that
+        every phase may read.
       deferrable: values whose partial sums may be deferred to their reader.
-      remade: values computed from numbers alone, with the function that computes them again.
-      again: (value, sharding) of copies that are computed when they are read, with the function.
-      repeat: computes a value again from a smaller one that it repeats, if that sends less than
-        moving it; else it returns None.
-      kept: (value, sharding) of copies of one phase that serve the other phases, too.
+      remade: values that are computed from numbers alone, with the function that computes them
+        again in a given sharding.
+      again: copies that cost no communication and are computed when they are first read: by (value,
+        sharding), the function that computes them.
+      repeat: emits a broadcast again, if that sends less than moving its result; otherwise it
+        returns None (`BodyPartitioner._repeat`).
+      kept: (value, sharding) of copies that one phase makes and the other phases may read, too.
       links: the links of the mesh axes; None if they do not influence paths.
     """
 
@@ -183,7 +223,12 @@ class PartitionContext(BlockListing):
     def inside(
         self, locals_: list[Local], available: list[int], first: list[int]
     ) -> PartitionContext:
-        """Return the context of a body, in which only these copies are available."""
+        """Return the context of a loop's or branch's body, with an empty block.
+
+        Args:
+          locals_: the list to which the body appends its local values.
+          available, first: the copies that the body may read, as in the attributes.
+        """
         return PartitionContext(
             self.graph, self.roles, self.options, locals_, kept=self.kept, links=self.links,
             tuples=self.tuples, available=list(available), first=list(first), phase=self.phase,
@@ -191,7 +236,7 @@ class PartitionContext(BlockListing):
         )  # fmt: skip
 
     def hold(self, value: int, layout: Sharding, local: int) -> None:
-        """Record that `local` holds `value` in `layout`, for every phase."""
+        """Record that the local value `local` is a copy of `value` that every phase may read."""
         if self.first[value] == UNMADE:
             self.available[value], self.first[value] = self.tuples.number((layout,)), local
         else:
@@ -199,7 +244,7 @@ class PartitionContext(BlockListing):
             self.copies[value, layout, ANY_PHASE] = local
 
     def sources(self, value: int) -> tuple[Sharding, ...]:
-        """Return the shardings of a value's available copies."""
+        """Return the shardings of a value's available copies; the first is that of `first`."""
         return self.tuples.known[self.available[value]]
 
     def lasting_sources(self, value: int) -> tuple[Sharding, ...]:
@@ -216,19 +261,22 @@ class PartitionContext(BlockListing):
     def hold_again(
         self, value: int, layout: Sharding, make: Callable[[Sharding, Cause], int]
     ) -> None:
-        """Record a copy that costs no communication; it is computed when it is first read."""
+        """Record that `make` can compute `value` in `layout` without communication.
+
+        The copy counts as available. It is emitted when it is first read.
+        """
         self.again[value, layout] = make
         self._add_source(value, layout)
 
     def given(self, value: int, layout: Sharding) -> int:
-        """Return a new local value that holds `value` from the start of the current block."""
+        """Add a local value for an argument or constant of the current block; return its number."""
         dtype = self.graph.values[value].type.dtype
         local = self.new_local(layout.shard_shape, dtype, layout, value)
         self.hold(value, layout, local)
         return local
 
     def enter(self, phase: str) -> None:
-        """Start a phase: copies of other phases are no longer available."""
+        """Start a phase. Copies that other phases made for themselves are no longer available."""
         self.phase = phase
         # Copies of the earlier phase may be freed, so a later reader must not count on them.
         for value, number in self.lasting.items():
@@ -243,7 +291,7 @@ class PartitionContext(BlockListing):
             self.available[value] = self.tuples.number((*known, layout))
 
     def _share(self, value: int, layout: Sharding, phase: str) -> None:
-        """Make a copy available to later readers of its phase, and to their choices."""
+        """Record that readers of a phase (`ANY_PHASE`: of all) may use a copy in `layout`."""
         self.shared.setdefault((value, phase), []).append(layout)
         if phase != ANY_PHASE:
             self.lasting.setdefault(value, self.available[value])
@@ -254,7 +302,11 @@ class PartitionContext(BlockListing):
         self._add_source(value, layout)
 
     def required(self, value: int, layout: Sharding, cause: Cause) -> int:
-        """Return a local value with `value` in `layout`, moved from the nearest copy if needed."""
+        """Return a local value that holds `value` in `layout`.
+
+        If there is no such copy, instructions are emitted that move the nearest available copy, or
+        that compute the value again.
+        """
         if layout == self.sources(value)[0]:
             return self.first[value]
         # Copies of another phase are not available.
@@ -287,7 +339,10 @@ class PartitionContext(BlockListing):
         return self.move(local, source, layout, cause)
 
     def _nearest(self, value: int, layout: Sharding, cause: Cause) -> tuple[Sharding, int]:
-        """Return the available copy from which a move sends least: its sharding and local value."""
+        """Return the available copy from which a move to `layout` sends fewest bytes.
+
+        Returns its sharding and its local value.
+        """
         links = self.links and self.links.of(self.graph.values[value].type.itemsize)
         given, joined = self.options, self.options.join_gathers
         source = nearest(self.sources(value), layout, links, padded=given.pad_blocks, joined=joined)
@@ -301,7 +356,10 @@ class PartitionContext(BlockListing):
         return source, local
 
     def move(self, local: int, source: Sharding, target: Sharding, cause: Cause) -> int:
-        """Emit the steps from `source` to `target`; return the local value after them."""
+        """Emit the instructions that move a local value from one sharding to another.
+
+        Returns the local value in `target`; `local` itself if the shardings are equal.
+        """
         dtype, origin = self.locals[local].dtype, self.locals[local].origin
         links = self.links and self.links.of(ITEM_SIZES.get(dtype, 4))
         given = self.options
@@ -323,7 +381,11 @@ class PartitionContext(BlockListing):
         return local
 
     def reorder_devices(self, local: int, target: Sharding, mesh: Mesh, cause: Cause) -> int:
-        """Emit the permute to another order of the mesh's devices; return its result."""
+        """Emit the permute that moves blocks to the device order of `target`; return its result.
+
+        Args:
+          mesh: the mesh of the program, in whose digits the permute is written.
+        """
         held = self.locals[local]
         made = self.new_local(held.shape, held.dtype, target, held.origin)
         self.emit(order_permute(held.sharding, target, mesh), (local,), (made,), cause)
@@ -334,7 +396,10 @@ class PartitionContext(BlockListing):
         return Cause(node.index, node.phase, "unknown", why)
 
     def repeated(self) -> Iterator[Copied]:
-        """Yield the copies that a finished run made in several phases."""
+        """Yield the copies that the emitted block computes in more than one phase.
+
+        With `Options(keep_gathers=True)` each of them would be computed once.
+        """
         phases: dict[tuple[int, Sharding], set[str]] = {}
         for value, layout, phase in self.copies:
             if phase != ANY_PHASE:
