@@ -1,4 +1,8 @@
-"""The choice at a node: candidate assignments of digits to loops, and the cheapest of them."""
+"""The choice at a node: which loops are sharded along which digits of the mesh.
+
+An assignment maps loops to digits (parts of mesh axes). The module lists the candidate assignments
+of a node, derives the shardings of its operands and results, and takes the cheapest.
+"""
 
 from __future__ import annotations
 
@@ -43,15 +47,15 @@ from shardalg.sizes.recorded import first_least
 
 # The shardings of the operands and of the results.
 Layouts = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
-# Loop to the digits that may be assigned to it; the first entry is (), the loop is not sharded.
+# Per loop, the alternatives for its digits. The first is (): the loop is not sharded.
 LoopCandidates = dict[str, list[Digits]]
 
 
 def choose(key: NodeKey) -> Choice:
     """Return how a node is computed: its sharded loops, and the shardings that follow from them.
 
-    Groups of rows that share no loop and no operand are decided one by one. A primitive without a
-    row is computed by every device on whole operands.
+    A component is a group of rows of RULES that share loops or operands. Components are decided
+    one by one. A primitive without a row is computed by every device on whole operands.
     """
     rows = rules(key.signature)
     if rows is None:
@@ -60,7 +64,8 @@ def choose(key: NodeKey) -> Choice:
     merged: Choice | None = None
     for place, component in enumerate(components(rows)):
         if key.loops:
-            # Policy "cost" decided the loops before. Several choices can follow from them.
+            # Policy "cost" decided the loops before. Windows and partial sums can still be handled
+            # in several ways, of which `key.required` selects those that were priced.
             given = _choices(key, component, [dict(key.loops[place])])
             if key.required:
                 fixed = key.required[place]
@@ -76,10 +81,11 @@ def choose(key: NodeKey) -> Choice:
 
 
 def cheapest_choice(key: NodeKey, component: Component) -> Choice:
-    """Return the partitioning of one connected group of loops that takes the least time.
+    """Return the choice for one component that takes the least time.
 
-    It counts the time in which a device sends, computes and writes, at the rates of the hardware.
-    An operator without arithmetic is compared by bytes. `least_time` says how ties are broken.
+    The time includes sending, computing and writing, at the rates of the hardware. For an operator
+    without arithmetic it is the choice that sends fewest bytes. `least_time` says how ties are
+    broken.
     """
     # Shortcut 1: every tensor already has the sharding that its loops need. Nothing is sent and all
     # available digits divide the work, so no other choice can be cheaper.
@@ -96,9 +102,10 @@ def cheapest_choice(key: NodeKey, component: Component) -> Choice:
 
 
 def communication_free_choice(key: NodeKey, component: Component) -> Choice | None:
-    """Return the choice that keeps all shardings and leaves no partial sum, or None.
+    """Return the choice that reads and computes all tensors in the shardings they have, or None.
 
-    It is what `unanimous_choice` would return, found without building the candidates.
+    None if this needs communication or leaves partial sums. `unanimous_choice` would return the
+    same choice. This function is faster, because it builds no candidates.
     """
     given = tuple([available[0] for available in key.sources])
     if not component.is_whole or any(s.unreduced for s in (*given, *key.value_shardings)):
@@ -149,7 +156,10 @@ def unanimous_choice(key: NodeKey, component: Component, by_loop: LoopCandidates
 def candidates(
     key: NodeKey, component: Component, by_loop: LoopCandidates
 ) -> tuple[list[Choice], int]:
-    """Return the choices to compare, and the number of devices that each of them uses at least."""
+    """Return the choices to compare for a component, and a lower bound of their devices.
+
+    The bound is 1 except for contractions (`required_devices`).
+    """
     assignments = list(_assignments(component, by_loop))
     # Comparing bytes alone would repeat a contraction on all devices that share an operand.
     least = required_devices(key, component, assignments)
@@ -161,9 +171,10 @@ def candidates(
 def allowed_choices(
     key: NodeKey, component: Component, assignments: Iterable[Assigned]
 ) -> Iterator[Choice]:
-    """Yield the choices of these assignments that the rows allow, and of the suggested ones.
+    """Yield all choices for a component under policy "cost".
 
-    Exchanges of a reshape (`Choice.regrouped`) are left out.
+    They follow from the given assignments that the rows allow, and from those that the shardings of
+    operands and results suggest. Exchanges of a reshape (`Choice.regrouped`) are excluded.
     """
     allowed = [found for found in assignments if component.allows(found)]
     suggested = _assignments(component, available_digits(key, component))
@@ -175,8 +186,9 @@ def allowed_choices(
 def least_time(key: NodeKey, component: Component, candidates: list[Choice]) -> Choice:
     """Return the candidate of least time; of fewest bytes if the operator has no arithmetic.
 
-    Ties go to a choice that defers a partial sum of a loop, then to more devices, then to a result
-    that several nodes read as it is sharded, then to the earlier candidate.
+    Ties are broken by four criteria, in this order. A partial sum is deferred until a loop ends.
+    More devices share the work. A result with several readers needs no move. The candidate comes
+    earlier in the list.
     """
     if len(candidates) == 1:
         return candidates[0]
@@ -211,14 +223,21 @@ def _exact_bytes(key: NodeKey, choice: Choice) -> Any:
 
 
 def _with_dims(like: Sharding, dims: tuple[Digits, ...], unreduced: Digits = ()) -> Sharding:
-    """Return a sharding with other digits; the same object if nothing differs."""
+    """Return a sharding with the mesh and shape of `like` and these digits per dimension.
+
+    It is `like` itself if nothing differs.
+    """
     if dims == like.dims and unreduced == like.unreduced:
         return like
     return interned(like.mesh, like.shape, dims, unreduced)
 
 
 def _merge(first: Choice, second: Choice, component: Component) -> Choice:
-    """Return `first` with the operands and results of `component` taken from `second`."""
+    """Return the joint choice of two groups of components.
+
+    The shardings of the operands and results of `component` are those of `second`, all others those
+    of `first`.
+    """
     required_shardings, produced = list(first.required_shardings), list(first.produced)
     for tensor in component.tensors:
         if tensor.operand is not None:
@@ -231,7 +250,12 @@ def _merge(first: Choice, second: Choice, component: Component) -> Choice:
 
 
 def _choices(key: NodeKey, component: Component, assignments: Iterable[Assigned]) -> list[Choice]:
-    """Return all choices that follow from the assignments, and the exchanges of a reshape."""
+    """Return all choices that follow from the assignments of digits to loops.
+
+    One assignment can have several: windows are exchanged or gathered, partial sums of operands are
+    reduced first or passed on, one element is gathered or read from its owner. A reshape also has
+    exchanges, which follow from no assignment.
+    """
     signature, passed = key.signature, pending_sums(key, component)
     adds = not contracts(signature)
     required_shardings = [_with_dims(sources[0], sources[0].dims) for sources in key.sources]
@@ -263,7 +287,10 @@ def _choices(key: NodeKey, component: Component, assignments: Iterable[Assigned]
 
 
 def _assignments(component: Component, by_loop: LoopCandidates) -> Iterator[Assigned]:
-    """Yield every combination of the candidates that uses each digit once and the rows allow."""
+    """Yield every assignment that takes one candidate per loop and that the rows allow.
+
+    No digit may be used for two loops.
+    """
     every = dict.fromkeys(d for groups in by_loop.values() for group in groups for d in group)
     # Most nodes have no two overlapping digits; then no combination has to be checked for them.
     may_overlap = _overlapping(tuple(every))
@@ -282,11 +309,12 @@ def _overlapping(digits: Digits) -> bool:
 
 
 def available_digits(key: NodeKey, component: Component) -> LoopCandidates:
-    """Return the digits along which each loop of an operator may be sharded; () is always one.
+    """Return per loop a list of candidate digits; the first is (): the loop is not sharded.
 
-    Candidates come from three places. A loop may be sharded as a tensor's sharding has it. Digits
-    of a dimension that the operator needs whole (a sort) may move to any other loop, by an
-    all-to-all. Digits of a contracting loop may move to an axis that nothing is sharded along.
+    Candidates have three origins. A dimension of an operand or result that this loop indexes is
+    sharded along the digits already. A dimension that the operator needs whole (a sort) is sharded
+    along them, so that an all-to-all can move them to another loop. Along an idle axis no tensor is
+    sharded, so that digits of a contracting loop can move to it.
     """
     by_loop: LoopCandidates = {name: [()] for name in component.loops}
     # No device does less work if these loops are split: the operator needs the dimension whole, or
@@ -325,9 +353,13 @@ def available_digits(key: NodeKey, component: Component) -> LoopCandidates:
 
 
 def spread(loops: tuple[tuple[str, int], ...], digits: Digits) -> list[tuple[str, Digits]]:
-    """Assign a dimension's digits to its loops, major first.
+    """Return (loop, digits) for each loop of a dimension that gets some of the dimension's digits.
 
-    A minor loop gets digits only where the more major ones are split to single elements.
+    Digits are given to the major loop first. A minor loop gets digits only if the more major loops
+    are split to single elements.
+
+    Args:
+      loops: the loops of the dimension with their extents, major first.
 
     >>> from shardalg.algebra.digits import Digit
     >>> spread((("i", 2), ("j", 8)), (Digit(4, 2), Digit(1, 4)))
@@ -356,9 +388,10 @@ def _layouts(
     others: tuple[list[Sharding], list[Sharding]],
     gathered: bool,
 ) -> Layouts | None:
-    """Return the shardings of all tensors under an assignment of digits to loops.
+    """Return the shardings of all operands and results under an assignment of digits to loops.
 
-    None if two rows of the component require different shardings of one operand.
+    Partial sums of operands are reduced first. None if two rows of the component require different
+    shardings of one operand.
 
     Args:
       others: shardings of the tensors that the component does not contain.
@@ -389,10 +422,12 @@ def _with_pending_sums(
     *,
     adds: bool,
 ) -> Iterator[Choice]:
-    """Yield a choice on complete operands, then one for each way to pass partial sums on.
+    """Yield a choice that reduces all operands first, then one per way to pass partial sums on.
 
     Args:
-      passed: of `pending_sums`.
+      loops: the sharded loops with their digits.
+      layouts: the shardings of the operands and of the results if all operands are reduced.
+      passed: the result of `pending_sums`: the operands that may be read as partial sums.
       adds: whether devices that compute on different partial sums count as dividing the work. They
         do for an addition. A product of partial sums is the whole product on every device.
     """
@@ -418,10 +453,11 @@ def _with_pending_sums(
 
 
 def pending_sums(key: NodeKey, component: Component) -> tuple[Mapping[int, Digits], ...]:
-    """Return the ways in which partial sums of operands may pass through the operator.
+    """Return the ways in which an operator can compute on unreduced partial sums of operands.
 
-    All addends pass together if they are partial along the same axes. Of factors one alone passes:
-    the others are reduced first. Each way maps operands to the axes of their partial sums.
+    Its result is then a partial sum, too. Each entry is a dictionary from operand numbers to the
+    axes of their partial sums; other operands are reduced first. All addends pass together, if they
+    are partial along the same axes. Of several factors only one passes.
     """
     #   sum_p(x_p) + sum_p(y_p) = sum_p(x_p + y_p), but x + sum_p(y_p) would add x once per device.
     pending = {i: s[0].unreduced for i, s in enumerate(key.sources) if s[0].unreduced}

@@ -1,4 +1,4 @@
-"""All candidates of a node under policy "cost": any mesh axis on any of its loops."""
+"""All candidates of a node under policy "cost": each mesh axis shards any loop, or none."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from shardalg.planner.partition.choose.key import Choice, NodeKey
 
 @dataclass(frozen=True)
 class ComponentCandidate:
-    """One way to compute a component of a node: its sharded loops, and the shardings around it.
+    """One way to compute a component of a node.
 
     Attributes:
-      loops: sharded loops with their digits.
+      loops: the sharded loops with their digits.
       required_shardings: (operand number, the sharding in which the operand is read).
       produced: (result number, the sharding in which the result is computed).
     """
@@ -84,7 +84,11 @@ def _assignments(key: NodeKey, component: Component) -> Iterator[Assigned]:
 
 
 def _with_pending_operands(choice: Choice, component: Component, key: NodeKey) -> Iterator[Choice]:
-    """Yield the choice with partial sums on operands, which the result then has too."""
+    """Yield variants of a choice in which operands, and therefore the result, are partial sums.
+
+    The sums are partial along mesh axes that the choice does not use. Yields nothing for an
+    operator that cannot compute on partial sums.
+    """
     rule, linear = component.rule, component.rule.passes(finite=key.finite)
     if rule.combine != SUM or not component.is_whole or not linear:
         return
@@ -114,7 +118,7 @@ def _pending(layout: Sharding, digits: Digits) -> Sharding:
 
 
 def _candidate(component: Component, choice: Choice) -> ComponentCandidate:
-    """Return the part of a choice that concerns the component's own operands and results."""
+    """Return a choice without the operands and results that the component does not contain."""
     tensors = component.tensors
     operands = dict.fromkeys(t.operand for t in tensors if t.operand is not None)
     results = dict.fromkeys(t.number for t in tensors if t.operand is None)

@@ -1,4 +1,8 @@
-"""Connected groups of loops of a node: the loops that may be sharded, and their tensors."""
+"""Components of a node: groups of rows of RULES that share loops or operands.
+
+A component knows which of its loops may be sharded, and which dimensions of which tensors they
+index.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +39,13 @@ COMBINABLE = frozenset({SUM, PRODUCT, MAX, MIN, AND, OR, XOR, ARGMAX, ARGMIN, TO
 
 @dataclass(frozen=True)
 class Tensor:
-    """An operand or a result of one row.
+    """An operand or a result of one row of RULES.
 
     Attributes:
       rule: the row.
-      operand: its number in the node; None for a result.
-      number: among the node's operands, or among its results.
-      dims: per dimension its loops with extents, major first.
+      operand: the number of the operand in the node; None for a result.
+      number: the number among the node's operands, or among its results.
+      dims: per dimension, the loops that index it with their extents, major first.
       windows: dimensions that are read through a window.
     """
 
@@ -70,7 +74,7 @@ class Tensor:
 
     @cached_property
     def suggested(self) -> tuple[Loops, ...]:
-        """The loops that each dimension's digits may be assigned to."""
+        """Per dimension, the loops (with extents) that can be sharded along its digits."""
         found = list(self.dims)
         # A windowed dimension has the blocks of the loop that spans most of it.
         for dim in self.windows:
@@ -86,8 +90,8 @@ class Component:
     """Rows that share a loop or an operand, which are therefore decided together.
 
     Attributes:
-      rules: the rows; rule: the first of them.
-      tensors: of all rows, operands of a row before its results.
+      rules: the rows.
+      tensors: the operands and results of all rows, operands of a row before its results.
       loops: the loops that may be sharded.
       even: reduced loops whose padding cannot be masked, with their extents. Only even splits of
         these are allowed.
@@ -109,12 +113,12 @@ class Component:
         return self.rules[0]
 
     def reads_windows(self, assigned: Assigned) -> bool:
-        """Return whether a window is read along a sharded loop."""
+        """Return whether an operand is read through a window along one of the assigned loops."""
         return not self.window_loops.isdisjoint(assigned)
 
     @cached_property
     def window_loops(self) -> frozenset[str]:
-        """The loops along which windows are read."""
+        """The loops that index dimensions which are read through a window."""
         return frozenset(
             name
             for t in self.tensors
@@ -125,10 +129,14 @@ class Component:
     def local_assignment(
         self, operands: Sequence[Dims], results: Sequence[Dims]
     ) -> Assigned | None:
-        """Return the assignment that gives all tensors these digits and combines nothing, or None.
+        """Return the assignment under which tensors with these digits need no communication.
+
+        None if there is no such assignment: dimensions of one loop have different digits, or a
+        reduced loop, a dimension of several loops or an unshardable loop has digits.
 
         Args:
-          operands, results: per tensor, the digits of each dimension.
+          operands: per operand, the digits of each dimension.
+          results: per result, the digits of each dimension.
         """
         found: dict[str, Digits] = {}
         for operand, number, names in self.single_loops:
@@ -144,9 +152,10 @@ class Component:
 
     @cached_property
     def single_loops(self) -> tuple[tuple[int | None, int, tuple[str | None, ...]], ...]:
-        """(operand, number, loops) of each tensor: per dimension its loop, or None.
+        """Per tensor: its `operand`, its `number`, and a tuple with the loop of each dimension.
 
-        None if the dimension has several loops, or if its loop is reduced or may not be sharded.
+        The entry of a dimension is None if it has several loops, or if its loop is reduced or may
+        not be sharded.
         """
         reduced = {name for rule in self.rules for name in rule.reduced}
         split = frozenset(self.loops) - reduced
@@ -181,9 +190,9 @@ class Component:
 
 
 def _splits_to_elements(loops: Loops, assigned: Assigned) -> bool:
-    """Return whether all sharded loops of a dimension except the last have blocks of one element.
+    """Return whether a device's iterations of several loops index one block of their dimension.
 
-    Otherwise the elements of a device would not be one block of the dimension.
+    That is so if all sharded loops of the dimension, except the last, are split to single elements.
     """
     # For the dimension 4*i + j, blocks of one i hold i's four values of j, or a block of them. With
     # two values of i per device, a block of j would be two separate runs of the dimension.
@@ -199,7 +208,10 @@ def _splits_to_elements(loops: Loops, assigned: Assigned) -> bool:
 
 @lru_cache(maxsize=1 << 14)
 def components(rows: tuple[Rule, ...]) -> tuple[Component, ...]:
-    """Return the groups of rows that can be decided one by one, in the order of the results."""
+    """Return the connected components of an operator's rows, in the order of its results.
+
+    Rows that share a loop or an operand are in one component. Components are decided independently.
+    """
     groups: list[tuple[set[object], list[int]]] = []
     for number, rule in enumerate(rows):
         # Union of all groups that this row shares a loop or an operand with.
@@ -214,7 +226,7 @@ def components(rows: tuple[Rule, ...]) -> tuple[Component, ...]:
 
 
 def _component(rows: tuple[Rule, ...], numbers: list[int]) -> Component:
-    """Return the component of the rows with these numbers."""
+    """Return the component that consists of the rows with these numbers."""
     rules = tuple(rows[n] for n in numbers)
     tensors = tuple(t for n in numbers for t in _tensors(rows[n], None if len(rows) == 1 else n))
     named = [n for rule in rules for n, _ in rule.loops if n not in unsupported_loops(rule)]
@@ -282,10 +294,13 @@ def _is_maskable(rule: Rule, loop: str) -> bool:
 
 
 def reduced_digits(rule: Rule, assigned: Assigned) -> Digits:
-    """Return the digits on reduced loops, major first, so that equal sets are equal tuples."""
+    """Return the digits of an assignment that shard reduced loops, sorted major first.
+
+    The results are partial along these digits.
+    """
     return major_first(d for name in rule.reduced for d in assigned.get(name, ()))
 
 
 def major_first(digits: Iterable[Digit]) -> Digits:
-    """Return digits as a tuple, major first."""
+    """Return digits as a sorted tuple, major (largest stride) first: equal sets compare equal."""
     return tuple(sorted(digits, reverse=True))

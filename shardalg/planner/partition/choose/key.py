@@ -1,4 +1,4 @@
-"""The inputs of the choice at a node (`NodeKey`), its result (`Choice`), and its time."""
+"""The inputs of the choice at a node (`NodeKey`), the choice (`Choice`), and the time it takes."""
 
 from __future__ import annotations
 
@@ -21,18 +21,22 @@ class NodeKey(NamedTuple):
     """All inputs of the choice at a node. Nodes with equal keys are decided once.
 
     Attributes:
-      values: per operand, the number of the first operand that is the same value.
+      signature: the operator, its parameters and its types.
+      values: per operand, the number of the first operand that is the same value: (0, 0) for
+        `x * x`.
       sources: per operand, the shardings of its available copies, unreduced digits included.
       value_shardings: per result, the completed sharding.
       rates: floating-point operations that take as long as one byte sent or written.
       loops: per component, the digits on its loops if they are decided already; else empty.
-      unread: results that no node reads. They are not moved to their completed sharding.
+      unread: numbers of results that no node reads. They are not moved to their completed sharding.
       padded: whether blocks may be padded while they are moved (`Switches.pad_blocks`).
       finite: whether sums are deferred behind products too (`Switches.finite_sums`).
       waits: whether partial sums of the result may be deferred until a loop is over. Among choices
-        of equal cost, they are.
-      required: per component, the shardings of operands that were chosen together with `loops`.
-      shared: operands of a product that a later product reads too, perhaps as the same copy.
+        of equal cost, one that defers them is preferred.
+      required: per component, (operand number, required sharding) that policy "cost" chose together
+        with `loops`.
+      shared: numbers of a product's operands that a later product reads, too, perhaps as the same
+        copy.
       read_again: whether the result is a pointwise float that several nodes read. Among choices of
         equal cost, the result's own sharding is then preferred.
     """
@@ -53,7 +57,10 @@ class NodeKey(NamedTuple):
 
     @property
     def numbers(self) -> Iterator[Any]:
-        """Sizes and digits of the results, and sizes of the operands."""
+        """The numbers on which a choice depends, for plans with named sizes.
+
+        They are sizes and digits of the results, and sizes of the operands.
+        """
         for layout in self.value_shardings:
             yield from layout.numbers
         for layouts in self.sources:
@@ -62,12 +69,12 @@ class NodeKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """An assignment of digits to loops, and the shardings that follow from it.
+    """One way to compute a node: the sharded loops, and the shardings that follow from them.
 
     Attributes:
-      loops: sharded loops with their digits.
-      required_shardings: of each operand.
-      produced: the sharding of each result; axes of pending sums are unreduced.
+      loops: the sharded loops with their digits.
+      required_shardings: the sharding in which each operand is read.
+      produced: the sharding in which each result is computed; axes of pending sums are unreduced.
       devices: the number of parts that the iterations are divided into.
       regrouped: whether the node is a reshape that runs as an exchange
         (`planner/partition/choose/regroup.py`).
@@ -81,7 +88,13 @@ class Choice:
 
 
 class Weighed(NamedTuple):
-    """A comparison of two choices at a node; `by` is "time" or "bytes"."""
+    """A comparison of two choices at a node, recorded as the reason of a plan's condition.
+
+    Attributes:
+      chosen: the best choice.
+      other: a choice that it was compared with.
+      by: the compared quantity, "time" or "bytes".
+    """
 
     chosen: Choice
     other: Choice
@@ -101,12 +114,15 @@ def num_parts(assigned: Assigned) -> int:
 
 
 class CostWeights(NamedTuple):
-    """Weights that turn a choice into time, in whole flops of all devices together.
+    """Weights of bytes and arithmetic at a node, to compare choices in one unit of time.
+
+    The unit is the time of one flop of a device, divided by the devices of the mesh. All times are
+    then whole numbers.
 
     Attributes:
       byte: flops that take as long as one byte sent.
-      work: flops of the whole operator, including the time to write its results.
-      size: devices of the mesh.
+      work: flops of the whole operator, including those that take as long as writing its results.
+      size: the number of devices of the mesh.
     """
 
     byte: int
@@ -114,7 +130,7 @@ class CostWeights(NamedTuple):
     size: int
 
     def time(self, choice: Choice, sent: Any) -> Any:
-        """Return the time of a choice.
+        """Return the time of a choice, as a whole number in the unit of this class.
 
         Args:
           sent: bytes that a device sends for the choice.

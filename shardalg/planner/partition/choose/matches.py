@@ -1,4 +1,8 @@
-"""The number of devices that a contraction uses at least, from the matches of its shardings."""
+"""The minimum number of devices that a contraction uses.
+
+Digits match on a loop if the tensors that the loop indexes are sharded along them already. A
+contraction is divided at least along all its matches.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,18 @@ from shardalg.costs.compute import contracts
 from shardalg.planner.partition.choose.component import Assigned, Component, Tensor
 from shardalg.planner.partition.choose.key import NodeKey, available, num_parts
 
-# Loop to a set of digits.
+# A set of digits for every loop, by the loop's name.
 LoopSets = dict[str, set[Digit]]
 
 
 def required_devices(key: NodeKey, component: Component, assignments: list[Assigned]) -> int:
-    """Return the number of devices that a contraction uses at least; 1 for other operators.
+    """Return the minimum number of devices among which a contraction is divided.
 
-    It is the number of devices of the largest assignment that uses all matches (`_matches`) and no
-    digits of one operand alone. Fewer bytes then never mean more arithmetic than in XLA's
+    It is 1 for other operators.
+
+    For a contraction it is the number of devices of the largest assignment that uses all matches
+    (`_matches`) and no digits of one operand alone. Fewer bytes then never mean more arithmetic
+    than in XLA's
     partitioner, which groups devices by the same matches (`dot_handler.cc`, PartitionDotGroupOn*).
     """
     if not (component.is_whole and contracts(key.signature)):
@@ -45,12 +52,13 @@ def required_devices(key: NodeKey, component: Component, assignments: list[Assig
 
 
 def idle_axes_of_equal_size(key: NodeKey, component: Component) -> dict[str, Digits]:
-    """Return loops with an idle axis, or several, as large as digits that must leave the loop.
+    """Return for some loops of a contraction the idle axes that can replace the loop's digits.
 
-    Digits of the operands on a contracting loop may split another loop already. The operands can
-    then be moved to an idle axis of the same size. They can also be moved to all idle axes, if
-    their size is a multiple, as XLA does within a group of devices. The result can be moved to an
-    idle axis if its own digits are contracted.
+    No tensor is sharded along an idle axis. Digits of the operands on a contracting loop may shard
+    another loop already. The operands can then be moved to an idle axis of the same size. They can
+    also be moved to all idle axes, if their size is a multiple, as XLA does within a group of
+    devices. The result can be moved to an idle axis if a contracting loop uses its digits. The keys
+    are loops, the values digits. Empty for other operators.
     """
     if not (component.is_whole and contracts(key.signature)):
         return {}
@@ -73,10 +81,14 @@ def idle_axes_of_equal_size(key: NodeKey, component: Component) -> dict[str, Dig
 def contracted_then_idle(
     key: NodeKey, component: Component, name: str, idle: Digits
 ) -> Iterator[Digits]:
-    """Yield the digits of a contracting loop, followed by the idle axes.
+    """Yield the operands' digits on a contracting loop followed by idle axes, if that is useful.
 
-    All operands are sharded along these digits, and slicing them along the idle axes sends nothing.
-    The result's sharding has the digits, too, and a reduce-scatter delivers them.
+    All operands must have the same digits on the loop: slicing them further along the idle axes
+    sends nothing. The result's sharding must have these digits, too: a reduce-scatter produces it.
+
+    Args:
+      name: the loop.
+      idle: the idle axes.
     """
     wanted = {digit for layout in key.value_shardings for dim in layout.dims for digit in dim}
     if name not in component.rule.reduced:
@@ -96,7 +108,7 @@ def contracted_then_idle(
 
 
 def _digits_of_other_loops(key: NodeKey, component: Component, name: str) -> set[Digit]:
-    """Return the digits of all dimensions that do not contain the loop."""
+    """Return all digits that shard dimensions which the loop `name` does not index."""
     return {
         digit
         for tensor in component.tensors
@@ -109,9 +121,10 @@ def _digits_of_other_loops(key: NodeKey, component: Component, name: str) -> set
 def _idle_axes_for_result(
     key: NodeKey, component: Component, idle: list[Digit]
 ) -> dict[str, Digits]:
-    """Return loops of the result whose digits are contracted, with an idle axis of equal size.
+    """Return a dictionary from loops of the result to an idle axis as large as the loop's digits.
 
-    Both operands are sharded along these digits on a contracting loop, so the result loses them.
+    It has the loops whose digits a contracting loop uses in both operands. The result cannot be
+    computed along them.
     """
     contracted = _contracting_digits(key, component).values() if idle else ()
     taken = {d for sides in contracted for d in set.intersection(*(own for _, own in sides))}
@@ -136,9 +149,10 @@ def _idle_axes(key: NodeKey, component: Component) -> list[Digit]:
 
 
 def _matches(key: NodeKey, component: Component) -> tuple[LoopSets, LoopSets]:
-    """Return per loop the digits on which its tensors agree, and the digits that it may use.
+    """Return two dictionaries from loops to digits: the matched ones, and the usable ones.
 
-    The second one contains the digits of the result that no contracting loop takes.
+    Matched digits shard the loop in all its tensors. Usable ones are the digits of the result that
+    no contracting loop uses, and the matched digits of contracting loops.
     """
     # Batch and non-contracting loops match by digits of the result that an operand has there too.
     result_digits = _suggested_digits(key, component, of_result=True)
@@ -169,9 +183,13 @@ def _matches(key: NodeKey, component: Component) -> tuple[LoopSets, LoopSets]:
 
 
 def _aligned(key: NodeKey, component: Component, matched: LoopSets) -> LoopSets:
-    """Return contracting loops with the digits of one operand that the other one is moved to.
+    """Return a dictionary from contracting loops to digits to which one operand is moved.
 
-    The rule is XLA's (`dot_handler.cc`, should_partition_contracting_dim).
+    The other operand has these digits already. The conditions are XLA's (`dot_handler.cc`,
+    should_partition_contracting_dim).
+
+    Args:
+      matched: the matched digits of batch and non-contracting loops.
     """
     used, found = set().union(*matched.values()), {}
     others = idle_axes_of_equal_size(key, component)
@@ -204,10 +222,10 @@ def _parts(digits: set[Digit]) -> int:
 def _is_free(
     key: NodeKey, component: Component, operand: int, digits: tuple[set[Digit], set[Digit]]
 ) -> bool:
-    """Return whether all other tensors use only matched digits, and no axis is idle.
+    """Return whether all tensors except `operand` use only matched digits, and no axis is idle.
 
     Args:
-      digits: the matched digits, and all digits of one operand on a contracting loop.
+      digits: the matched digits, and all digits of `operand` on a contracting loop.
     """
     used, own = digits
     if own & used or _parts(used) * _parts(own) != key.value_shardings[0].mesh.size:
@@ -238,16 +256,16 @@ def _block_elements(key: NodeKey, tensor: Tensor, matched: LoopSets) -> int:
 
 
 def _digits(key: NodeKey, tensor: Tensor) -> set[Digit]:
-    """Return all digits of a tensor's first sharding."""
+    """Return the digits of all dimensions in the first available sharding of a tensor."""
     return {digit for digits in available(key, tensor)[0].dims for digit in digits}
 
 
 def _contracting_digits(
     key: NodeKey, component: Component
 ) -> dict[str, list[tuple[int, set[Digit]]]]:
-    """Return per contracting loop each operand with its digits there.
+    """Return per contracting loop a list of (operand number, digits that shard this loop in it).
 
-    Loops that some operand reads through a window are left out.
+    Loops that some operand reads through a window are excluded.
     """
     held = _suggested_digits(key, component, of_result=False)
     found = {}
@@ -259,7 +277,7 @@ def _contracting_digits(
 
 
 def _readers(component: Component, loop: str) -> list[int]:
-    """Return the operand of every dimension that reads a loop, also through a window."""
+    """Return the operand numbers of all dimensions that a loop indexes, also through a window."""
     return [
         tensor.operand
         for tensor in component.tensors
@@ -270,7 +288,10 @@ def _readers(component: Component, loop: str) -> list[int]:
 
 
 def _first_digits(key: NodeKey, component: Component) -> LoopSets:
-    """Return per loop the common major digits of all operands' dimensions of this loop alone."""
+    """Return per loop the major digits that all operands share on it.
+
+    Dimensions that several loops index are ignored.
+    """
     found: dict[str, list[Digits]] = {}
     for tensor in component.tensors:
         if tensor.operand is not None:
@@ -287,15 +308,17 @@ def _first_digits(key: NodeKey, component: Component) -> LoopSets:
 def _suggested_digits(
     key: NodeKey, component: Component, *, of_result: bool
 ) -> dict[str, list[set[Digit]]]:
-    """Return per loop the digits of each dimension that may be assigned to it.
+    """Return per loop a list with the digits of each dimension that it indexes.
 
     A pending sum can be scattered to any dimension, so its digits count for all of them.
+
+    Args:
+      of_result: whether dimensions of the result are listed, or those of the operands.
     """
     found: dict[str, list[set[Digit]]] = {}
     for tensor in component.tensors:
         if (tensor.operand is None) == of_result:
             layouts = available(key, tensor)[:1]
-            # A pending sum can be scattered to any of the tensor's dimensions.
             pending = {d for layout in layouts for d in layout.unreduced}
             for dim, loops in enumerate(tensor.suggested):
                 digits = pending.union(*(layout.dims[dim] for layout in layouts))

@@ -1,6 +1,7 @@
-"""Equivalence classes of operators: nodes that differ for the partitioner in their values only.
+"""Equivalence classes of nodes: nodes of one class are partitioned in the same way.
 
-Classes are found once per graph. The module also prices copies that a step makes several times.
+They have the same operator on the same shapes, and differ in the values that they read. Classes
+are found once per graph. The module also prices copies that a step gathers several times.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ Copy = tuple[int, Sharding]
 
 @dataclass(frozen=True)
 class Copied:
-    """A copy of a value that a step makes several times.
+    """A copy of a value in another sharding that a training step makes several times.
 
     Attributes:
-      before, after: the sharding that the copy is made from, and its own.
-      option: the option that makes it less often.
+      value: the graph value.
+      before: the sharding from which the copy is made.
+      after: the sharding of the copy.
+      option: the name of the option that makes it less often ("keep_gathers", "hoist_gathers").
       times, fewest: executions per step without the option, and with it.
     """
 
@@ -50,7 +53,7 @@ class GatherChoice:
 
     Attributes:
       value, layout: the graph value, and the sharding of the copy.
-      option: the option that makes it less often.
+      option: the name of the option that makes it less often ("keep_gathers", "hoist_gathers").
       times, fewest: executions per step without the option, and with it.
       wire_bytes: bytes that a device sends for one copy.
       held_bytes: bytes that a device holds longer with the option.
@@ -66,12 +69,12 @@ class GatherChoice:
 
     @property
     def saved_wire_bytes(self) -> Any:
-        """Bytes that a device sends less in one step if the option is on."""
+        """The bytes that the option saves a device from sending in one step."""
         return self.wire_bytes * (self.times - self.fewest)
 
 
 def gather_choices(graph: Graph, copies: Iterable[Copied]) -> Iterator[GatherChoice]:
-    """Yield the copies for which something is sent, with their prices."""
+    """Yield a price for each copy that needs communication."""
     for copied in copies:
         type_, size = graph.values[copied.value].type, prod(copied.after.shard_shape)
         sent = reshard_price(copied.before, copied.after) * type_.itemsize
@@ -82,7 +85,10 @@ def gather_choices(graph: Graph, copies: Iterable[Copied]) -> Iterator[GatherCho
 
 
 def within(choices: Iterable[GatherChoice], budget_bytes: int) -> frozenset[Copy]:
-    """Return the copies to keep within a budget, the largest saving per byte held first."""
+    """Return the copies to keep in memory, which together need at most `budget_bytes`.
+
+    Copies that save the most bytes sent per byte held are chosen first.
+    """
     # A knapsack problem. The greedy order is not always optimal, but it needs no search.
     kept: list[Copy] = []
     for choice in sorted(choices, key=lambda c: (-c.saved_wire_bytes / c.held_bytes, c.value)):
@@ -92,27 +98,29 @@ def within(choices: Iterable[GatherChoice], budget_bytes: int) -> frozenset[Copy
     return frozenset(kept)
 
 
-# Identities that keep the sharding of their value.
+# An annotation or a barrier is computed in its completed sharding, never in the operand's copies'.
 KEPT = ("annotate", "optimization_barrier")
 
 
 @dataclass(frozen=True, eq=False)
 class Kinds:
-    """The equivalence class of every node: nodes of one class get the same sharded computation.
+    """The equivalence class of every node of a graph, and properties of each class.
 
-    Two nodes are in one class if they have the same operator on the same shapes, and their values
-    are read in the same way. The choice is then made once for the class.
+    Two nodes are in one class if they have the same operator, parameters and types, and agree in
+    all properties below. The partitioner decides once for a class and equal available copies.
 
     Attributes:
       deferrable: two sets of values whose partial sums their only reader can pass on
         (`Rule.passes`). The first set is valid for all numbers, the second for finite numbers.
       numbers: per node, the number of its class; None for calls and the user's collectives.
-      reads: per class, the number of the first operand that is the same value, for each operand.
-      unread: per class, results that no node reads. They are not moved to their sharding.
+      reads: per class and operand, the number of the first operand that is the same value.
+      unread: per class, numbers of the results that no node reads, if there are several results.
       remade: per class, whether its only result is computed from numbers alone (`remade_values`).
-      shared: per class, operands of a product that a later product of the region reads, too.
+      shared: per class, numbers of a product's operands that a later product of the region reads,
+        too.
       read_again: per class, whether its result is a pointwise float that several nodes read.
-      pick: per node, a getter of its values' entries in a list: operands, then results.
+      pick: per node, a function from a list over all values to the entries of the node's operands
+        and results.
     """
 
     deferrable: tuple[frozenset[int], frozenset[int]]
@@ -125,7 +133,7 @@ class Kinds:
     pick: tuple[itemgetter, ...]
 
     def number(self, node: Node) -> int:
-        """Return the class of an operator's node."""
+        """Return the class number of a node that has one (no call, no user's collective)."""
         number = self.numbers[node.index]
         assert number is not None, f"{node.primitive} is no operator"
         return number
@@ -177,9 +185,10 @@ def _is_read_again(graph: Graph, node: Node) -> bool:
 
 
 def _read_later(graph: Graph) -> dict[int, tuple[int, ...]]:
-    """Return per product its operands that a later product of its region reads, too.
+    """Return a dictionary from each product's node index to numbers of its operands.
 
-    Other operators are left out: only products have a known minimum of devices (`matches.py`).
+    They are the operands that a later product of the same region reads, too. Other operators are
+    excluded: only products have a known minimum of devices (`matches.py`).
     """
     # From the last node backwards: `behind` holds the operands of later products.
     found: dict[int, tuple[int, ...]] = {}
@@ -194,11 +203,12 @@ def _read_later(graph: Graph) -> dict[int, tuple[int, ...]]:
 
 
 def _only_reader(graph: Graph, value: int, outputs: frozenset[int]) -> tuple[Rule, int] | None:
-    """Return the row of a value's only reader, and the operand that the value is.
+    """Return the row of RULES of a value's only reader, and the number of the operand it reads.
 
     None unless the reader has one row, combines by sum, and is in the region of the value's node.
 
     Args:
+      value: a value with one reader.
       outputs: results of the graph and of its regions.
     """
     made = graph.producer[value]
@@ -240,10 +250,10 @@ def formats(signature: Signature) -> bool:
 
 @once_per_graph
 def remade_values(graph: Graph) -> frozenset[int]:
-    """Return values that every device can compute again in any sharding without communication.
+    """Return the values that every device can compute in any sharding without communication.
 
-    They are computed from numbers and constants alone: zeros and an iota, and elementwise values of
-    these (a causal mask, positions).
+    They depend on numbers and constants alone: zeros and an iota, and elementwise functions of
+    these (a causal mask, positions). Scalars are excluded.
     """
     known = {*graph.literals, *(value for value, _ in graph.constants)}
     found = set()
@@ -262,7 +272,7 @@ def remade_values(graph: Graph) -> frozenset[int]:
 
 @lru_cache(maxsize=1 << 12)
 def elementwise(signature: Signature) -> bool:
-    """Return whether an element of the result depends on one element of each operand."""
+    """Return whether each element of the result depends on at most one element of each operand."""
     rows = rules(signature) or ()
     if len(rows) != 1 or signature.primitive in KEPT:
         return False

@@ -58,15 +58,18 @@ Operator = Apply | Choose | Extract | Insert
 
 @dataclass(frozen=True)
 class NodePlan:
-    """The choice and the instructions of all nodes with one key.
+    """How nodes with one `NodeKey` are computed: their choice and their instructions.
 
     Attributes:
+      choice: the sharded loops and the shardings of operands and results.
       before: instructions on operands before the local operator.
-      apply: the local operator; None if the node runs as an exchange.
-      after: instructions on every result.
-      indexed: the mask after a gather, with the operand of the shifted indices; or None.
+      apply: the local operator; None if the node is a reshape that runs as an exchange.
+      after: instructions that finish the results after the local operator.
+      indexed: for a gather with sharded indexed dimensions, the number of the operand with the
+        shifted indices, and the mask of the result; otherwise None.
       raw: the sharding of each result directly after the local operator.
-      windows: dimensions of operands of which a device needs an interval.
+      why: the purpose that reports show for the moves of operands.
+      windows: dimensions of operands that are read through a window along sharded loops.
       kept: dimensions of the result of which the local operator computes more than the block.
     """
 
@@ -82,14 +85,14 @@ class NodePlan:
 
     @cached_property
     def is_bare(self) -> bool:
-        """True if the node is only its local operator and moves of whole values."""
+        """True if the node is emitted as its local operator, and moves of operands and results."""
         return self.apply is not None and not (
             self.before or self.windows or self.indexed or self.after
         )
 
     @cached_property
     def operator(self) -> Operator:
-        """The local operator of a node that does not run as an exchange."""
+        """The local operator; the node must not run as an exchange."""
         assert self.apply is not None, "the node runs as an exchange"
         return self.apply
 
@@ -111,7 +114,7 @@ class NodePlan:
 
 @decided(1 << 14, lambda key: key.numbers)
 def node_plan(key: NodeKey) -> NodePlan:
-    """Choose how nodes with this key are computed, and derive their instructions from the rows."""
+    """Return the choice of all nodes with this key, and their instructions."""
     choice = choose(key)
     rows = rules(key.signature)
     primitive = key.signature.primitive
@@ -169,7 +172,11 @@ def node_plan(key: NodeKey) -> NodePlan:
 def _local(
     signature: Signature, rule: Rule, emission: Emission, choice: Choice, blocks: dict[str, int]
 ) -> Operator:
-    """Return the local operator."""
+    """Return the operator that each device runs on its blocks.
+
+    Args:
+      blocks: the iterations of each loop on one device.
+    """
     loops = dict(choice.loops)
     if emission.boxed:
         # A box at run-time starts is read or written in the blocks that contain it.
@@ -208,7 +215,7 @@ def _combines(rule: Rule, loops: dict[str, Digits]) -> tuple[Attributes, ...]:
 def _operand_shifts(
     emission: Emission, loops: dict[str, Digits], blocks: dict[str, int]
 ) -> tuple[Before, ...]:
-    """Return the shifts of run-time indices before the local operator."""
+    """Return instructions that shift run-time indices, so that they count from a device's block."""
     return tuple(
         Before(s.operand, _offset(s, loops[s.loop], blocks[s.loop]))
         for s in emission.shifts
@@ -219,7 +226,7 @@ def _operand_shifts(
 def _result_shifts(
     emission: Emission, loops: dict[str, Digits], blocks: dict[str, int]
 ) -> tuple[Attributes, ...]:
-    """Return the shifts of positions that the local operator returns."""
+    """Return instructions that turn positions within a block into global ones (for an iota)."""
     return tuple(
         _offset(s, loops[s.loop], blocks[s.loop])
         for s in emission.shifts
@@ -234,7 +241,10 @@ def _offset(shift: IndexShift, digits: Digits, block: int) -> Offset:
 
 
 def _within_margins(rule: Rule, emission: Emission, blocks: Mapping[str, int]) -> tuple[Kept, ...]:
-    """Return the cuts of a result that is written together with its margins."""
+    """Return per dimension with margins the cut of a device's block from the local result.
+
+    Empty unless the operator writes windows into its first operand (a scatter).
+    """
     # The local operator writes [width | block | width] elements, of which the block is kept.
     found = []
     for _, loop, width in emission.margins if isinstance(rule.init, Access) else ():
@@ -247,9 +257,10 @@ def _within_margins(rule: Rule, emission: Emission, blocks: Mapping[str, int]) -
 def _mask_of_gathered(
     emission: Emission, loops: dict[str, Digits], blocks: dict[str, int]
 ) -> tuple[int, MaskIndexed] | None:
-    """Return the operand of the indices, and the mask of elements outside the device's block.
+    """Return the number of the operand with the indices of a gather, and a mask of its result.
 
-    None if no indexed dimension is sharded.
+    The mask overwrites elements whose index is outside of the device's block. None if no indexed
+    dimension is sharded.
     """
     owned = [one for one in emission.owned if not one[1] or loops.get(one[1])]
     # Without a sharded indexed dimension every index hits the block.

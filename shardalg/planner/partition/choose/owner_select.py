@@ -54,12 +54,15 @@ def elements(signature: Signature, rule: Rule) -> tuple[int, ...]:
 def picked(
     dims: tuple[int, ...], sources: Sequence[Sharding], layouts: tuple[Sharding, Sharding]
 ) -> Iterator[tuple[Sharding, Sharding]]:
-    """Yield the shardings of operand and result under an owner select.
+    """Yield (operand's sharding, result's sharding) for each way to read elements by owner selects.
+
+    The operand stays sharded along the dimensions of which one element is read. The result is a
+    partial sum along their digits.
 
     Args:
       dims: the operand's dimensions of which one element is read (`elements`).
       sources: shardings of the operand's available copies.
-      layouts: shardings of operand and result when these dimensions are whole.
+      layouts: the shardings of operand and result if these dimensions are whole.
     """
     required, made = layouts
     # Copies of the operand in different shardings have different owners: each gives one candidate.
@@ -78,7 +81,10 @@ def picked(
 
 
 def picks(signature: Signature, rule: Rule, choice: Choice) -> tuple[OwnerSelect, ...]:
-    """Return the owner selects of a choice, one for each dimension that it reads so."""
+    """Return the owner select instructions of a choice.
+
+    There is one for each sharded dimension of the operand of which one element is read.
+    """
     split = dict(choice.loops)
     found = []
     for dim in elements(signature, rule):

@@ -1,7 +1,8 @@
-"""Calls: the shardings at the border of a body, and the values that share one of them.
+"""Borders of calls: the shardings of arguments and results of loops, branches and their bodies.
 
-Each body is planned once, with the shardings of its border. `policy="cost"` decides values that
-share a sharding together.
+A call is a node with bodies: a scan, a while loop, a conditional, a `shard_map`. Each body is
+planned once, with the shardings of its border. Values that must share a sharding, such as all
+copies of a carry, are decided together by `policy="cost"`.
 """
 
 from __future__ import annotations
@@ -22,13 +23,20 @@ from shardalg.spmd.manual import manual_layouts
 
 
 def stacked(sharding: Sharding, length: int) -> Sharding:
-    """Return the sharding of `length` stacked values; the new leading dimension is not sharded."""
+    """Return the sharding of `length` values with this sharding, stacked along a new dimension 0.
+
+    The new dimension is not sharded.
+    """
     shape, dims = (length, *sharding.shape), ((), *sharding.dims)
     return interned(sharding.mesh, shape, dims, sharding.unreduced)
 
 
 def border(graph: Graph, node: Node, value_shardings: Sequence[Sharding]) -> RegionBorder:
-    """Return the border of a call, from the shardings of all graph values."""
+    """Return the shardings of operands, results and bodies of a call.
+
+    Args:
+      value_shardings: the sharding of every graph value.
+    """
     regions = [graph.regions[body] for body in node.bodies]
     return _BORDERS[node.primitive](node, regions, value_shardings)
 
@@ -39,7 +47,7 @@ def _scan(
     """Return the border of a scan.
 
     A carry has the sharding of the body's argument wherever it appears. A stacked value has the
-    sharding of its slice in the body, after a leading dimension.
+    sharding of its slice in the body, with an unsharded leading dimension.
     """
     (region,) = regions
     consts, carry, length = (node.signature.param(n) for n in ("num_consts", "num_carry", "length"))
@@ -76,7 +84,10 @@ def _while(
 def _branches(
     node: Node, regions: Sequence[Region], value_shardings: Sequence[Sharding]
 ) -> RegionBorder:
-    """Return the border of branches, whose results have one sharding in all of them."""
+    """Return the border of a conditional. All branches have the same argument and result shardings.
+
+    Arguments have the shardings of the first branch, results those of the call's results.
+    """
     # Which branch runs is known at run time only, so all branches share the shardings at the
     # border. The operand that selects the branch is replicated: all devices must run the same one.
     which = value_shardings[node.operands[0]]
@@ -88,7 +99,11 @@ def _branches(
 def _manual(
     node: Node, regions: Sequence[Region], value_shardings: Sequence[Sharding]
 ) -> RegionBorder:
-    """Return the border of a manual region: outside its specs, inside whole values per device."""
+    """Return the border of a `shard_map`.
+
+    Its operands and results have the shardings of its specs. In the body every value is a whole
+    value of each device.
+    """
     (region,) = regions
     operands, results = manual_layouts(node, value_shardings[0].mesh)
     arguments = tuple(whole(value_shardings[v]) for v in region.arguments)
@@ -105,7 +120,7 @@ _BORDERS: dict[str, Callable[[Node, Sequence[Region], Sequence[Sharding]], Regio
 }
 
 
-# A value, and the length of its stacked leading dimension; 0 if it has none.
+# A value, and the length of the leading dimension along which a scan stacks it; 0 if it does not.
 BorderSlot = tuple[int, int]
 
 
@@ -114,9 +129,11 @@ class TiedArguments:
     """Values at the border of one call that share a sharding, such as all copies of a carry.
 
     Attributes:
-      call: the node of the call.
-      asks: values that are moved to the sharding: operands of the call, results of its bodies.
-      makes: values that have the sharding: arguments of bodies, results of the call.
+      call: the index of the call's node.
+      asks: values that are moved to the shared sharding: operands of the call, results of its
+        bodies.
+      makes: values that get the shared sharding without a move: arguments of bodies, results of the
+        call.
     """
 
     call: int
@@ -125,15 +142,16 @@ class TiedArguments:
 
     @property
     def plain(self) -> tuple[int, ...]:
-        """The values that have the sharding itself, without a stacked dimension."""
+        """The values of the group that are not stacked, so that they have the shared sharding."""
         return tuple(v for v, length in (*self.makes, *self.asks) if not length)
 
 
 def tied(graph: Graph) -> tuple[TiedArguments, ...]:
-    """Return all groups of values that share a sharding, except in manual regions.
+    """Return all groups of values that must share a sharding because a loop or branch ties them.
 
-    The specs of a manual region fix its shardings. A value that one call returns and another call
-    reads belongs to a group of each of them.
+    For example, the initial carry of a scan is tied to the body's argument and result, and to the
+    scan's result. Manual regions have no groups, because their specs fix the shardings. A value
+    that one call returns and another call reads belongs to a group of each of them.
 
     >>> import jax, jax.numpy as jnp
     >>> from shardalg.graph.tracing.trace import trace
@@ -145,7 +163,8 @@ def tied(graph: Graph) -> tuple[TiedArguments, ...]:
     classes: dict[tuple[int, int], list[RegionArgument]] = {}
     for tie in graph.region_arguments:
         if not tie.is_manual:
-            # All groups that share a value with this argument become one.
+            # Union-find in its simplest form: all groups that share a value with this tie become
+            # one, and each of their members then refers to the joint group.
             near = {id(c): c for v in _members(graph, tie) for c in [classes.get(v, [])]}
             one = [t for c in near.values() for t in c] + [tie]
             for other in one:
@@ -161,9 +180,10 @@ def tied(graph: Graph) -> tuple[TiedArguments, ...]:
 
 
 def _members(graph: Graph, tie: RegionArgument) -> tuple[tuple[int, int], ...]:
-    """Return (call, value) of the two values, without an operand of the call.
+    """Return (call index, value) for the values that a tie connects.
 
-    An operand may be read in other shardings, too, so it does not connect groups.
+    An operand of the call is excluded: other nodes may read it in other shardings, so it does not
+    connect groups.
     """
     given = tie.source in graph.nodes[tie.call].operands
     values = (tie.target,) if given else (tie.source, tie.target)
@@ -175,11 +195,11 @@ class LoopSum:
     """A carry or stacked value of a scan whose partial sums may be deferred until the loop is over.
 
     Attributes:
-      number: the number of the body's result.
-      result: the body's result.
+      number: the number of the sum among the body's results.
+      result: the graph value that the body returns for it.
       added: values that every iteration adds to the carry and no other node reads; for a stacked
         value, the value itself.
-      waits: values whose partial sums are deferred on the way to the result, and the result.
+      waits: `result`, and all values from which it is computed whose partial sums may be deferred.
     """
 
     number: int
@@ -189,9 +209,10 @@ class LoopSum:
 
 
 def loop_sums(graph: Graph, node: Node) -> tuple[LoopSum, ...]:
-    """Return the sums of a scan: carries that the body only adds to, and stacked values.
+    """Return the results of a scan that could be partial sums until the loop ends.
 
-    Sums are deferred behind products, too: their numbers are taken as finite.
+    They are carries to which the body only adds, and stacked values. Sums may be deferred behind
+    products, too, because all numbers are assumed to be finite.
 
     >>> import jax, jax.numpy as jnp
     >>> from shardalg.graph.tracing.trace import trace
@@ -217,7 +238,10 @@ def loop_sums(graph: Graph, node: Node) -> tuple[LoopSum, ...]:
 
 
 def stops(graph: Graph, value: int) -> Node | None:
-    """Return the operator of a scan's body behind which no sum of `value` can be deferred, or None.
+    """Return the operator that prevents partial sums of `value` from being deferred, or None.
+
+    It is the first operator between `value` and the results of a scan's body that cannot pass
+    partial sums on. None if there is none, or if `value` is not computed in a scan.
 
     >>> import jax, jax.numpy as jnp
     >>> from shardalg.graph.tracing.trace import trace
@@ -247,14 +271,18 @@ def stops(graph: Graph, value: int) -> Node | None:
 
 @dataclass(frozen=True)
 class _BodySums:
-    """The partial sums of one body."""
+    """Queries about partial sums in the body of one scan.
+
+    Attributes:
+      region: the body.
+    """
 
     graph: Graph
     region: Region
 
     @cached_property
     def inside(self) -> frozenset[int]:
-        """Nodes of the body, rematerialised ones included."""
+        """The indices of the body's nodes, including rematerialised ones."""
         return frozenset(self.region.nodes)
 
     def is_only_returned(self, value: int) -> bool:
@@ -312,10 +340,12 @@ class _BodySums:
 
 
 def with_sums(agreed: RegionBorder, sums: Mapping[int, Sharding], node: Node) -> RegionBorder:
-    """Return a scan's border in which some results of the body stay partial sums.
+    """Return the border of a scan, changed so that some results of its body are partial sums.
 
     Args:
-      sums: result number to the sharding of the partial sums.
+      agreed: the border in which all values are reduced.
+      sums: the sharding of each deferred sum, by its number among the body's results.
+      node: the scan.
     """
     if not sums:
         return agreed
@@ -335,13 +365,18 @@ def with_sums(agreed: RegionBorder, sums: Mapping[int, Sharding], node: Node) ->
 
 
 def slot_sharding(place: BorderSlot, layout: Sharding) -> tuple[int, Sharding]:
-    """Return a value of a group with its sharding, given the group's sharding."""
+    """Return (value, its sharding) for one member of a group of tied values.
+
+    Args:
+      place: the member, with the length of its stacked dimension.
+      layout: the sharding that the group shares.
+    """
     value, length = place
     return value, stacked(layout, length) if length else layout
 
 
 def layouts(completed: Sharding) -> Iterator[Sharding]:
-    """Yield the completed sharding, and all even shardings with whole mesh axes."""
+    """Yield candidate shardings: the completed one, and all even ones along whole mesh axes."""
     yield completed
     mesh, shape = completed.mesh, completed.shape
     digits = [mesh.digit(name) for name, size in mesh.axes if size > 1]

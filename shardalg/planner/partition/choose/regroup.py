@@ -1,4 +1,6 @@
-"""Reshapes whose blocks and result blocks end at different elements: one exchange of flat elements.
+"""Reshapes in which a device's operand and result blocks hold different elements.
+
+An exchange moves the elements.
 
 The dimensions of a reshape fall into groups that contain the same elements on both sides. If a
 group is sharded along its leading dimension, a device holds an interval of the group's flat
@@ -38,8 +40,9 @@ class ReshapeGroup:
     """Dimensions of a reshape's operand, and the result's dimensions with the same elements.
 
     Attributes:
-      sizes, out_sizes: the sizes of the dimensions on both sides.
-      start, out_start: the number of the first dimension on both sides.
+      start, sizes: the number of the operand's first dimension in the group, and the sizes of its
+        dimensions in the group.
+      out_start, out_sizes: the same of the result.
     """
 
     start: int
@@ -49,7 +52,7 @@ class ReshapeGroup:
 
     @property
     def is_kept(self) -> bool:
-        """True if the group is one dimension on both sides."""
+        """True if the group is one dimension of the operand and one of the result."""
         return len(self.sizes) == len(self.out_sizes) == 1
 
     @property
@@ -108,7 +111,12 @@ def regrouped(signature: Signature) -> tuple[ReshapeGroup, ...]:
 def layouts(
     signature: Signature, sources: tuple[Sharding, ...], result_sharding: Sharding
 ) -> Iterator[tuple[Dims, Dims]]:
-    """Yield the digits of operand and result between which an exchange may run."""
+    """Yield (digits of the operand's dimensions, digits of the result's) of possible exchanges.
+
+    Args:
+      sources: shardings of the operand's available copies.
+      result_sharding: the result's completed sharding.
+    """
     every = regrouped(signature)
     if not every:
         return
@@ -130,7 +138,11 @@ def layouts(
 
 
 def _with_runs(every: tuple[ReshapeGroup, ...], out: Dims, home: Sharding) -> Dims:
-    """Return the result's digits, taken from its sharding in groups where its blocks are runs."""
+    """Return the result's digits `out`, replaced by those of the sharding `home` in some groups.
+
+    They are the groups in which a block of `home` is one run of flat elements, although more than
+    the leading dimension is sharded.
+    """
     found = list(out)
     for group in every:
         if not group.is_kept and group.split_dim(home) != leading(group.out_sizes):
@@ -142,13 +154,15 @@ def _with_runs(every: tuple[ReshapeGroup, ...], out: Dims, home: Sharding) -> Di
 def _dims(
     every: tuple[ReshapeGroup, ...], held: Dims, home: Dims, kept: Dims | None, led: Dims | None
 ) -> tuple[Dims, Dims]:
-    """Return the digits of both sides, from the operand's digits.
+    """Return candidate digits of the operand's and of the result's dimensions.
+
+    Only the leading dimension of a group gets digits.
 
     Args:
-      held: digits of the operand.
-      home: digits of the result's sharding.
-      kept: digits of dimensions that the reshape keeps; those of `home` if None.
-      led: digits of the result's leading dimensions; the operand's if None.
+      held: digits of the operand's dimensions.
+      home: digits of the dimensions in the result's completed sharding.
+      kept: digits of the operand's dimensions that the reshape keeps; None to use those of `home`.
+      led: digits of the result's leading dimensions; None to use the operand's.
     """
     dims: list[Digits] = [()] * sum(len(group.sizes) for group in every)
     out: list[Digits] = [()] * sum(len(group.out_sizes) for group in every)
@@ -170,7 +184,11 @@ def _are_disjoint(dims: Dims) -> bool:
 
 
 def exchange(group: ReshapeGroup, held: Sharding, made: Sharding) -> Exchange:
-    """Return the exchange after which every device has the flat elements of its result block."""
+    """Return the exchange that gives every device the flat elements of its block of the result.
+
+    Args:
+      held, made: the shardings of the operand and of the result.
+    """
     first, last = group.leads[0], group.split_dim(made)
     inner = prod(group.sizes[leading(group.sizes) + 1 :])
     block = held.shard_shape[first] * inner
@@ -189,14 +207,22 @@ def exchange(group: ReshapeGroup, held: Sharding, made: Sharding) -> Exchange:
 
 
 def exchange_program(group: ReshapeGroup, dim: int, held: Sharding, made: Sharding) -> DimProgram:
-    """Return the program that exchanges the flat elements of a group, which are one dimension."""
+    """Return the program that exchanges the elements of a group, flattened to dimension `dim`.
+
+    Args:
+      held, made: the shardings of the operand and of the result.
+    """
     wanted = exchange(group, held, made)
     along = DimBuilder(dim, (wanted.block,))
     return along.program(*deliver(along, (0,), (wanted,)))
 
 
 def elements(signature: Signature, held: Sharding, made: Sharding) -> int:
-    """Return the elements that a device sends from the operand's sharding to the result's."""
+    """Return the number of elements that a device sends in the exchanges of a reshape.
+
+    Args:
+      held, made: the shardings of the operand and of the result.
+    """
     total, every = 0, regrouped(signature)
     for nth, group in enumerate(every):
         # A kept group is not exchanged.

@@ -1,4 +1,7 @@
-"""Bytes that a device sends for a choice: operands, windows, partial results, and results."""
+"""The number of bytes that a device sends if a node is computed as a `Choice` describes.
+
+It includes moves of operands and results, halo exchanges, and combining partial results.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,14 @@ from shardalg.planner.partition.choose.windows import elements, together, window
 from shardalg.planner.reshard.paths import usable
 from shardalg.sizes.amounts import quotient
 
-# Combines whose partial results are gathered.
+# Combines without an all-reduce: every device gathers all partial results and combines them.
 GATHERED = (ARGMAX, ARGMIN, TOP, USER)
 
 
 def sent_bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding], Any]) -> Any:
-    """Return the bytes that a device sends to move operands to the operator and results away.
+    """Return the bytes that a device sends for a choice.
+
+    Operands are moved from the cheapest available copy, results to their completed shardings.
 
     Args:
       price: returns the elements that a device sends from one sharding to another.
@@ -94,7 +99,10 @@ def _window_bytes(key: NodeKey, choice: Choice) -> int:
 
 @lru_cache(maxsize=1 << 14)
 def through_windows(signature: Signature) -> tuple[Rule, ...]:
-    """Return the rows that read a dimension through a window."""
+    """Return the rows of an operator in which a dimension of an operand is read through a window.
+
+    Windows can be strided, shifted, dilated or reversed (`graph/ops/windows.py`).
+    """
     return tuple(
         rule
         for rule in rules(signature) or ()

@@ -1,4 +1,4 @@
-"""Windows over sharded dimensions, and masks of padding.
+"""The elements that windows over sharded dimensions read, and masks of padding.
 
 The row gives the interval that a device's iterations read (`algebra/halos/intervals.py`), and
 `planner/reshard/exchanges.py` gives the instructions that fetch it. Elements beyond the tensor are
@@ -44,10 +44,13 @@ from shardalg.spmd.local import Start
 
 
 class Before(NamedTuple):
-    """An instruction on an operand before the operator runs.
+    """An instruction that changes one operand before the local operator reads it.
 
     Attributes:
-      filler: the operand whose number fills masked elements; None: the identity fills them.
+      operand: the number of the operand.
+      attributes: the instruction, such as a mask.
+      filler: the number of the operand whose value overwrites masked elements. If it is None, the
+        identity of the mask's combination overwrites them (0 for a sum).
     """
 
     operand: int
@@ -56,7 +59,13 @@ class Before(NamedTuple):
 
 
 def masks(rows: tuple[Rule, ...], loops: dict[str, Digits]) -> tuple[Before, ...]:
-    """Return masks of the operands' padding along reduced loops, which would be counted."""
+    """Return the masks that keep padding of operands out of sums and other reductions.
+
+    Blocks hold padding along a sharded reduced loop whose extent does not divide.
+
+    Args:
+      loops: the digits of each sharded loop.
+    """
     found: dict[Before, None] = {}
     for rule in rows:
         # Padding is counted along reduced loops. A prefix from the end begins with the padding.
@@ -80,7 +89,13 @@ def masks(rows: tuple[Rule, ...], loops: dict[str, Digits]) -> tuple[Before, ...
 
 
 class PaddedLoop(NamedTuple):
-    """A loop whose last blocks hold padding: its digits, its block size, and its extent."""
+    """A sharded loop whose last blocks hold padding.
+
+    Attributes:
+      digits: the digits along which it is sharded.
+      block: its iterations per device.
+      size: its extent before it is sharded.
+    """
 
     digits: Digits
     block: int
@@ -88,7 +103,7 @@ class PaddedLoop(NamedTuple):
 
 
 def _padded_loop(rule: Rule, loop: str, loops: dict[str, Digits]) -> PaddedLoop | None:
-    """Return a sharded loop with its padding; None if its blocks are even."""
+    """Return a loop as a `PaddedLoop`; None if its blocks are even or it is not sharded."""
     digits, extent = loops.get(loop, ()), rule.extents[loop]
     if extent % parts(digits) == 0:
         return None
@@ -96,9 +111,10 @@ def _padded_loop(rule: Rule, loop: str, loops: dict[str, Digits]) -> PaddedLoop 
 
 
 def around(rule: Rule, emission: Emission, loops: dict[str, Digits]) -> Iterator[Before]:
-    """Yield the margins around a block that windows overlap.
+    """Yield instructions that add margins of zeros to a block of operand 0.
 
-    Elements in a margin, or beyond the end of the tensor, are read as 0.
+    Windows at run-time indices may overlap the ends of the block. They then read or write the
+    margin. Padding at the end of the tensor is masked to 0, too.
     """
     for dim, loop, width in emission.margins:
         mask = _padded_loop(rule, loop, loops)
@@ -112,18 +128,23 @@ Loops = tuple[tuple[str, Digits], ...]
 
 @dataclass(frozen=True)
 class ShardedWindow:
-    """One dimension of an operand that is read through a window with sharded loops.
+    """A dimension of an operand that sharded loops read through a window.
 
     Attributes:
-      exchange: fetches the interval that a device needs.
-      numerator: the smallest index that a device reads, in partition ids, before the division by
-        `base`; the device reads `reach` values from there on.
+      operand, dim: the number of the operand, and the dimension.
+      exchange: the exchange that fetches the interval of elements that a device needs.
+      numerator: the smallest index that a device reads, as a formula in partition ids, before the
+        division by `base`; the device reads `reach` indices from there on.
       base: the divisor of the index (the base dilation).
+      reach: the number of indices that a device reads, gaps of the dilation included.
       masked: whether a device may read elements that do not exist and must be masked.
-      filler: the operand whose number replaces elements that do not exist; None: the identity of
-        `combine` does.
+      filler: the number of the operand whose value replaces elements that do not exist; None if the
+        identity of `combine` replaces them.
+      combine: the combination whose identity replaces missing elements; None if `filler` is given.
       skipped: elements of the interval before the first window of a block, if their number depends
         on the device; `needed` elements follow them.
+      needed: for an operator that selects from windows (`_selected_window`), the number of elements
+        that all windows of a device cover.
     """
 
     operand: int
@@ -140,18 +161,22 @@ class ShardedWindow:
 
     @property
     def length(self) -> int:
-        """Number of elements of the interval."""
+        """The number of elements of the interval that a device needs."""
         return self.exchange.want.length
 
     @cached_property
     def phases(self) -> frozenset[int]:
-        """All values of `base * start - numerator` over the devices."""
+        """The values of `base * start - numerator` on all devices.
+
+        `start` is the first element of the interval. The value is the number of places between
+        dilated elements that precede it. There are several if it depends on the device.
+        """
         exchange = self.exchange
         return residues(self.numerator * -1, self.base, exchange.ids, exchange.devices)
 
     @property
     def span(self) -> WindowBlock:
-        """Block of the dimension that the local operator reads."""
+        """The block of this dimension as the local operator reads it."""
         # Devices with different phases write the dilation out (`_dilate`): the operator sees none.
         if len(self.phases) > 1:
             return WindowBlock(self.reach)
@@ -159,7 +184,11 @@ class ShardedWindow:
         return WindowBlock(self.length, phase, self.base)
 
     def start(self, index: Index, more: int = 0) -> Start:
-        """Return the start of an instruction, given as an index in the partition ids of loops."""
+        """Return `index + more` as the start of a slice or mask that depends on the device.
+
+        Args:
+          index: a formula in the partition ids of the sharded loops.
+        """
         return start_of(self.exchange, index, more)
 
 
@@ -167,10 +196,12 @@ class ShardedWindow:
 def windows(
     rule: Rule, loops: Loops, held: tuple[tuple[int, tuple[Digits, ...]], ...], devices: int
 ) -> tuple[ShardedWindow, ...]:
-    """Return every dimension that sharded loops read through a window.
+    """Return a `ShardedWindow` for every dimension that sharded loops read through a window.
 
     Args:
-      held: pairs of an operand and the digits of its dimensions.
+      loops: the sharded loops with their digits.
+      held: (operand number, digits of its dimensions) for each operand.
+      devices: the number of devices of the mesh.
     """
     assigned, found = dict(loops), []
     layouts = dict(held)
@@ -191,11 +222,13 @@ def windows(
 def _window(
     rule: Rule, place: OperandDim, assigned: Mapping[str, Digits], held: Digits, devices: int
 ) -> ShardedWindow:
-    """Return the window of one dimension, from the interval that a block's iterations read.
+    """Return one dimension as a `ShardedWindow`: the interval that a device's iterations read.
 
     Args:
       place: (operand number, dimension).
-      assigned: the digits on each sharded loop; held: the digits that shard the dimension.
+      assigned: the digits of each sharded loop.
+      held: the digits that shard the dimension.
+      devices: the number of devices of the mesh.
     """
     operand, dim = place
     index = rule.operands[operand][dim]
@@ -232,9 +265,10 @@ def _window(
 
 
 def _filler(rule: Rule, operand: int) -> tuple[int | None, str | None]:
-    """Return the operand that fills missing elements, or the combination whose identity does.
+    """Return the fields `filler` and `combine` of a `ShardedWindow`; one of them is None.
 
-    One of the two is None: an operand's number is used if the row names such an operand.
+    The first is an operand's number, if the row names an operand whose value replaces elements that
+    do not exist. The second is the combination whose identity replaces them otherwise.
     """
     filler = rule.filler(operand)
     return filler, rule.nothing(operand) if filler is None else None
@@ -243,11 +277,18 @@ def _filler(rule: Rule, operand: int) -> tuple[int | None, str | None]:
 def _selected_window(
     rule: Rule, place: OperandDim, assigned: Mapping[str, Digits], held: Digits, devices: int
 ) -> ShardedWindow:
-    """Return the window of a selection's operand: all elements of the windows that a device needs.
+    """Return the window of an operator that selects an element from each window.
 
-    Window `o` reads `[s*o + c, +q)`. The windows of a device follow from the operand that has one
-    element per window, with `s*ceil(n/s) = n + (-n mod s)`. Gaps between windows count as parts of
-    the windows, so that these cover the block.
+    An example is the gradient of a max pooling. A device needs all elements of the windows that
+    overlap its block. Window `o` reads `[s*o + c, s*o + c + q)`. The windows of a device follow
+    from the operand that has one element per window, with `s*ceil(n/s) = n + (-n mod s)`. Gaps
+    between windows count as parts of the windows, so that these cover the block.
+
+    Args:
+      place: (operand number, dimension).
+      assigned: the digits of each sharded loop.
+      held: the digits that shard the dimension.
+      devices: the number of devices of the mesh.
     """
     operand, dim = place
     index = rule.operands[operand][dim]
@@ -282,12 +323,12 @@ def _selected_window(
 
 @dataclass(frozen=True)
 class Kept:
-    """The block of a device in a result that contains all elements of its windows.
+    """A dimension of a result of which the local operator computes more than the device's block.
 
     Attributes:
-      dim: the dimension of the result.
-      length: its size in elements before the cut.
-      cut: the instruction that takes the block out.
+      dim: the dimension.
+      length: its size in elements as the local operator computes it.
+      cut: the slice that returns the device's block.
     """
 
     dim: int
@@ -298,7 +339,14 @@ class Kept:
 def kept(
     rule: Rule, found: tuple[ShardedWindow, ...], blocks: Mapping[str, int]
 ) -> tuple[Kept, ...]:
-    """Return the dimensions of a result into which the windows of a selection are written."""
+    """Return the dimensions in which a local result covers whole windows instead of a block.
+
+    Only operators that select from windows (`_selected_window`) have them.
+
+    Args:
+      found: the windows of the operator.
+      blocks: the iterations of each loop on one device.
+    """
     cuts = []
     for window in found:
         index = rule.operands[window.operand][window.dim]
@@ -315,10 +363,15 @@ def kept(
 
 
 def _cut_of_block(window: ShardedWindow, dim: int, block: int) -> Slice | SliceAt:
-    """Return the cut of block `p` from the elements of its windows.
+    """Return the slice that takes the device's block from a result that covers all its windows.
 
-    The block begins at `p*block`, less the first element of the windows. The start is written with
-    `-(-n mod s) = (n-1) mod s - (s-1)`, because a `Start` adds a remainder and never subtracts one.
+    On device `p` the slice starts at `p*block`, minus the first element of the windows. The start
+    is written with `-(-n mod s) = (n-1) mod s - (s-1)`, because a `Start` adds a remainder and
+    never subtracts one.
+
+    Args:
+      dim: the dimension of the result.
+      block: its size in a device's block.
     """
     first = window.exchange.want.start.constant
     skipped = window.skipped
@@ -331,7 +384,12 @@ def _cut_of_block(window: ShardedWindow, dim: int, block: int) -> Slice | SliceA
 
 
 def _reads_elements_only(index: Index, extents: Mapping[str, int], size: int) -> bool:
-    """Return whether every iteration reads an element that exists."""
+    """Return whether every iteration reads an element that exists.
+
+    Args:
+      extents: the iterations of each loop that are executed.
+      size: the number of elements of the dimension.
+    """
     ends = [(0, c * (extents[n] - 1)) for n, c in index.terms]
     low = index.constant + sum(map(min, ends))
     high = index.constant + sum(map(max, ends))
@@ -339,9 +397,14 @@ def _reads_elements_only(index: Index, extents: Mapping[str, int], size: int) ->
 
 
 def owner(rule: Rule, place: OperandDim, assigned: Mapping[str, Digits]) -> Digits:
-    """Return the digits of the sharded loop that spans most of a windowed dimension.
+    """Return the digits along which a windowed dimension is sharded, so that halos are smallest.
 
-    The halos are then smallest.
+    They are the digits of the loop that spans most of the dimension; () if no loop of it is
+    sharded.
+
+    Args:
+      place: (operand number, dimension).
+      assigned: the digits of each sharded loop.
     """
     index = rule.operands[place[0]][place[1]]
     split = [(abs(c) * rule.extents[n], assigned[n]) for n, c in index.terms if n in assigned]
@@ -349,24 +412,24 @@ def owner(rule: Rule, place: OperandDim, assigned: Mapping[str, Digits]) -> Digi
 
 
 def spans(found: tuple[ShardedWindow, ...]) -> dict[OperandDim, WindowBlock]:
-    """Return the block of each windowed dimension that the local operator reads."""
+    """Return a dictionary from (operand number, dimension) to the block that is read locally."""
     return {(w.operand, w.dim): w.span for w in found}
 
 
-# Type and shape of a local value.
+# The element type and the shape of a local value, as `Local` has them.
 Block = tuple[str, tuple[int, ...]]
 
 
 def together(
     found: Iterable[ShardedWindow], blocks: Sequence[Block]
 ) -> list[tuple[ShardedWindow, ...]]:
-    """Return groups of windows that share permutes.
+    """Return the windows in groups; the halo exchanges of one group are sent together.
 
-    Windows share permutes if their blocks have one type, one sharding of the dimension, and equal
-    other dimensions.
+    Windows are in one group if they read the same dimension of blocks with one type, one sharding
+    of the dimension, and equal other dimensions.
 
     Args:
-      blocks: of every operand.
+      blocks: per operand, the type and the shape of a device's block.
     """
     groups: dict[object, list[ShardedWindow]] = {}
     for window in found:
@@ -380,11 +443,12 @@ def together(
 def elements(
     found: tuple[ShardedWindow, ...], tensors: Sequence[int], shape: tuple[int, ...]
 ) -> int:
-    """Return the elements that a device sends for windows that share permutes.
+    """Return the number of elements that a device sends in the halo exchange of one group.
 
     Args:
-      tensors: per operand, a number; operands of equal numbers are the same value.
-      shape: local shape of one of them.
+      found: a group of `together`.
+      tensors: a number per operand; operands with equal numbers are the same value.
+      shape: the local shape of one of the operands.
     """
     exchanges = tuple(window.exchange for window in found)
     # Every device has the whole dimension.
@@ -399,11 +463,14 @@ def elements(
 
 @lru_cache(maxsize=1 << 12)
 def fetch_program(found: tuple[ShardedWindow, ...], tensors: tuple[int, ...]) -> DimProgram:
-    """Return the program that fetches the intervals that windows over one dimension read.
+    """Return the program that fetches the elements that a group of windows reads.
+
+    Its inputs are the operands of the node. It has one result per window: the operand of the local
+    operator.
 
     Args:
-      found: windows that share permutes (`together`); the program has a result for each.
-      tensors: per operand, the first operand that is the same local value.
+      found: a group of `together`.
+      tensors: per operand, the number of the first operand that is the same local value.
     """
     dim, blocks = found[0].dim, tuple(tensors[window.operand] for window in found)
     # An operand that fills missing elements is a scalar: its size along the dimension is not read.
@@ -423,7 +490,14 @@ def fetch_program(found: tuple[ShardedWindow, ...], tensors: tuple[int, ...]) ->
 
 
 def _own_interval(along: DimBuilder, window: ShardedWindow, value: int) -> int:
-    """Return the interval of a dimension that every device has whole: it is padded, then cut."""
+    """Add instructions that pad and cut a replicated dimension; return the number of the result.
+
+    The result is the interval that the device's window reads.
+
+    Args:
+      along: the program under construction.
+      value: the number of the operand in this program.
+    """
     want, size = window.exchange.want, window.exchange.size
     first, last = extremes(want.start, window.exchange.ids, window.exchange.devices)
     low, high = max(0, -first), max(0, last + want.length - size)
@@ -439,7 +513,12 @@ def _own_interval(along: DimBuilder, window: ShardedWindow, value: int) -> int:
 
 
 def _local_operand(along: DimBuilder, window: ShardedWindow, value: int) -> int:
-    """Return the operand of the local operator, from the interval that it reads."""
+    """Add masks, dilation or a cut to a fetched interval; return the local operator's operand.
+
+    Args:
+      along: the program under construction.
+      value: the number of the interval in this program.
+    """
     if window.masked and window.exchange.held:
         start = window.start(window.exchange.want.start)
         mask = MaskAt(along.dim, start, window.exchange.size, window.combine)
@@ -452,7 +531,13 @@ def _local_operand(along: DimBuilder, window: ShardedWindow, value: int) -> int:
 
 
 def _dilate(along: DimBuilder, window: ShardedWindow, value: int) -> int:
-    """Return the elements of the device's windows with the gaps of the dilation written out."""
+    """Add instructions that write the gaps of a dilation into a fetched interval.
+
+    Returns the number of the result, which begins at the first index that the device reads.
+
+    Args:
+      value: the number of the interval in the program `along`.
+    """
     # The interval begins at element ceil(numerator / base), and `base - 1` fills come before each
     # element. So place t of the dilated interval has the index
     #   t - (base - 1) + base*ceil(numerator / base),
@@ -469,10 +554,14 @@ def _dilate(along: DimBuilder, window: ShardedWindow, value: int) -> int:
 def _add_filled(
     along: DimBuilder, window: ShardedWindow, made: Dilate | MaskAt, length: int, value: int
 ) -> int:
-    """Add an instruction that fills elements, with the operand that fills them; return its result.
+    """Add an instruction that fills elements that do not exist; return the number of its result.
+
+    If the window has a `filler`, the instruction reads the fill value from this operand.
 
     Args:
+      made: the instruction.
       length: the size of the dimension after the instruction.
+      value: the number of the value that is filled.
     """
     filler = () if window.filler is None else (window.filler,)
     return along.add(made, length, value, *filler)

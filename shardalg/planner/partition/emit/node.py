@@ -2,7 +2,8 @@
 
 Steps after the local operator finish its results, for example an all-reduce of a maximum.
 
-Calls: the values at the border of each body, and the instruction that contains the bodies.
+Calls (loops, conditionals, manual regions): `open_body` and `close_body` create the values at the
+border of a body, `control` the instruction that contains the bodies.
 
 Recipes: nodes of one equivalence class with equal available copies emit the same instructions. The
 instructions are derived once and repeated (`Recipe`).
@@ -51,7 +52,7 @@ Resizing = Dilate | Slice | SliceAt | OwnerSelect
 
 
 def resized(attributes: Resizing, size: int) -> int:
-    """Return the size of a dimension after an instruction that changes it."""
+    """Return the size of a dimension of `size` elements after an instruction that changes it."""
     if isinstance(attributes, OwnerSelect):
         return 1
     return attributes.length(size) if isinstance(attributes, Dilate) else attributes.size
@@ -63,11 +64,12 @@ def finish_results(
     attributes: Attributes,
     causes: Sequence[Cause],
 ) -> Locals:
-    """Emit one step after the local operator; return the results after it.
+    """Emit one step that finishes all results of a local operator; return the finished results.
 
     Args:
-      given: results and operands of the operator.
-      causes: per result.
+      given: numbers of the local values that are the results and the operands of the operator.
+      attributes: the step, such as an all-reduce of a maximum.
+      causes: per result, the reason of the step.
     """
     results, operands = given
     if isinstance(attributes, Top | Fold):
@@ -93,7 +95,12 @@ def finish_results(
 def apply_on(
     context: PartitionContext, local: int, attributes: Attributes, cause: Cause, *more: int
 ) -> int:
-    """Emit an instruction on `local` (and `more`); return its result."""
+    """Emit an instruction with one result and return the number of this local value.
+
+    Args:
+      local: the first operand; the result has its type, and its shape up to a resized dimension.
+      more: the other operands.
+    """
     like = context.locals[local]
     shape = list(like.shape)
     if isinstance(attributes, Resizing):
@@ -106,7 +113,13 @@ def apply_on(
 def _prefix_of_all_blocks(
     context: PartitionContext, local: int, scan: ExclusiveScan, cause: Cause
 ) -> int:
-    """Combine the prefix within a block with the totals of all blocks before it."""
+    """Emit the rest of a cumulative operator (a cumsum); return the local value of its result.
+
+    Args:
+      local: the cumulative values within the device's own block. They are combined with the totals
+        of all blocks before it.
+      scan: the exclusive scan that computes these totals.
+    """
     size = context.locals[local].shape[scan.dim]
     # The total of a block is the end of its own prefix.
     end = apply_on(context, local, Slice(scan.dim, 0 if scan.reverse else size - 1, 1), cause)
@@ -115,10 +128,11 @@ def _prefix_of_all_blocks(
 
 
 def _arg_reduce(context: PartitionContext, given: Locals, best: ArgReduce, cause: Cause) -> int:
-    """Combine the best indices of all blocks, compared by the value at each of them.
+    """Emit the exchange of an argmax or argmin; return the local value with the global index.
 
     Args:
-      given: the index within the block, and the block.
+      given: the local values of the best index within the block, and of the block.
+      best: the instruction that compares the best elements of all blocks.
     """
     # An index does not say how good its element is, so each device sends the element with its
     # index.
@@ -133,7 +147,11 @@ def _arg_reduce(context: PartitionContext, given: Locals, best: ArgReduce, cause
 def open_body(
     context: PartitionContext, region: Region, arguments: tuple[Sharding, ...]
 ) -> tuple[int, ...]:
-    """Return local values for the body's arguments, with the shardings of the border."""
+    """Add local values for the arguments of a loop's or branch's body; return their numbers.
+
+    Args:
+      arguments: the sharding of each argument.
+    """
     pairs = zip(region.arguments, arguments, strict=True)
     return tuple(context.given(value, layout) for value, layout in pairs)
 
@@ -141,7 +159,11 @@ def open_body(
 def close_body(
     context: PartitionContext, node: Node, region: Region, results: tuple[Sharding, ...]
 ) -> tuple[int, ...]:
-    """Return the local values of the body's results, with the shardings of the border."""
+    """Return the local values of a body's results, moved to the given shardings.
+
+    Args:
+      results: the sharding of each result.
+    """
     cause = context.cause(node, Why(Purpose.BODY_RESULT))
     return tuple(
         context.required(value, layout, cause)
@@ -150,7 +172,11 @@ def close_body(
 
 
 def control(graph: Graph, node: Node, blocks: Sequence[Block], mesh: Mesh) -> Attributes:
-    """Return the instruction of a call that contains its planned bodies."""
+    """Return the instruction of a loop, conditional or manual region.
+
+    Args:
+      blocks: the instructions of its bodies, in the order of `node.bodies`.
+    """
     made = _CONTROL[node.primitive](node, mesh, *blocks)
     return replace(made, iterations=graph.iterations(node)) if type(made) is While else made
 
@@ -185,13 +211,20 @@ _CONTROL: dict[str, Callable[..., Attributes]] = {
 def remake(
     context: PartitionContext, node: Node, plan: NodePlan, layout: Sharding, cause: Cause
 ) -> int:
-    """Compute the result of a node again in the given sharding; nothing is sent."""
+    """Emit a node again, so that its only result is in the given sharding; return the local value.
+
+    Args:
+      plan: how the node is computed; its result is moved to `layout` if it has another sharding.
+    """
     (local,) = emit_node(context, node, plan, cause.phase)
     return context.move(local, plan.choice.produced[0], layout, cause)
 
 
 def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str) -> tuple[int, ...]:
-    """Move the operands, run the local operator, and finish its results; return the results."""
+    """Emit all instructions of a node; return the local values of its results.
+
+    They are: moves of the operands, the local operator, and the steps that finish its results.
+    """
     cause = Cause(node.index, phase, "unknown", plan.why)
     required = context.required
     pairs = zip(node.operands, plan.choice.required_shardings, strict=True)
@@ -224,7 +257,7 @@ def _run_operator(
     operands: tuple[int, ...],
     cause: Cause,
 ) -> tuple[int, ...]:
-    """Emit the local operator and return its results."""
+    """Emit the local operator on a device's blocks and return the local values of its results."""
     # A result that further steps change is not yet a copy of its value.
     values = (None,) * len(node.results) if plan.indexed or plan.after else node.results
     made = zip(values, node.signature.results, plan.raw, plan.shapes, strict=True)
@@ -237,7 +270,12 @@ def _run_operator(
 def _fetch_windows(
     context: PartitionContext, node: Node, found: tuple[ShardedWindow, ...], operands: list[int]
 ) -> None:
-    """Replace operands by the intervals that their windows read."""
+    """Emit halo exchanges, and replace entries of `operands` by the elements that a window reads.
+
+    Args:
+      found: windows over one dimension whose exchanges share permutes.
+      operands: the local value of each operand, changed in place.
+    """
     role = context.roles[node.operands[found[0].operand]]
     cause = Cause(node.index, node.phase, role, Why(Purpose.READS_WINDOW, node.primitive))
     tensors = tuple(map(operands.index, operands))
@@ -275,9 +313,13 @@ def place_result(
     local: int,
     result_sharding: Sharding,
 ) -> None:
-    """Record a computed result, moved to its completed sharding if that is useful now.
+    """Record a computed result as an available copy of `value`, perhaps after a move.
 
-    The move is useful if it reduces partial sums, or if a device then holds less of the value.
+    It is moved to `result_sharding` if that reduces partial sums, or if a device then holds less of
+    the value. Otherwise each reader moves it to the sharding that it requires.
+
+    Args:
+      local: the local value that the node computed.
     """
     layout = context.locals[local].sharding
     if layout == result_sharding:
@@ -307,7 +349,16 @@ def place_result(
 def regroup(
     context: PartitionContext, node: Node, local: int, held: Sharding, made: Sharding
 ) -> int:
-    """Emit a reshape as exchanges: flatten each group, exchange it, split the new dimensions."""
+    """Emit a reshape whose blocks begin at other elements than the result's blocks.
+
+    The dimensions that contain the same elements before and after the reshape form a group. Each
+    group is flattened to one dimension. Devices exchange its elements, and it is split into the new
+    dimensions. Returns the local value of the result.
+
+    Args:
+      local: the operand.
+      held, made: the shardings of the operand and of the result.
+    """
     every = regrouped(node.signature)
     role = context.roles[node.operands[0]]
     cause = Cause(node.index, node.phase, role, Why(Purpose.MOVES_BLOCKS, node.primitive))
@@ -345,7 +396,7 @@ def _emit_regroup(
     cause: Cause,
     made: InstructionResult,
 ) -> int:
-    """Emit a `Regroup` of a local value; return its result."""
+    """Emit a local reshape (`Regroup`) of a local value; return the number of its result."""
     dtype = context.locals[local].dtype
     result = context.new_local(made.shape, dtype, made.layout, made.value)
     context.emit(attributes, (local,), (result,), cause)
@@ -353,14 +404,16 @@ def _emit_regroup(
 
 
 class Recipe(NamedTuple):
-    """Everything that nodes of one class emit, given equal available copies.
+    """The instructions that all nodes of one class emit if their operands have equal copies.
 
     Attributes:
+      plan: the choice at these nodes.
       value_shardings: per result, the completed sharding.
       emit: the function that emits the node.
-      moved: operands whose required sharding is not that of their first copy.
-      made: per result its shape, type and sharding, and the number of its available copies then.
-      away: results that are computed in another sharding than the completed one.
+      moved: numbers of the operands whose required sharding is not that of their first copy.
+      made: per result, its local shape, its type, the sharding in which it is computed, and the
+        number of the tuple of its available shardings afterwards.
+      away: numbers of the results that are computed in another sharding than the completed one.
       is_remade: whether the result can be computed again in every sharding.
       again: another sharding in which the result can be computed without communication; or None.
     """
@@ -378,7 +431,7 @@ class Recipe(NamedTuple):
 def recipe(
     context: PartitionContext, node: Node, plan: NodePlan, value_shardings: tuple[Sharding, ...]
 ) -> Recipe:
-    """Return the recipe of all nodes like `node`, with the current available copies."""
+    """Return the recipe of `node`, which also holds for nodes of its class with equal copies."""
     if not plan.is_bare:
         return Recipe(plan, value_shardings, _emit_any)
     required_shardings = zip(node.operands, plan.choice.required_shardings, strict=True)
@@ -403,7 +456,7 @@ def _emit_any(context: PartitionContext, node: Node, recipe: Recipe) -> None:
 
 
 def _emit_bare(context: PartitionContext, node: Node, recipe: Recipe) -> None:
-    """Emit a node that is nothing but its local operator."""
+    """Emit a node that consists of its local operator and moves of its operands and results."""
     # Most nodes take this path: it inlines `new_local`, `hold` and `emit` for planning time.
     first, available, locals_, plan = context.first, context.available, context.locals, recipe.plan
     operands = [first[value] for value in node.operands]

@@ -1,4 +1,4 @@
-"""Collective matmul: a product and its all-gather or reduce-scatter become a ring, if faster.
+"""The pass that replaces a product and its all-gather or reduce-scatter by a ring, if faster.
 
     dot_general(all_gather(x), w)        blocks of x travel; each device multiplies what it receives
     reduce_scatter(dot_general(x, w))    sums travel; each device adds its product to them
@@ -39,10 +39,11 @@ Ring = Instruction[CollectiveMatmul]
 
 @dataclass
 class CollectiveMatmuls(Rewriter):
-    """The rewriter that makes rings of products and their gathers or scatters, if faster.
+    """The rewriter that replaces pairs of a product and a collective by `CollectiveMatmul`s.
 
     Attributes:
-      times: returns the times of a ring and of the two instructions that it replaces.
+      times: a function from a ring to its time and the time of the two instructions that it
+        replaces.
     """
 
     # A manual region runs as the user wrote it.
@@ -78,7 +79,12 @@ class CollectiveMatmuls(Rewriter):
         made: dict[int, Instruction],
         reads: Counter[int],
     ) -> Iterator[Ring]:
-        """Yield every possible ring."""
+        """Yield every ring that could replace two instructions of a block.
+
+        Args:
+          made: the instruction that computes each local value.
+          reads: how often each local value is read.
+        """
         for one in instructions:
             for local in dict.fromkeys(one.operands):
                 before = made.get(local)
@@ -90,7 +96,14 @@ class CollectiveMatmuls(Rewriter):
                     yield ring
 
     def ring(self, pair: Pair) -> Ring | None:
-        """Return a pair as a ring, or None: the collective must run along one loop."""
+        """Return the ring that could replace two consecutive instructions, or None.
+
+        None if the collective does not run along a single loop of the product, if it combines by
+        another operation than a sum, or if the user wrote it.
+
+        Args:
+          pair: an all-gather and a product, or a product and a reduce-scatter.
+        """
         first, second = pair
         gathers = is_a(first, AllGather)
         product, collective = (second, first) if gathers else (first, second)
@@ -123,10 +136,14 @@ class CollectiveMatmuls(Rewriter):
         return replace(ring, attributes=CollectiveMatmul(body, along, ways))
 
     def along(self, product: Instruction, where: tuple[int, int]) -> tuple[int | None, ...] | None:
-        """Return per operand and result the dimension of one loop of a product, or None.
+        """Return the dimension that one loop of a product has in each operand and in the result.
+
+        An entry is None if the loop does not index that tensor. The whole is None if there is no
+        such loop, or if the instruction is no `dot_general`.
 
         Args:
-          where: (operand number or -1 for the result, dimension), which determine the loop.
+          where: (operand number or -1 for the result, dimension): the dimension that determines the
+            loop.
         """
         if not is_a(product, Apply) or product.node is None:
             return None

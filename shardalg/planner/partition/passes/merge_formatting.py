@@ -1,4 +1,6 @@
-"""Merge formatting: steps on one value that repeat, continue or undo each other become one.
+"""The pass that merges formatting: masks, resizes, slices and permutes of one value.
+
+Two instructions in sequence that repeat, continue or undo each other become one:
 
     mask(mask(x)) = mask(x)                    resize(resize(x)) = resize(x), if nothing was cut off
     slice(slice(x)) = slice(x)                 permute(permute(x)) = permute(x), pairs composed
@@ -34,7 +36,10 @@ Shape = tuple[int, ...]
 def _merged_permute(
     first: CollectivePermute, second: CollectivePermute, shape: Shape
 ) -> CollectivePermute | None:
-    """Return the composed permute; None if a sender of the second receives nothing of the first."""
+    """Return one permute for two in sequence.
+
+    None if a device sends in the second permute without receiving in the first.
+    """
     source_of = {target: source for source, target in first.pairs}
     if any(source not in source_of for source, _ in second.pairs):
         return None
@@ -68,11 +73,11 @@ _IDENTITY: Mapping[type, Callable[..., bool]] = {
 
 @dataclass
 class MergeFormatting(Rewriter):
-    """The rewriter that merges formatting of one value.
+    """The rewriter that merges masks, resizes, slices and permutes of one value.
 
     Attributes:
-      made: per local value, the formatting that computes it.
-      done: (instruction, operands, phase) to the result of formatting.
+      made: the formatting instruction that computes a local value, by this value.
+      done: the result of each formatting instruction so far, by (instruction, operands, phase).
     """
 
     needs = (CollectivePermute, *REPEATED)
@@ -91,7 +96,10 @@ class MergeFormatting(Rewriter):
         return None
 
     def compose(self, instruction: Instruction) -> Instruction:
-        """Return one instruction for two consecutive ones of one kind, if they can be merged."""
+        """Return the instruction merged with the one that computes its operand, if possible.
+
+        Only two instructions of one kind are merged. Any other is returned as it is.
+        """
         before, second = self.made.get(instruction.operands[0]), instruction.attributes
         if before is None or type(before.attributes) is not type(second):
             return instruction
@@ -103,13 +111,16 @@ class MergeFormatting(Rewriter):
         return replace(instruction, attributes=one, operands=(source,))
 
     def drop_identity(self, instruction: Instruction) -> Instruction | int:
-        """Return the operand of an instruction that changes nothing."""
+        """Return the operand if the instruction changes nothing; otherwise the instruction."""
         (operand,), attributes = instruction.operands, instruction.attributes
         is_identity = _IDENTITY[type(attributes)](attributes, self.locals[operand].shape)
         return operand if is_identity else instruction
 
     def share(self, instruction: Instruction) -> Instruction | int:
-        """Return the result of an equal instruction of the phase."""
+        """Return the result of an earlier equal instruction of the same phase.
+
+        If there is none, the instruction itself is returned.
+        """
         # A result that another phase reads would stay in memory between the phases, so equal
         # instructions of different phases stay separate.
         (result,) = instruction.results

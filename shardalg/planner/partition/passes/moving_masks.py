@@ -1,4 +1,4 @@
-"""Move masks to the instruction that computes their value, and drop masks that change nothing.
+"""The pass that moves masks to where a value is computed, and drops masks that change nothing.
 
     x = f(..); a = mask(x); y = g(x); b = mask(y)      x = mask(f(..)); a = x; y = b = g(x)
 if g maps the mask's number to itself. If two operators read one unmasked value and both results are
@@ -20,9 +20,9 @@ from shardalg.spmd.instruction import UNSTATED, Block, Instruction, is_a
 from shardalg.spmd.instructions import Apply, Mask, kinds
 from shardalg.spmd.rewrite import Rewriter
 
-# Local value to the masks of it that are read, each with the masked local value, or None.
+# Per local value, its masks. Each mask has the local value that it computes, or None if it is new.
 Wishes = dict[int, dict[Mask, int | None]]
-# Local value to masks, each with the number of masked results that it would replace.
+# Per local value, masks that could be moved to it, and how many masks of results each replaces.
 Lifted = dict[int, Counter[Mask]]
 
 
@@ -31,9 +31,9 @@ class MoveMasks(Rewriter):
     """The rewriter that masks every value once, right after it is computed.
 
     Attributes:
-      numbers: the facts about the program's constants, which bodies read, too.
-      fills: the facts about the block's local values.
-      wishes: the masks of each value that are read.
+      numbers: the known numbers of the program's constants, which bodies read, too.
+      fills: the known numbers in the padding of the block's local values.
+      wishes: the masks that could be emitted directly after each local value is computed.
       stored: local values that are in memory because nothing fuses with them.
     """
 
@@ -70,7 +70,10 @@ class MoveMasks(Rewriter):
     rules = (((Mask,), drop_filled), (kinds(), mask_results))
 
     def wanted(self, local: int) -> Iterator[tuple[Mask, int | None]]:
-        """Yield the masks to emit after a value, as long as they fill with the same number."""
+        """Yield (mask, its result or None) for the masks to emit after a local value.
+
+        Masks that fill with another number than the first one are excluded.
+        """
         dtype, fills = self.locals[local].dtype, set()
         for mask, made in self.wishes.get(local, {}).items():
             # A reader that fuses with the unmasked value would have to read memory.
@@ -83,12 +86,12 @@ class MoveMasks(Rewriter):
                 yield mask, made
 
     def keep(self, instruction: Instruction) -> None:
-        """Append an instruction, and record the facts about its results."""
+        """Append an instruction to the block, and record the known numbers of its results."""
         self.kept.append(instruction)
         self.fills.note(instruction)
 
     def is_filled(self, local: int, mask: Mask) -> bool:
-        """Return whether a mask would change nothing."""
+        """Return whether a mask of `local` would change nothing."""
         return self.fills.of(local).has(mask, self.locals[local].dtype)
 
     def masked(self, maker: Instruction, mask: Mask, local: int, made: int | None) -> int:

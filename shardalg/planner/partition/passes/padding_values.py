@@ -1,8 +1,8 @@
-"""Padding-value analysis: the numbers that padding of a local value is known to hold.
+"""Padding-value analysis: which numbers the padding of a local value is known to hold.
 
-A whole dimension is padded with zeros, a block is cut out of it, a mask fills padding, and a
-pointwise operator maps known numbers to known numbers. A mask that fills padding with the number
-that it holds already is dropped.
+Four instructions make such numbers known. A whole dimension is padded with zeros. A block is cut
+out of a padded dimension. A mask fills padding. A pointwise operator maps known numbers to known
+numbers. A mask that fills padding with the number that it holds already is dropped.
 """
 
 from __future__ import annotations
@@ -29,48 +29,55 @@ Padding = tuple[Digits, int, int]
 
 @dataclass(frozen=True)
 class ValueFacts:
-    """The known numbers of a local value.
+    """The elements of a local value whose numbers are known during planning.
 
     Attributes:
-      fills: dimension to its padding and the number that the padding holds.
-      number: the number that all elements are; None if it is not known.
+      fills: per dimension, its padding and the number that the padding holds. Dimensions about
+        which nothing is known are absent.
+      number: the number to which all elements are equal; None if there is no such known number.
     """
 
     fills: Mapping[int, tuple[Padding, Number]] = field(default_factory=dict)
     number: Number | None = None
 
     def has(self, mask: p.Mask, dtype: str) -> bool:
-        """Return whether a mask would change nothing."""
+        """Return whether the padding that a mask fills already holds the mask's number."""
         return self.fills.get(mask.dim) == filled_by(mask, dtype)
 
     def fill(self, dim: int, padding: Padding | None) -> Number | None:
-        """Return the number that a padding holds; None if it is not known."""
+        """Return the number that this padding of a dimension holds; None if it is not known."""
         found, number = self.fills.get(dim, (None, None))
         return number if found == padding else None
 
     def with_fill(self, dim: int, fill: tuple[Padding, Number] | None = None) -> ValueFacts:
-        """Return the facts with another fill of one dimension, or without one."""
+        """Return the facts about the padding of all dimensions, changed for one dimension.
+
+        Args:
+          fill: the padding of `dim` and its number; None if nothing is known about it.
+        """
         others = {d: f for d, f in self.fills.items() if d != dim}
         return ValueFacts(others | ({dim: fill} if fill else {}))
 
 
-# A dimension, its padding, and per operand the dimension read along it (`operands_along`). The
-# dimension and the padding are None for all elements.
+# A dimension of a result, its padding, and per operand the dimension that is read along it
+# (`operands_along`). Dimension and padding are None if the entry concerns all elements.
 PaddedDim = tuple[int | None, Padding | None, Mapping[int, int | None]]
 NOTHING = ValueFacts()
 
 
 def filled_by(mask: p.Mask, dtype: str) -> tuple[Padding, Number]:
-    """Return the padding that a mask fills, and the number that it writes."""
+    """Return the padding that a mask fills, and the number that it writes there."""
     return (mask.digits, mask.block, mask.size), identity(mask.fill, dtype)
 
 
 @dataclass
 class Fills:
-    """The facts about the local values of one block.
+    """The numbers that padding holds, for all local values of one block.
+
+    `note` is called for one instruction after the other.
 
     Attributes:
-      known: local value to its facts; nothing is known about other local values.
+      known: the facts about each local value; nothing is known about absent ones.
     """
 
     graph: Graph
@@ -78,7 +85,7 @@ class Fills:
     known: dict[int, ValueFacts] = field(default_factory=dict)
 
     def of(self, local: int) -> ValueFacts:
-        """Return the facts about a local value."""
+        """Return the facts about a local value; they are empty if nothing is known."""
         return self.known.get(local, NOTHING)
 
     def signature(self, instruction: Instruction) -> Signature:
@@ -100,7 +107,10 @@ class Fills:
                 self.known[local] = known
 
     def applied(self, instruction: Instruction[p.Apply]) -> Iterator[ValueFacts]:
-        """Yield the facts about an operator's results, if it maps numbers to numbers."""
+        """Yield the facts about each result of a local operator.
+
+        A padding of a result is known if the operator maps known numbers of its operands to it.
+        """
         known, results = self.known.keys(), instruction.results
         even = all(self.locals[result].sharding.is_even for result in results)
         # A result without padding is known only if all operands are known numbers.
@@ -122,7 +132,14 @@ class Fills:
     def computed_number(
         self, instruction: Instruction, along: Mapping[int, int | None], padding: Padding | None
     ) -> Number | None:
-        """Return the number that an operator computes at a padding; everywhere if it is None."""
+        """Return the number that an operator computes in a padding of its result, or None.
+
+        None if the number is not known.
+
+        Args:
+          along: per operand, the dimension that is read along the padded dimension, or None.
+          padding: the padding; None if all elements of the result are meant.
+        """
         operands = {k: self.of(instruction.operands[k]) for k in along}
         numbers = {k: known.number for k, known in operands.items()}
         fills = {(k, d): operands[k].fill(d, padding) for k, d in along.items() if d is not None}
@@ -132,9 +149,9 @@ class Fills:
     def maskable_operand(
         self, instruction: Instruction[p.Apply], mask: p.Mask
     ) -> Iterator[tuple[int, p.Mask]]:
-        """Yield the operand whose mask would replace a mask of the result, with that mask.
+        """Yield (operand, mask) if masking this operand would make a mask of the result needless.
 
-        Yield nothing if there is no such operand.
+        The operand is a local value. Yields nothing if there is no such operand.
         """
         signature = self.signature(instruction)
         rows = rules(signature)
@@ -204,7 +221,7 @@ class Fills:
     def all_exchanged(
         self, instruction: Instruction[p.AllToAlls | p.AllGathers]
     ) -> Iterator[ValueFacts]:
-        """Yield the facts about dimensions that are not moved."""
+        """Yield the facts after an exchange: those about dimensions that it does not move."""
         known = self.of(instruction.operands[0])
         for dim in instruction.attributes.dims:
             known = known.with_fill(dim)
@@ -239,9 +256,14 @@ class Fills:
 
 @lru_cache(maxsize=1 << 14)
 def _places(signature: Signature, loops: LoopDigits, result: int) -> tuple[PaddedDim, ...]:
-    """Return the parts of a result that may hold known numbers: padding, and all elements.
+    """Return the parts of an operator's result that may hold known numbers.
 
-    Empty if the operator's row moves elements.
+    They are the paddings of its dimensions, and all elements together. Empty if the operator moves
+    elements along a dimension.
+
+    Args:
+      loops: the sharded loops with their digits.
+      result: the number of the result.
     """
     rows = rules(signature)
     rule, indices = row_of(rows, result) if rows else (None, ())
@@ -260,7 +282,13 @@ def _places(signature: Signature, loops: LoopDigits, result: int) -> tuple[Padde
 
 
 def _block(known: ValueFacts, dim: int, digits: Digits, block: int) -> ValueFacts:
-    """Return the facts about a device's block of a dimension that was whole."""
+    """Return the facts after a device's block was cut out of a dimension.
+
+    Args:
+      known: the facts before the cut.
+      digits: the digits along which the dimension is sharded afterwards.
+      block: the size of the block.
+    """
     # Only padding of a whole dimension (no digits) is at one end of the dimension, from which the
     # last blocks are cut.
     (held, _, size), number = known.fills.get(dim, ((None, 0, 0), 0))

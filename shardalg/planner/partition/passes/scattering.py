@@ -1,4 +1,4 @@
-"""Scatter reductions: a reduction that is only cut into blocks becomes a reduce-scatter.
+"""The pass that turns an all-reduce whose result is only cut into blocks into a reduce-scatter.
 
     dynamic_slice(all_reduce(x)) = reduce_scatter(x)
 Sums are deferred until a sharding is required of them. Other reductions (a maximum, a product) run
@@ -19,13 +19,19 @@ from shardalg.spmd.instructions import AllReduce, DynamicSlice, ReduceScatter, R
 from shardalg.spmd.local import Local
 from shardalg.spmd.rewrite import Rewriter
 
-# The reader of a block's results.
+# The results of a block are read, too. This number marks them among the readers' indices.
 RESULT = -1
 
 
 @dataclass(frozen=True)
 class BlockUse:
-    """The only reader of a local value, if it cuts a block out of it, after padding it or not."""
+    """The only reader of a local value, if it cuts out the device's block.
+
+    Attributes:
+      number: the index of the cut among the instructions of the block.
+      slice: the cut.
+      pad: the instruction that pads the value before the cut, or None.
+    """
 
     number: int
     slice: Instruction[DynamicSlice]
@@ -42,7 +48,12 @@ def _chain_of_cuts(
     readers: dict[int, list[int]],
     first: Instruction[AllReduce],
 ) -> Iterator[BlockUse]:
-    """Yield the consecutive cuts of a reduction along its own axes."""
+    """Yield the cuts that follow an all-reduce, one after the other, along axes that it reduces.
+
+    Args:
+      readers: the indices of the instructions that read each local value.
+      first: the all-reduce.
+    """
     left, local = first.attributes.digits, first.results[0]
     while cut := _next_cut(instructions, readers, local):
         # Devices that differ along another axis are not members of the reduction, so a scatter
@@ -57,7 +68,10 @@ def _chain_of_cuts(
 def _next_cut(
     instructions: Sequence[Instruction], readers: dict[int, list[int]], local: int
 ) -> BlockUse | None:
-    """Return the cut that is the only reader of a local value; None if there is none."""
+    """Return the cut that reads a local value, perhaps after one padding.
+
+    None if another instruction reads the value, too, or if no cut reads it.
+    """
     pad: Instruction[Resize] | None = None
     while len(readers[local]) == 1 and readers[local] != [RESULT]:
         (number,) = readers[local]
@@ -81,9 +95,10 @@ def _without(digits: Digits, gone: Digits) -> Digits:
 def _scattered(
     first: Instruction[Any], cuts: Sequence[BlockUse], locals_: list[Local]
 ) -> Iterator[Instruction]:
-    """Yield the reduction as reduce-scatters along its cuts, then an all-reduce over other axes.
+    """Yield the instructions that replace an all-reduce and its cuts.
 
-    Padding now runs on partial values. Values between the scatters are partial, too.
+    Each cut becomes a reduce-scatter. An all-reduce over the axes that no cut uses follows. Padding
+    before a cut now runs on values that are not yet reduced.
     """
     combine, left = first.attributes.combine, first.attributes.digits
     (local,) = first.operands
@@ -116,7 +131,10 @@ class ScatterReductions(Rewriter):
     needs = (AllReduce,)
 
     def finish(self, block: Block) -> Block:
-        """Return the block in which every chain of cuts is at the position of its last cut."""
+        """Return the block in which reduce-scatters replace all-reduces that are only cut.
+
+        They are emitted at the position of the last cut.
+        """
         instructions = block.instructions
         # Most programs have no reduction that is cut or padded.
         reduced = {v for one in instructions if _is_other_than_sum(one) for v in one.results}

@@ -1,4 +1,4 @@
-"""Drop instructions whose results are not read, and combine elements with one owner as bits.
+"""Two passes: drop unread instructions, and combine elements of one owner as bits.
 
     all_reduce(squeeze(owner_select(x)), "sum") = all_reduce(squeeze(owner_select(x)), "pick")
 A box at run-time starts (`Extract`) and an element of its owner (`OwnerSelect`) are partial sums,
@@ -38,10 +38,10 @@ COPIES = SAME | {"rev", "slice"}
 
 @dataclass
 class JoinAsBits(Rewriter):
-    """The rewriter that combines elements with one owner by "pick".
+    """The rewriter that combines elements which only one device has as bits ("pick").
 
     Attributes:
-      alone: local values of which at most one device has each element.
+      alone: local values of which at most one device has each element; all others have 0.
     """
 
     needs = OWNERS
@@ -49,27 +49,30 @@ class JoinAsBits(Rewriter):
     alone: set[int] = field(default_factory=set, init=False)
 
     def note_owned(self, instruction: Instruction) -> Instruction:
-        """Record an element of its owner, unless the operand is a pending sum of all devices."""
+        """Record that at most one device has the result, unless the operand is a partial sum."""
         (operand, *_) = instruction.operands
         if operand in self.alone or not self.locals[operand].sharding.unreduced:
             self.alone.update(instruction.results)
         return instruction
 
     def note_part(self, instruction: Instruction) -> Instruction:
-        """Record a part of a value with one owner."""
+        """Record that one device has each element of a part, if that holds for the whole."""
         if instruction.operands[0] in self.alone:
             self.alone.update(instruction.results)
         return instruction
 
     def note_copy(self, instruction: Instruction[Apply]) -> Instruction:
-        """Record a copy of a value with one owner."""
+        """Record the same of an operator's result, if the operator only copies its operand."""
         copies = instruction.attributes.primitive in COPIES and len(instruction.operands) == 1
         return self.note_part(instruction) if copies else instruction
 
     def combine_bits(
         self, instruction: Instruction[AllReduce | ReduceScatter | ReduceScatters]
     ) -> Instruction:
-        """Return a sum of a value with one owner, combined by bits."""
+        """Return the collective with "pick" in place of "sum", if one device has each element.
+
+        Any other collective is returned as it is. Integers are still summed: they have no -0.
+        """
         a, (operand,), (made,) = instruction.attributes, instruction.operands, instruction.results
         if a.combine != SUM or operand not in self.alone:
             return instruction
@@ -88,7 +91,7 @@ class JoinAsBits(Rewriter):
 
 
 class DropUnread(Rewriter):
-    """The rewriter that keeps only instructions whose results are read, in bodies too."""
+    """The rewriter that removes instructions whose results nothing reads, also in bodies."""
 
     def finish(self, block: Block) -> Block:
         """Return the block without instructions that neither its results nor others need."""
