@@ -1,10 +1,12 @@
-"""The conditions under which a plan with named sizes is the same plan.
+"""Guards: the conditions on named sizes under which planning makes the same decisions again.
 
-The plan is made once more, with sizes that record (`sizes.recorded`) in place of the hints. So
-every comparison that planning makes on sizes is known by construction. `Plan.at` checks the
-recorded comparisons at a point in a millisecond.
+A plan with named sizes is made at hints: one number per name. To find its guards, the function is
+planned once more with sizes that record every comparison (`sizes.recorded`). Where all comparisons
+have the same answers, the plan is the same. `Plan.at` checks this at a point (a number for each
+name) in a millisecond.
 
-`formulas_hold` compares the formulas of such a plan with a plan that was made at a point.
+`formulas_hold` is an independent test: it compares the formulas of a plan with named sizes with a
+plan that was made at a point.
 """
 
 from __future__ import annotations
@@ -47,13 +49,16 @@ ROUNDED = 1e-9
 def formulas_hold(
     named: Symbolised, costs: tuple[Cost, Cost], here: SpmdProgram, point: Mapping[str, int]
 ) -> bool:
-    """Return whether every price by formula equals the price of the plan made at the point.
+    """Return whether the formulas of a plan with named sizes are right at a point.
 
-    Bytes, operations and block sizes are compared exactly, seconds up to rounding.
+    They are compared with a plan that was made at the point: bytes, operations and block sizes
+    exactly, seconds up to rounding.
 
     Args:
-      costs: the cost of the plan with named sizes, and that of the plan made there, on one chip.
-      here: the program that was planned there.
+      named: the program of the plan with named sizes.
+      costs: the cost of the plan with named sizes, and of the plan made at the point, on one chip.
+      here: the program of the plan made at the point.
+      point: the number for each name.
     """
     try:
         return _same_blocks(named.program, here, point) and _same_prices(costs, point)
@@ -62,7 +67,10 @@ def formulas_hold(
 
 
 def _same_blocks(named: SpmdProgram, here: SpmdProgram, point: Mapping[str, int]) -> bool:
-    """Return whether every local value has the block size that its formula gives."""
+    """Return whether both programs have the same local values, and blocks of equal sizes.
+
+    The block sizes of `named` are formulas, which are evaluated at the point.
+    """
     known: dict[Any, Any] = {}
 
     def at(size: Any) -> Any:
@@ -86,7 +94,10 @@ def _same_blocks(named: SpmdProgram, here: SpmdProgram, point: Mapping[str, int]
 
 
 def locals_made(program: SpmdProgram) -> set[int]:
-    """Return the local values that a device holds at some time; others have no formula."""
+    """Return the local values that a program computes or takes as arguments, also in bodies.
+
+    A program can list other local values, which passes left behind.
+    """
     found = set(program.block.arguments)
     for step in walk(program):
         found.update(step.instruction.results)
@@ -95,7 +106,10 @@ def locals_made(program: SpmdProgram) -> set[int]:
 
 
 def _same_prices(costs: tuple[Cost, Cost], point: Mapping[str, int]) -> bool:
-    """Return whether the prices of both costs are equal at a point, seconds up to rounding."""
+    """Return whether two costs are equal at a point, seconds up to rounding.
+
+    The prices of the first one may be formulas.
+    """
     first, second = (dict(_prices(cost)) for cost in costs)
     # Other keys mean other collectives or operators: the plans differ in more than their sizes.
     if first.keys() != second.keys():
@@ -139,14 +153,18 @@ Place = tuple[int, tuple[str | int, ...]]
 def guards(
     stages: Stages, options: Options, named: Callable[[], Symbolised | None]
 ) -> tuple[Guards | None, str]:
-    """Return the guards of a plan with named sizes; if there are none, None and the reason.
+    """Return the guards of a plan with named sizes, and a text.
+
+    If no guards can be found, they are None and the text is the reason. Otherwise the text names
+    the first parameter that binds the plan to its hints, or is "".
 
     If the guards hold at a point, planning decides the same there. They do not cover decisions of
     Python code on a size while it is traced; a second trace found none (`symbols.name_sizes`). If a
     size was made in Python, the guards fix all dimensions at their hints.
 
     Args:
-      named: returns the program with a formula for each of its sizes; called once.
+      named: a function that returns the program with a formula for each of its sizes, or None if no
+        size has a name; called once.
     """
     if options.policy == "cost":
         return None, "the plan was chosen by cost, which compares more than is kept"
@@ -162,10 +180,10 @@ def guards(
 def recorded_shapes(
     stages: Stages, options: Options, sizes: Sizes
 ) -> tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...] | None:
-    """Return the formulas of the global and the local shape of every local value of a plan.
+    """Return per local value of a plan its global shape and its local shape as formulas.
 
     They are right where the guards hold (`guards`). None if planning on recorded sizes ends in an
-    error or gives another program.
+    error or gives another program, and for policy "cost".
     """
     if options.policy == "cost":
         return None
@@ -187,7 +205,7 @@ def recorded_shapes(
 
 
 def _found(stages: Stages, options: Options, named: Symbolised) -> tuple[Guards | None, str]:
-    """Return the guards, or None and the reason, from a second planning on recorded sizes."""
+    """Plan once more on sizes that record comparisons; return the result of `guards`."""
     recorded = recorder(named.sizes.hints)
     sizes = _Sizes(stages, named.sizes, recorded)
     try:
@@ -212,7 +230,12 @@ def _found(stages: Stages, options: Options, named: Symbolised) -> tuple[Guards 
 
 
 def _other_blocks(recorded: SpmdProgram, named: SpmdProgram) -> Iterator[Fact]:
-    """Yield facts that blocks have the sizes of their formulas, where planning recorded others."""
+    """Yield the condition that two formulas of one block size are equal, where they differ.
+
+    Args:
+      recorded: the program planned on recorded sizes.
+      named: the program with a formula for each of its sizes.
+    """
     # Equal pairs of a size and its formula give one fact.
     found: dict[tuple[Any, Any], None] = {}
     for index in sorted(locals_made(recorded) | locals_made(named)):
@@ -227,10 +250,13 @@ def _other_blocks(recorded: SpmdProgram, named: SpmdProgram) -> Iterator[Fact]:
 
 
 def _peak(recorded: Recorder, named: Symbolised, stages: Stages, rebuild: bool) -> DecidedCall:
-    """Return the peak of memory as a call: the plan holds where its formula gives the peak.
+    """Return the formula of the memory peak as a recorded call, with the facts that it rests on.
 
-    Elsewhere other values may be overwritten, or kept for the backward pass. The peak is then
-    computed again from the program with the sizes of that point.
+    Where the facts fail, other values may be overwritten, or kept for the backward pass. The peak
+    is then computed again from the program with the sizes of that point.
+
+    Args:
+      rebuild: whether forward values may be computed again in the backward pass.
     """
     how: Any = {"donated": stages.traced.donated, "rebuild": rebuild}
     largest = peak_formula(named, tuple(stages.traced.donated), rebuild)
@@ -242,11 +268,13 @@ def _peak(recorded: Recorder, named: Symbolised, stages: Stages, rebuild: bool) 
 
 
 class RunQuestion(NamedTuple):
-    """The decision for which planning compares sizes outside of recorded calls.
+    """The origin of a recorded comparison of sizes, for comparisons outside of recorded calls.
 
     Attributes:
-      kind: the part of `plan.changes` that the decision belongs to: "sharding" or "collectives".
-      node: the node that is planned; None at the program's border, and without a single node.
+      kind: the decision that the comparison belongs to, as in `plan.changes`: "sharding" or
+        "collectives".
+      node: the index of the node that was planned; None for arguments and results of the program,
+        and for comparisons of completion.
     """
 
     kind: str
@@ -272,7 +300,10 @@ def _planned_again(stages: Stages, options: Options, sizes: _Sizes) -> SpmdProgr
 
 
 class _RecordingPartitioner(Partitioner):
-    """A partitioner that records for which node it compares sizes, in `Recorder.about`."""
+    """A partitioner that notes which node it emits, as the origin of recorded comparisons.
+
+    The origin is `Recorder.about`, a `RunQuestion`.
+    """
 
     def __init__(self, recorder: Recorder, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -307,11 +338,14 @@ class _RecordingPartitioner(Partitioner):
 
 @dataclass(eq=False)
 class _Sizes:
-    """A graph with recorded sizes, in its shapes, trip counts and parameters.
+    """The builder of a graph in which shapes, trip counts and parameters are recorded sizes.
 
     Attributes:
-      bound: in words, the first parameter that differs in the second trace and has no formula; ""
-        if there is none.
+      stages: the plan with named sizes.
+      sizes: the formulas of the sizes of its graph.
+      recorded: the recorder to which comparisons are written.
+      bound: a sentence on the first parameter that differs in the second trace and has no formula;
+        "" if there is none.
     """
 
     stages: Stages
@@ -321,29 +355,33 @@ class _Sizes:
 
     @cached_property
     def second(self) -> Retrace | None:
-        """The function at other sizes, to find formulas of its parameters; None if loaded."""
+        """The function traced at other sizes than the hints; None for a loaded plan.
+
+        Parameters that differ between the two traces depend on sizes.
+        """
         symbols = self.stages.symbols
         if symbols.tracer is None:
             return None
         return Retrace(symbols.tracer(symbols.second), symbols.second)
 
     def manual(self) -> Iterator[Fact]:
-        """Return the facts that axes along which the function is manual stay at their hints."""
+        """Yield the conditions that mesh axes of `shard_map`s have their hints as sizes."""
         for axis in sorted(self.stages.graph.traced_axes & self.sizes.axes.keys()):
             yield Fact(symbol(axis) - self.sizes.hints[axis], ZERO)
 
     def traced(self) -> Iterator[Fact]:
-        """Return the facts that dimensions stay at their hints, where only a trace knows more.
+        """Yield the conditions that all named dimensions equal their hints, if they are needed.
 
-        A size or a parameter that Python makes is a number here. It may be another number at other
-        sizes, without a formula that says so.
+        They are needed if Python code computes a size or a parameter. It is then a number in the
+        graph and may be another number at other sizes, without a known formula. They are also
+        needed for a loaded plan, which cannot be traced again.
         """
         if self.second is None or self.bound or self.stages.symbols.constants:
             for name, size in self.stages.symbols.sizes.items():
                 yield Fact(symbol(name) - size.hint, ZERO)
 
     def graph(self) -> Graph:
-        """Return the graph at the hints with every size recorded."""
+        """Return the plan's graph with a recorded size in place of every number."""
         graph = self.stages.graph
         if self.second is None:
             return graph
@@ -368,7 +406,11 @@ class _Sizes:
         return replace(graph, values=values, nodes=tuple(nodes), regions=regions)
 
     def params(self, node: Node, other: Node) -> Params:
-        """Return a node's parameters; numbers that differ in the second trace become formulas."""
+        """Return a node's parameters, in which numbers that depend on sizes are recorded sizes.
+
+        Args:
+          other: the same node in the second trace.
+        """
         # Sizes of the node's own tensors come first: a parameter is most likely one of them.
         values = (*node.operands, *node.results)
         near = [*(n for v in values for n in self.sizes.dims[v]), *self.sizes.trips]
@@ -397,7 +439,8 @@ class _Sizes:
 
         Args:
           pair: the parameter in the first and in the second trace.
-          known: sizes that its numbers may be, the most likely first.
+          known: sizes to which its numbers may be equal, the most likely first.
+          place: the node, and the position of the parameter in it.
         """
         here, there = pair
         # Of code only the name is kept, and planning does not read the name of a jaxpr.
@@ -418,10 +461,16 @@ class _Sizes:
         return None if found is None else (self.recorded.size(found),)
 
     def formula(self, pair: tuple[int, int], known: tuple[Size, ...], place: Place) -> Size | None:
-        """Return the formula of a number: the nearest size, or sum of two, plus a number.
+        """Return a formula of a number that differs in two traces, or None.
 
-        The formula is right in all traces. Two traces may agree by accident, except on a size or
-        the number next to it; a third trace decides. None if there is no such formula.
+        The formula is a known size or the sum of two named sizes, plus a constant. Of several the
+        one with the smallest constant is used. Two traces may agree by accident, if the constant is
+        larger than 1. A third trace then decides.
+
+        Args:
+          pair: the number in the first and in the second trace.
+          known: sizes from which the formula may be built.
+          place: the position of the number in the graph.
         """
         assert self.second is not None, "parameters are formulas by a second trace"
         # The number is n + gap for a known size n if the gap is equal in both traces.
@@ -446,7 +495,10 @@ class _Sizes:
         return tuple(symbol(name) for name in self.stages.symbols.sizes)
 
     def is_right(self, formula: Size, place: Place) -> bool:
-        """Return whether a parameter has the value of its formula in a third trace."""
+        """Return whether the number at `place` has the value of `formula` in a third trace.
+
+        False if there is no third trace.
+        """
         # Without a third trace, `formula` accepts only numbers within 1 of a known size.
         if self.third is None:
             return False
@@ -458,9 +510,9 @@ class _Sizes:
 
     @cached_property
     def third(self) -> Retrace | None:
-        """The function at sizes that differ from all others in the first two traces, or None.
+        """The function traced at sizes that differ from all sizes of the first two traces.
 
-        None if the function fails at such sizes.
+        None if the function cannot be traced at such sizes, or is another program there.
         """
         from shardalg.algebra.dims import Size, second_hints
 

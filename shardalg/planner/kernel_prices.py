@@ -1,6 +1,8 @@
-"""Prices of kernels as parameters of their nodes: of Pallas calls from their code, of others given.
+"""Prices (flops and bytes) of opaque kernels: Pallas calls, `ffi_call`, callbacks.
 
-A Pallas call with `cost_estimate=` has this price. Otherwise its flops are those of its kernel,
+A price is a parameter of the kernel's node. The user gives it by `Options(prices=...)`, or it is
+read from the code of a Pallas call. A Pallas call with `cost_estimate=` has this price. Otherwise
+its flops are those of its kernel,
 times the number of grid steps, and its bytes are those of its blocks, each fetched or written when
 its index changes. Pallas' pipeline (`jax._src.pallas.mosaic.pipeline`) skips the copy of a block
 whose index is that of the step before, with the last grid axis as the fastest.
@@ -31,9 +33,10 @@ GIVEN = "options"
 
 
 def with_pallas_prices(graph: Graph) -> Graph:
-    """Return the graph with the price of every Pallas call, read from its equation.
+    """Return the graph in which every Pallas call has the price that its code gives.
 
-    A loaded graph has no equations; its calls keep the prices that they were saved with.
+    A graph that was loaded from a file has no code. Its calls keep the prices that they were saved
+    with.
     """
     prices = {}
     for node in graph.nodes_of((PALLAS,)):
@@ -44,12 +47,17 @@ def with_pallas_prices(graph: Graph) -> Graph:
 
 
 def with_given_prices(graph: Graph, prices: Mapping[str, KernelPrice]) -> Graph:
-    """Return the graph with the user's prices of kernels, by target.
+    """Return the graph in which kernels have the prices that the user gave.
+
+    Prices that the user gave for an earlier plan of the graph are removed.
+
+    Args:
+      prices: the price of each kernel, by the name that `target_of` returns.
 
     Raises:
       StrategyError: no operator of the function has the name of a target.
     """
-    # Prices of an earlier plan of the same graph; a Pallas call gets back that of its code.
+    # A Pallas call whose given price is removed gets back the price of its code.
     before, graph = graph, without_given_prices(graph)
     if graph is not before:
         graph = with_pallas_prices(graph)
@@ -73,7 +81,7 @@ def with_given_prices(graph: Graph, prices: Mapping[str, KernelPrice]) -> Graph:
 
 
 def target_of(node: Node) -> str | None:
-    """Return the name by which a kernel is given a price; None for an operator with a row.
+    """Return the name by which `Options(prices=...)` identifies a kernel; None for other operators.
 
     It is the target of an `ffi_call`, the function of a `pure_callback`, the name of a Pallas call.
     """
@@ -95,7 +103,7 @@ def _callback_name(signature: Signature) -> str:
 
 
 def unpriced(graph: Graph) -> tuple[str, ...]:
-    """Return the kernels without a price, with their lines."""
+    """Return a text for each kernel without a price: its kind, its name and its source line."""
     found: dict[str, None] = {}
     for node in graph.nodes_of(OPAQUE):
         target = target_of(node)
@@ -121,7 +129,11 @@ def without_given_prices(graph: Graph) -> Graph:
 
 
 def _with_prices(graph: Graph, prices: Mapping[int, Price]) -> Graph:
-    """Return the graph with prices of nodes."""
+    """Return the graph with these prices as parameters of nodes.
+
+    Args:
+      prices: the price of each kernel, by node index.
+    """
     if not prices:
         return graph
     nodes = list(graph.nodes)
@@ -149,9 +161,13 @@ def _pallas_price(params: Mapping[str, Any]) -> Price:
 
 
 def _operations(jaxpr: Any, times: int = 1) -> Iterator[tuple[int, bool]]:
-    """Yield the flops of a kernel's operators, and whether each is a product of matrices.
+    """Yield (flops, whether it is a product of matrices) for each operator of a kernel.
 
-    A branch counts as its most expensive case, and a loop of unknown length as one iteration.
+    A conditional counts as its most expensive branch, and a loop of unknown length as one
+    iteration.
+
+    Args:
+      times: how often the jaxpr runs; flops are multiplied by it.
     """
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         params = equation.params
@@ -181,10 +197,14 @@ def _signature(equation: Any) -> Signature | None:
 
 
 def _block_bytes(block: Any, grid: Sequence[int]) -> int:
-    """Return the bytes that the copies of one operand's blocks move over the whole grid.
+    """Return the bytes that one operand's (or result's) block copies move over the whole grid.
 
-    With the last axis as the fastest, the index changes at every step of the axes up to the last
-    one that it depends on.
+    A block is copied when its index changes. The last grid axis is the fastest, so the index
+    changes at every step of the axes up to the last one that it depends on.
+
+    Args:
+      block: the block mapping of a Pallas call.
+      grid: the number of steps of each grid axis.
     """
     read = _axes_read(block.index_map_jaxpr.jaxpr, len(grid))
     axes = [axis for axis in read if grid[axis] > 1]
@@ -198,7 +218,11 @@ def _block_bytes(block: Any, grid: Sequence[int]) -> int:
 
 
 def _axes_read(jaxpr: Any, rank: int) -> list[int]:
-    """Return the grid axes on which the results of an index map depend, in order."""
+    """Return the grid axes on which the results of a block's index map depend, in order.
+
+    Args:
+      rank: the number of grid axes, which are the first arguments of the index map.
+    """
     depends = {variable: {axis} for axis, variable in enumerate(jaxpr.invars[:rank])}
 
     def axes_of(atoms: Sequence[Any]) -> set[int]:

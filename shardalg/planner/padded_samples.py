@@ -1,4 +1,4 @@
-"""Padding of samples that do not divide, and loops that fetch one layer per iteration.
+"""Two changes of a plan: padded samples of a batch, and loops that fetch one layer per iteration.
 
 A batched convolution merges the samples with its features: 13 samples of 2 features become one
 dimension of 26. On 4 devices, a block of 13 samples has 4 samples, which are 8 features. A block of
@@ -37,11 +37,11 @@ from shardalg.planner.propagate.sharded import Reason, ShardedGraph
 
 
 def by_layer(sharded: ShardedGraph) -> ShardedGraph | None:
-    """Return the shardings with which loops fetch one layer per iteration, or None.
+    """Return the graph with shardings under which scans fetch one layer per iteration, or None.
 
-    None if no stack is divided. Only the layers inside the loops have other shardings; nothing is
-    completed from them. With policy "cost", the shardings at the borders of loops are chosen
-    already.
+    None if no stack is sharded along its layers, or if policy "cost" chose the shardings at the
+    borders of loops. Only the layers inside of the loops get other shardings. Completion does not
+    run again.
     """
     if sharded.borders:
         return None
@@ -61,7 +61,10 @@ def by_layer(sharded: ShardedGraph) -> ShardedGraph | None:
 
 
 def stacks(graph: Graph, node: Node) -> Iterator[tuple[int, int]]:
-    """Yield (stack, layer in the body) for each stack that a loop reads or makes."""
+    """Yield (stack, layer) for each stack that a scan reads or computes.
+
+    Both are graph values: the stack outside of the loop, and its slice of one iteration inside.
+    """
     body = graph.regions[node.bodies[0]]
     consts, carry = (node.signature.param(name) for name in ("num_consts", "num_carry"))
     # Operands of a scan and arguments of its body are (consts, carry, xs); results are (carry, ys).
@@ -73,10 +76,15 @@ def stacks(graph: Graph, node: Node) -> Iterator[tuple[int, int]]:
 
 
 def _divided(layer: Sharding, digits: Digits) -> Sharding | None:
-    """Return the layer's sharding with the stack's digits on its largest dimension that fits.
+    """Return the sharding of a layer with one more dimension sharded along `digits`, or None.
 
-    Dimensions that the digits divide come first. None if a dimension has the digits already, or if
-    every dimension has fewer elements than there are parts.
+    The dimension is the largest one that divides evenly, in its absence the largest one. None if
+    the layer is sharded along these digits already, or if every dimension has fewer elements than
+    there would be parts.
+
+    Args:
+      layer: the sharding of the layer.
+      digits: the digits along which its stack is sharded.
     """
     # One digit cannot partition two dimensions of the layer.
     used = [digit for dim in layer.dims for digit in dim]
@@ -103,7 +111,11 @@ SUMS = frozenset(("conv_general_dilated", "dot_general", "reduce_sum"))
 
 
 def padding_of_samples(sharded: ShardedGraph) -> Padding | None:
-    """Return the padding of all merged samples that do not divide, or None without such samples."""
+    """Return how to pad samples that reshapes merge with features, or None.
+
+    None if all such samples divide evenly among the devices, or if no operator sequence between
+    merge and split can be padded.
+    """
     changes: dict[int, NodeReplacement] = {}
     types: dict[int, ValueType] = {}
     for merge in _merges(sharded):
@@ -118,7 +130,10 @@ def padding_of_samples(sharded: ShardedGraph) -> Padding | None:
 
 
 def _merges(sharded: ShardedGraph) -> Iterator[_Merge]:
-    """Yield the reshapes that merge an unevenly sharded dimension with more minor dimensions."""
+    """Yield a `_Merge` for each reshape that merges an unevenly sharded dimension with others.
+
+    The other dimensions are minor to it.
+    """
     graph = sharded.graph
     for node in graph.nodes_of(["reshape"]):
         (rule,) = rules(node.signature) or ()
@@ -137,7 +152,11 @@ def _merges(sharded: ShardedGraph) -> Iterator[_Merge]:
 
 
 def _major(rule: Rule, index: Index) -> tuple[str, int] | None:
-    """Return the major loop of a merged dimension and the elements per iteration, or None."""
+    """Return the major loop of a merged dimension, and the elements of one iteration of the loop.
+
+    For the index `2*i + j` of a dimension, with two iterations of `j`, this is `("i", 2)`. None if
+    the index has another form.
+    """
     if len(index.terms) < 2 or index.constant or index.div != 1 or index.mod:
         return None
     # In factor*i + j, i is the major loop if the other loops together count from 0 to factor - 1.
@@ -150,7 +169,7 @@ class _Merge(NamedTuple):
     """A reshape that merges samples with another dimension.
 
     Attributes:
-      start: the merged value, its merged dimension, and the elements of one sample in it.
+      start: the reshaped value, its merged dimension, and the elements of one sample in it.
       size, padded: the numbers of samples without and with padding.
     """
 
@@ -160,18 +179,23 @@ class _Merge(NamedTuple):
     padded: int
 
     def region(self) -> _Region | None:
-        """Return the operators between merge and split; None if samples cannot be padded in one."""
+        """Return the operators between this reshape and those that split the samples off again.
+
+        None if one of these operators cannot compute on padded samples.
+        """
         made = _Region(self.graph, self.size, self.padded)
         return made if made.grown(*self.start) else None
 
 
 @dataclass
 class _Region:
-    """The operators between merge and split.
+    """The operators between a reshape that merges samples and those that split them off again.
 
     Attributes:
+      size, padded: the numbers of samples without and with padding.
       marks: per value with merged samples, the merged dimension and the elements of one sample.
-      ends: per node and tensor (~0 is the result), the dimension of samples that are not merged.
+      ends: per node, a dictionary from its tensors in which samples are a dimension of their own to
+        this dimension. Operand k is tensor k, the result is tensor ~0.
       loops: per node, the loop over samples and its iterations for one sample.
       sums: the nodes that sum over samples.
     """
@@ -186,7 +210,7 @@ class _Region:
 
     @property
     def nodes(self) -> set[int]:
-        """The numbers of the operators that change."""
+        """The indices of the nodes that the padding changes."""
         return set(self.ends)
 
     def grown(self, value: int, dim: int, factor: int) -> bool:
@@ -215,13 +239,15 @@ class _Region:
         return True
 
     def _visited(self, node: Node, value: int, dim: int) -> list[tuple[int, int, int]] | None:
-        """Return all merged values of a node that reads or makes one; None if it cannot be padded.
+        """Add a node that reads or computes a merged value, and return all its merged values.
 
         Args:
-          value: the merged value that is known. dim: its merged dimension.
+          value: an operand or the result of the node that is known to have merged samples.
+          dim: its merged dimension.
 
         Returns:
-          (value, merged dimension, elements of one sample in this dimension), operands and result.
+          A list of (value, merged dimension, elements of one sample in this dimension), or None if
+          the node cannot compute on padded samples.
         """
         found = rules(node.signature)
         if node.primitive not in MOVABLE or node.region or not found or len(node.results) > 1:
@@ -282,7 +308,7 @@ class _Region:
         return self.graph.values[value].type.shape[dim]
 
     def types(self) -> Mapping[int, ValueType]:
-        """Return the padded types of the merged values."""
+        """Return a dictionary from each value with merged samples to its type with padding."""
         return {value: self._wider(value, *mark) for value, mark in self.marks.items()}
 
     def _wider(self, value: int, dim: int, factor: int) -> ValueType:
@@ -291,7 +317,7 @@ class _Region:
         return _with_size(type_, dim, self.padded * factor)
 
     def change(self, number: int) -> NodeReplacement:
-        """Return the replacement of a node."""
+        """Return the replacement of a node that computes on padded samples."""
         # An operand with the samples alone is padded here, a result cut here. A merged operand is
         # padded already; if the node sums over samples, the added ones are set to zero before.
         node, ends = self.graph.nodes[number], self.ends[number]
@@ -332,7 +358,13 @@ class _Region:
         return NodeReplacement(tuple(chains), signature, cut)
 
     def _masked(self, wide: ValueType, dim: int, factor: int) -> Iterator[Signature]:
-        """Yield the operators that set the added samples to zero."""
+        """Yield a chain of operators that sets the added samples of a merged value to zero.
+
+        Args:
+          wide: the padded type of the value.
+          dim: its merged dimension.
+          factor: the elements of one sample in this dimension.
+        """
         # merged [32] -> split [16, 2] -> slice [13, 2] -> pad with zeros [16, 2] -> merged [32]
         shape = wide.shape
         split = ValueType((*shape[:dim], self.padded, factor, *shape[dim + 1 :]), wide.dtype)
@@ -349,14 +381,14 @@ def _with_size(type_: ValueType, dim: int, size: int) -> ValueType:
 
 
 def _reshape(given: ValueType, made: ValueType) -> Signature:
-    """Return the reshape from one type to another."""
+    """Return the signature of the reshape from one type to another."""
     return Signature(
         "reshape", (("dimensions", None), ("new_sizes", made.shape)), (given,), (made,)
     )
 
 
 def _pad(given: ValueType, made: ValueType) -> Signature:
-    """Return the operator that pads dimensions at their ends."""
+    """Return the signature of the operator that pads dimensions at their ends to another type."""
     pairs = zip(given.shape, made.shape, strict=True)
     config = tuple((0, wide - size, 0) for size, wide in pairs)
     zero = ValueType((), given.dtype)
@@ -364,7 +396,7 @@ def _pad(given: ValueType, made: ValueType) -> Signature:
 
 
 def _slice(given: ValueType, made: ValueType) -> Signature:
-    """Return the operator that cuts dimensions at their ends."""
+    """Return the signature of the operator that cuts dimensions at their ends to another type."""
     starts = (0,) * len(given.shape)
     params = (("limit_indices", made.shape), ("start_indices", starts), ("strides", None))
     return Signature("slice", params, (given,), (made,))

@@ -31,10 +31,12 @@ from shardalg.spmd.rewrite import Rewriter, rewrite
 
 @dataclass(frozen=True)
 class Pass:
-    """A named pass over a program.
+    """An entry of `PASSES`: a rewrite of the whole program.
 
     Attributes:
-      rewriter: makes the pass's rules for one program of a graph, on a chip.
+      name: the name in `Plan.stages()`.
+      rewriter: a function from a program, its graph and the name of a chip to the rewriter that
+        runs the pass.
       switch: the field of `Switches` that turns the pass on; None if it always runs.
     """
 
@@ -44,12 +46,12 @@ class Pass:
 
 
 def _rules(rewriter: type[Rewriter]) -> Callable[[SpmdProgram, Graph, str], Rewriter]:
-    """Return the factory of a rewriter that needs nothing but the program's local values."""
+    """Return `Pass.rewriter` for a rewriter class whose only argument is the list of locals."""
     return lambda program, graph, hardware: rewriter(list(program.locals))
 
 
 def _collective_matmuls(program: SpmdProgram, graph: Graph, hardware: str) -> CollectiveMatmuls:
-    """Return the rewriter that makes rings of products, with their times on a chip."""
+    """Return the rewriter of collective matmuls, which compares times on this chip."""
     from shardalg.costs.step_time import pricing  # only plans with rings are priced here
 
     times = pricing(program, graph, machine(hardware).on(DATASHEET)).ring
@@ -59,8 +61,8 @@ def _collective_matmuls(program: SpmdProgram, graph: Graph, hardware: str) -> Co
 # The first stage: per node, a choice and its instructions (`partition.Partitioner`).
 EMIT = "emit"
 PASSES = (
-    # A mask moves to where its value is made: one mask for all readers, and none if the padding is
-    # known to be right already. A block that is full of one number has it in its padding, too.
+    # A mask moves to where its value is computed. All readers then share one mask. It is dropped if
+    # the padding is known to hold its number already. Constants of one number are known to.
     Pass(
         "move_masks",
         lambda program, graph, hardware: MoveMasks(
@@ -72,7 +74,7 @@ PASSES = (
     ),
     # Masks, resizes, slices and permutes that repeat or undo one another become one instruction.
     Pass("merge_formatting", _rules(MergeFormatting), "join_formatting"),
-    # The passes before leave instructions whose results nobody reads.
+    # The previous passes replace results, so that nothing reads some instructions any longer.
     Pass("drop_unread", _rules(DropUnread)),
     # dynamic_slice(all_reduce(x)) = reduce_scatter(x), also for maxima and products.
     Pass("scatter_reductions", _rules(ScatterReductions), "join_formatting"),
@@ -86,11 +88,12 @@ PASSES = (
 
 @dataclass(frozen=True)
 class ProgramStage:
-    """The program after a pass.
+    """The program after one pass, for `Plan.stages()`.
 
     Attributes:
       name: the name of the pass, or `EMIT`.
-      before: the program that the pass read; None of `EMIT`.
+      program: the program after the pass.
+      before: the program that the pass read; None for `EMIT`.
       off: the switch that turns the pass on, if the plan's options leave it off; else "".
     """
 
@@ -105,7 +108,7 @@ class ProgramStage:
         return self.program != self.before
 
     def text(self, graph: Graph) -> str:
-        """Return a heading, and the program with source lines if the pass changed it."""
+        """Return a heading with the pass's name, followed by the program if the pass changed it."""
         if self.is_changed:
             return f"// after {self.name}\n{self.program.text(graph)}"
         reason = f"off, Switches({self.off}=True) runs it" if self.off else "no change"
@@ -126,7 +129,7 @@ class ProgramStages:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the stages."""
+        """The names of the stages: `EMIT`, then the passes in their order."""
         return tuple(stage.name for stage in self.stages)
 
     def __iter__(self) -> Iterator[ProgramStage]:
@@ -157,17 +160,20 @@ def partition(
     *,
     kept: Kept = NONE,
 ) -> SpmdProgram:
-    """Turn completed shardings into the program that every device runs.
+    """Return the program that every device runs, after all passes and checked.
 
-    Each node is partitioned as its operands' and results' shardings suggest, on the most devices
-    and then with the fewest wire bytes. Values are moved by explicit collectives (GSPMD,
-    arXiv:2105.04663, section 4). Partial sums are deferred where operators allow it
+    Each node is computed along the digits that the shardings of its operands and results suggest,
+    in the way that takes least time (`partition/choose`). Values are moved by explicit collectives
+    (GSPMD, arXiv:2105.04663, section 4). Partial sums are deferred where operators allow it
     (`Rule.passes`).
 
     Args:
-      roles: the role of every graph value, for the table of collectives.
-      partitioner: a kind of `Partitioner`.
-      kept: gathered copies that stay for the backward pass, in addition to those of `keep_gathers`.
+      sharded: the completed graph.
+      roles: the role of every graph value, for reports on collectives.
+      options: the user's options.
+      partitioner: the subclass of `Partitioner` that emits the program.
+      kept: gathered copies that are kept for the backward pass, in addition to those of
+        `Options.keep_gathers`.
     """
     emitted = _emitted(sharded, roles, options, partitioner, kept)
     return check(after_passes(emitted, sharded.graph, options.switches, options.hardware))
@@ -176,7 +182,13 @@ def partition(
 def after_passes(
     program: SpmdProgram, graph: Graph, switches: Switches, hardware: str
 ) -> SpmdProgram:
-    """Return an emitted program after all passes."""
+    """Return the program after all passes that the switches turn on.
+
+    Args:
+      program: an emitted program.
+      graph: the graph that it computes.
+      hardware: the chip by whose times passes decide.
+    """
     *_, last = _stages(program, graph, switches, hardware)
     return last.program
 

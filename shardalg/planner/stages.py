@@ -1,6 +1,7 @@
-"""The stages of planning: a function, its annotations, its shardings and its program.
+"""Planning: from a traced function and annotations to shardings and a program.
 
-The module also restates the annotations of one mesh on another one, by the names of its axes.
+`planned` is the main function; `Stages` holds its results. The module also translates annotations
+from one mesh to another one, by the names of the axes.
 """
 
 from __future__ import annotations
@@ -51,14 +52,17 @@ if TYPE_CHECKING:
 def annotations_on_mesh(
     graphs: tuple[Graph, Graph], given: Annotations, there: Mesh, first_mesh: Mesh | None
 ) -> Annotations:
-    """Return the annotations on another mesh: each keeps its axes, whatever their sizes are there.
+    """Return the annotations of a plan for another mesh: each names the same axes there.
 
     Args:
-      graphs: on the first and on the second mesh; they differ if an axis is manual. first_mesh: as
-        of `resolve`.
+      graphs: the graphs of the function on the plan's mesh and on the other mesh. They differ if
+        the function has a `shard_map`.
+      given: the plan's annotations.
+      there: the other mesh.
+      first_mesh: as in `resolve`.
 
     Raises:
-      StrategyError: an axis that the mesh does not have, or a sharding in another order of devices.
+      StrategyError: the mesh does not have an axis, or a sharding has another order of devices.
     """
     if given.orders:
         raise StrategyError(
@@ -89,7 +93,10 @@ def annotations_on_mesh(
 
 
 def annotations_at(annotations: Annotations, graph: Graph, mesh: Mesh) -> Annotations:
-    """Return the annotations, by axis names, on a graph and a mesh of other sizes."""
+    """Return annotations that name the same axes, for the shapes of `graph` and the given mesh.
+
+    The graph must have as many arguments, results and sites as the annotations.
+    """
     sites = [graph.nodes[site.node].results[0] for site in graph.sites]
     sides = (
         (annotations.arguments, graph.arguments),
@@ -109,7 +116,7 @@ def annotations_at(annotations: Annotations, graph: Graph, mesh: Mesh) -> Annota
 
 
 def _sharding_by_names(sharding: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
-    """Return a sharding with the same axis names on another mesh and another shape."""
+    """Return the sharding of a shape on `mesh` that names the same axes per dimension."""
 
     # A digit is a stride and a size, which change with the mesh; the name of its axis does not.
     def digits(group: Digits) -> Digits:
@@ -128,12 +135,14 @@ def _sharding_by_names(sharding: Sharding, mesh: Mesh, shape: tuple[int, ...]) -
 
 
 def _partners(graphs: tuple[Graph, Graph], moved: Sequence[int], there: Mesh) -> list[int | None]:
-    """Return per site of the second graph the number of the same site in the first graph, or None.
+    """Return per site of the second graph the number of the corresponding site in the first one.
 
-    Sites are the same if they have one name, and the same place among all sites of this name.
+    Two sites correspond if both are the n-th site with one name. None for a site of the second
+    graph whose partner is not in `moved`.
 
     Args:
-      moved: the numbers of the sites of the first graph that are looked for.
+      moved: numbers of the sites of the first graph to find.
+      there: the mesh of the second graph, for the error's text.
 
     Raises:
       StrategyError: there are more or fewer sites of such a name in the second graph.
@@ -154,24 +163,27 @@ def _partners(graphs: tuple[Graph, Graph], moved: Sequence[int], there: Mesh) ->
     return found
 
 
-# Columns of the decisions in which two plans of one function differ (`plan/explain/decisions.py`).
+# `plan/explain/decisions.py` fills these columns. They are here so that an empty table needs none
+# of its imports.
 CHANGE_COLUMNS = ("kind", "place", "source", "at_hints", "here")
 NO_CHANGES = Table(CHANGE_COLUMNS, ())
 
 
 @dataclass(frozen=True, eq=False)
 class Stages:
-    """The results of the stages of planning a function.
+    """The results of planning a function, one per stage.
 
     Attributes:
-      annotations: the user's annotations on a mesh. sharded: the completed graph.
+      traced: the traced function.
+      annotations: the user's annotations on a mesh.
+      sharded: the completed graph.
       program: the partitioned program.
       hardware: the chip by whose seconds and memory plans are compared (`Options.hardware`).
       streams: whether loops fetch one layer of a stack per iteration (`Options.stream_layers`).
       kept: gathered copies that stay for the backward pass (`Switches.keep_below_peak`).
-      has_own_links: whether a chip alone gives each mesh axis links of its own. So it is with named
-        axes and with plans at values of these: a formula holds for all sizes of an axis, and no
-        arrangement of chips does.
+      has_own_links: whether prices assume that each mesh axis has links of its own, if only a chip
+        is named and no topology. That is so for axes of named size, and for plans at values of
+        these: no arrangement of chips fits all sizes of an axis.
     """
 
     traced: Traced
@@ -184,7 +196,10 @@ class Stages:
     has_own_links: bool = False
 
     def machine(self, hardware: str | Hardware | Topology | None = None) -> Hardware | Topology:
-        """Return the machine that prices are for: a chip alone in the vendor's arrangement.
+        """Return the machine by which the plan is priced.
+
+        A single chip's name stands for so many chips as the mesh needs, in the vendor's arrangement
+        (unless `has_own_links`).
 
         Args:
           hardware: a chip or topology; None is the chip of the options.
@@ -206,17 +221,20 @@ class Stages:
 
     @property
     def is_named(self) -> bool:
-        """True if sizes have names."""
+        """True if sizes of arguments or of mesh axes are named sizes, not numbers."""
         return is_named(self.traced, self.annotations)
 
     @cached_property
     def cost(self) -> Cost:
-        """Seconds and the peak of memory on the chip; of a plan with named sizes, at the hints."""
+        """The cost on the chip of the options: seconds of a step, memory, bytes and flops.
+
+        Named sizes have their hints.
+        """
         return priced(self.traced, self.program, self.machine())
 
     @cached_property
     def data_sheet_cost(self) -> Cost:
-        """The price at the rates of the data sheet, by which the planner decides.
+        """The cost at the rates of the chip's data sheet, by which the planner compares plans.
 
         Decisions do not depend on fitted constants, so that a new fit never changes a plan.
         """
@@ -236,7 +254,7 @@ class Stages:
 
     @cached_property
     def as_written(self) -> Liveness:
-        """The memory of a device at the peak if nothing is rebuilt in the backward pass."""
+        """The memory of a device if no forward value is computed again in the backward pass."""
         from shardalg.costs.memory import liveness
 
         roles, donated = self.traced.roles, self.traced.donated
@@ -249,14 +267,14 @@ class Stages:
 
     @property
     def symbols(self) -> Symbols:
-        """The formulas of the function's sizes; numbers where no dimension has a name."""
+        """The sizes of all values as formulas of named sizes, or as numbers if none has a name."""
         from shardalg.sizes.symbolic.symbols import numbers_only
 
         return self.traced.symbols or numbers_only(self.graph)
 
 
 def is_named(traced: Traced, annotations: Annotations) -> bool:
-    """Return whether sizes of arguments or axes have names."""
+    """Return whether sizes of arguments or of mesh axes are named sizes, not numbers."""
     return traced.symbols is not None or annotations.mesh.symbolic
 
 
@@ -267,13 +285,15 @@ def planned(
     *,
     known: Completions | None = None,
 ) -> Stages:
-    """Return the stages of a function under annotations, checked.
+    """Plan a traced function under annotations, and return the results of all stages.
 
-    Fourier transforms run in stages, and samples are padded while they are merged, if the program
-    then sends less. A graph with annotations of single values is not rewritten.
+    The best of several plans is returned. Variants run Fourier transforms in stages, pad samples
+    while they are merged with features, fetch layers in loops, or keep gathered copies. Those that
+    rewrite the graph are not tried if single values are annotated.
 
     Args:
-      known: completions that several plans of these annotations share.
+      options: the user's options.
+      known: a cache of completions that several plans of these annotations share.
     """
     # Some switches do not work on formulas.
     options = options.where(named=is_named(traced, annotations))
@@ -300,7 +320,10 @@ def planned(
 
 
 def _kept(made: Stages, options: Options) -> Stages:
-    """Return the plan that keeps gathered copies without a higher peak, or the plan itself."""
+    """Return a plan that keeps gathered copies for the backward pass, if that is better.
+
+    It must send less and must not raise the memory peak. Otherwise `made` is returned.
+    """
     traced, chip = made.traced, machine(made.hardware).chip
     # Without roles all gathered copies are kept already; an explicit `keep_gathers` decides itself.
     is_open = options.keep_gathers is None and options.keeping(traced.roles) is False
@@ -328,8 +351,12 @@ class Completions:
     def of(
         self, graph: Graph, options: CompletionOptions, turned: frozenset[int] = frozenset()
     ) -> ShardedGraph:
-        """Return the completed graph; equal arguments are completed once."""
-        # the entry holds the graph, so that no other graph gets the same id
+        """Return the completed graph, from the cache if these arguments were completed before.
+
+        Args:
+          turned: as in `completed`.
+        """
+        # The entry holds the graph, so that no other graph gets the same id.
         key = id(graph), options, turned
         if key not in self._made:
             self._made[key] = graph, completed(graph, self.annotations, options, turned=turned)
@@ -337,7 +364,11 @@ class Completions:
 
 
 def _streamed(made: Stages, options: Options) -> Stages:
-    """Return the plan whose loops fetch one layer of a stack per iteration, or the plan itself."""
+    """Return a plan whose loops fetch one layer of a stack per iteration, if that is better.
+
+    `Options.stream_layers` can decide instead. Otherwise, or without such a loop, `made` is
+    returned.
+    """
     # By default, the policies with XLA's shardings gather the stack, because XLA does.
     follows_xla = options.way != "paper"
     if options.stream_layers is False or (options.stream_layers is None and follows_xla):
@@ -352,9 +383,10 @@ def _streamed(made: Stages, options: Options) -> Stages:
 
 
 def _is_better(other: Stages, made: Stages) -> bool:
-    """Return whether the other plan is the only one that fits, or is faster and sends no more.
+    """Return whether the plan `other` is better than `made`.
 
-    If neither fits, the plan with the smaller peak of memory is better.
+    If `made` does not fit in memory, the plan with the lower peak is better. Otherwise `other` must
+    fit, be faster, and send no more bytes.
     """
     # A plan that does not fit in memory cannot run, whatever its time.
     held = [one.data_sheet_cost.peak_memory_bytes for one in (other, made)]
@@ -366,10 +398,14 @@ def _is_better(other: Stages, made: Stages) -> bool:
 
 
 def _planned(traced: Traced, known: Completions, options: Options) -> Stages:
-    """Return the plan in which the better operand of all contested products wins."""
+    """Return the better of two plans that resolve conflicts at products differently.
+
+    A product is contested if both operands want one mesh axis for different dimensions of the
+    result. By default completion lets the first one win. The other plan lets the second one win.
+    """
     # Only the prices of whole plans tell which operand of a contested product should win.
     made = _joined(_completed_plan(traced, known, options), options)
-    # Products whose other operand agrees with the values beside their results.
+    # `contested` has only products whose other operand agrees with neighbours of their results.
     lost = made.sharded.contested
     if not (lost and options.switches.turn_products and options.policy != "cost"):
         return made
@@ -381,9 +417,9 @@ def _planned(traced: Traced, known: Completions, options: Options) -> Stages:
 
 
 def _joined(made: Stages, options: Options) -> Stages:
-    """Return the plan that gathers the parts of concatenations, or the plan itself.
+    """Return a plan that gathers the parts of concatenations, if it is faster and sends less.
 
-    The plan itself is returned under other policies than the paper's, and for named sizes.
+    Otherwise, for named sizes, and under other policies than the paper's, `made` is returned.
     """
     if options.policy != "paper" or made.is_named:
         return made
@@ -396,7 +432,10 @@ def _joined(made: Stages, options: Options) -> Stages:
 
 
 def _completed_plan(traced: Traced, known: Completions, options: Options) -> Stages:
-    """Return the plan by completion and partitioning, or by cost, without alternatives."""
+    """Return the plan that one completion and partitioning give, or the search of policy "cost".
+
+    No variants are compared.
+    """
     # The objects that planning builds stay, so collecting garbage only costs time (`pause.py`).
     with collection_paused():
         made = [known.of(traced.graph, CompletionOptions.of(own)) for own in options.completions]
@@ -411,7 +450,7 @@ def _completed_plan(traced: Traced, known: Completions, options: Options) -> Sta
 
 
 def _orders(sharded: ShardedGraph) -> tuple[tuple[int, Order], ...]:
-    """Return the Fourier transforms whose operands are sharded along them, with their stages."""
+    """Return (node index, stages) for each Fourier transform along a sharded dimension."""
     found = []
     for node in sharded.graph.nodes_of(["fft"]):
         dims = plain(sharded.shardings[node.operands[0]]).dims
@@ -433,13 +472,14 @@ def completed(
     *,
     turned: frozenset[int] = frozenset(),
 ) -> ShardedGraph:
-    """Return the completed graph.
+    """Return the graph with a sharding for every value, completed from the annotations.
 
-    Inside of a loop, an axis of its stages is used for nothing else. By the paper's policy, values
-    that no annotation reaches get the sharding in which they are computed.
+    If a loop is a pipeline whose stages are divided along a mesh axis, its body uses this axis for
+    nothing else. By the paper's policy, values that no annotation reaches get the sharding in which
+    they are computed.
 
     Args:
-      turned: contested products whose second operand wins.
+      turned: indices of contested products whose second operand wins (`_planned`).
     """
     # The stages of a pipeline are known only after a completion, so the graph is completed again.
     sharded = propagate(graph, annotations, options, turned=turned)
@@ -458,9 +498,14 @@ def completed(
 def planned_at(
     hints: Stages, point: Mapping[str, int], options: Options
 ) -> tuple[Stages, Difference | None]:
-    """Return the function planned at other sizes, and the first constant that differs.
+    """Return the plan of the function at other sizes, and a difference that its formulas miss.
 
-    Such a constant is a size that Python computed, or the blocks of a region along an axis.
+    The difference is the first constant of the graph that changes with the sizes: a size that
+    Python computed, or a block size of a `shard_map`. It is None if there is no such constant.
+
+    Args:
+      hints: the plan with named sizes.
+      point: the number for each name.
 
     Raises:
       SymbolError: the function is another program there, or cannot be traced there.
@@ -483,7 +528,10 @@ def planned_at(
 
 
 def _traced_at(traced: Traced, point: Mapping[str, int]) -> tuple[Traced, Difference | None]:
-    """Return the function at the sizes of a point, on other meshes, too."""
+    """Return the function with numbers for named sizes, and the first constant that differs.
+
+    The function's `again`, which traces it for another mesh, uses these numbers, too.
+    """
     from shardalg.sizes.symbolic.symbols import numbers_only
 
     symbols, again = traced.symbols or numbers_only(traced.graph), traced.again
@@ -499,9 +547,13 @@ def priced(
     *,
     overlap: str | None = None,
 ) -> Cost:
-    """Return the cost of a function's program on a chip, or on a machine of many chips.
+    """Return the cost of a program on a machine: seconds, memory, bytes and flops.
 
-    A chip alone gives each mesh axis links of its own; `Stages.machine` arranges it.
+    Args:
+      traced: the function that the program computes.
+      program: the program, with sizes as numbers or formulas.
+      hardware: a chip or a topology. If it is a chip, each mesh axis has links of its own.
+      overlap: as in `costs.step_time.estimate`.
     """
     from shardalg.costs.step_time import estimate
     from shardalg.costs.topology import machine

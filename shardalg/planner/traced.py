@@ -1,4 +1,4 @@
-"""The facts about a function that planning needs: its graph and its arguments."""
+"""A function as planning sees it (`Traced`): its graph, roles and own shardings of arguments."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from shardalg.sizes.symbolic.symbols import Symbols
 
 _Roles = tuple[Literal["parameters", "optimizer_state", "data"] | None, ...]
-# Axis sizes of a mesh; None without one.
+# The size of each mesh axis by name, for PartitionSpecs in the function; None if there is no mesh.
 Axes = Mapping[str, int] | None
 
 
@@ -54,17 +54,19 @@ class Traced:
     Attributes:
       graph: the traced graph, normalised and with the rewrites of `orders`.
       argument_roles: per flattened argument, "parameters", "optimizer_state", "data" or None.
-      own_shardings: per flattened argument, the NamedSharding it already carries, or None.
+      own_shardings: per flattened argument, the NamedSharding of the array that the user passed, or
+        None.
       donated: indices of flattened arguments whose memory the step may reuse.
       call: the function's call, with the conversion of the user's arguments; None in a loaded plan.
       symbols: the formulas of its sizes; None if all are numbers.
-      first_mesh: the mesh on which it was planned first; shardings on this mesh follow the plan's.
-      narrow: the graph as it was traced, if sums of `graph` were made wide.
-      orders: the rewrites of `graph`: per rewrite, pairs (node, stages) of Fourier transforms, or
-        the padding of samples.
+      first_mesh: the mesh on which it was planned first. Shardings that the function states on this
+        mesh are translated to the plan's mesh by axis names.
+      narrow: the graph as it was traced, if sums of `graph` are in float32 (`Switches.wide_sums`).
+      orders: the rewrites of `graph` in their order. Each is a tuple of (node, stages) of Fourier
+        transforms, or the padding of samples.
       whole: the graph before these rewrites; None if there was none.
-      again: traces the function on axes of other sizes; None if none of their sizes is in the
-        graph, and in a loaded plan.
+      again: a function that traces it for other sizes of mesh axes. None if the graph does not
+        depend on them (it has no `shard_map`), and in a loaded plan.
     """
 
     graph: Graph
@@ -91,13 +93,13 @@ class Traced:
         return roles(self.graph, self.argument_roles)
 
     def with_sums(self, *, wide: bool) -> Traced:
-        """Return the function with sums of narrow floats in float32, or as it was traced.
+        """Return the function with sums of bfloat16 and float16 in float32, or as it was traced.
 
         Args:
-          wide: whether they are in float32 (`Switches.wide_sums`).
+          wide: whether the sums are in float32 (`Switches.wide_sums`).
 
         Raises:
-          StrategyError: they should be wide, and sizes have names.
+          StrategyError: `wide` is True, and sizes have names.
         """
         if not wide:
             return self if self.narrow is None else replace(self, graph=self.narrow, narrow=None)
@@ -111,13 +113,17 @@ class Traced:
         return replace(self, graph=normalise(self.graph, wide_sums=True), narrow=self.graph)
 
     def unstaged(self) -> Traced:
-        """Return the same function without transforms in stages and without padded samples."""
+        """Return the function without the rewrites of `staged`."""
         if self.whole is None:
             return self
         return replace(self, graph=self.whole, whole=None, orders=())
 
     def staged(self, orders: tuple[tuple[int, Order], ...] | Padding) -> Traced:
-        """Return the same function with some Fourier transforms in stages, or samples padded."""
+        """Return the function with one more rewrite of its graph.
+
+        Args:
+          orders: (node, stages) of Fourier transforms to run in stages, or the padding of samples.
+        """
         if isinstance(orders, Padding):
             graph = with_padding(self.graph, orders)
         else:
@@ -127,11 +133,18 @@ class Traced:
 
     @property
     def original(self) -> Graph:
-        """The graph as it was traced, from which `graph` follows."""
+        """The graph as it was traced, without rewrites, given trip counts and given prices."""
         return without_given_prices(without_trips(self.narrow or self.whole or self.graph))
 
     def on(self, mesh: Mesh, *, before: Mesh) -> Traced:
-        """Return the function on another mesh; it is traced again if a manual axis changes size.
+        """Return the function for another mesh.
+
+        It is traced again if it has a `shard_map` along an axis whose size changes. Otherwise it is
+        returned as it is.
+
+        Args:
+          mesh: the other mesh.
+          before: the mesh of the present graph.
 
         Raises:
           StrategyError: it has to be traced again, but a loaded plan does not have the function.
@@ -152,11 +165,11 @@ class Traced:
         return replace(self._of(made.graph), symbols=made.symbols)
 
     def _of(self, graph: Graph) -> Traced:
-        """Return the same function with another graph, as it was traced."""
+        """Return the function with another trace of its graph, without rewrites."""
         return replace(self, graph=graph, narrow=None, whole=None, orders=())
 
     def with_trips(self, trips: Trips) -> Traced:
-        """Return the same function, with the iterations of its `while` loops in its graph.
+        """Return the function with these numbers of iterations of its `while` loops.
 
         Raises:
           StrategyError: `trips` names a loop that the function does not have.
@@ -165,7 +178,7 @@ class Traced:
         return self if made is self.graph else replace(self, graph=made)
 
     def with_prices(self, prices: Mapping[str, KernelPrice]) -> Traced:
-        """Return the same with the user's prices of kernels in its graph.
+        """Return the function with the user's prices of kernels (`Options.prices`).
 
         Raises:
           StrategyError: `prices` names a kernel that the function does not call.
@@ -174,25 +187,35 @@ class Traced:
         return self if made is self.graph else replace(self, graph=made)
 
     def with_attention(self, *, fused: bool) -> Traced:
-        """Return the same with the softmax attention in its graph marked as kernels, or not."""
+        """Return the function with its softmax attention marked as fused kernels, or unmarked.
+
+        Args:
+          fused: whether it is marked (`Options.fuse_attention`).
+        """
         made = with_softmax_attention(self.graph, fused=fused)
         return self if made is self.graph else replace(self, graph=made)
 
     def with_load(self, load: float | str) -> Traced:
-        """Return the same with the load factor of its ragged operators (`Options.expert_load`)."""
+        """Return the function with this load factor of its ragged operators.
+
+        The load factor is `Options.expert_load`.
+        """
         made = with_expert_load(self.graph, load)
         return self if made is self.graph else replace(self, graph=made)
 
     @cached_property
     def hash(self) -> str:
-        """The hash of the graph, which tells whether a function is the one that was planned."""
+        """The hash of the traced graph: functions with equal hashes can use one saved plan."""
         return graph_hash(self.original)
 
     def bound(self, fn: Callable[..., Any], args: Sequence[Any] | None, axes: Axes) -> Traced:
-        """Return a loaded plan's function with the function that the user gives again.
+        """Return a loaded plan's `Traced`, joined with the Python function that it was made for.
+
+        The function is traced and its graph compared with the loaded one.
 
         Args:
-          args: as they were planned; None if each is a single array.
+          fn: the function.
+          args: its arguments as they were planned; None if each is a single array.
           axes: the sizes of the mesh's axes.
 
         Raises:
@@ -242,10 +265,13 @@ class Traced:
         return replace(bound, graph=replace(bound.graph, regions=self.graph.regions))
 
     def with_layouts(self, strategy: Strategy) -> Strategy:
-        """Return a strategy with one entry per leaf, from its prefixes or the function's own.
+        """Return a strategy whose shardings of arguments and results have one entry per leaf.
+
+        The user may give prefixes of the pytrees. If the strategy gives none, those of `jax.jit`
+        are used.
 
         Raises:
-          StrategyError: a prefix that does not fit the function's arguments or results.
+          StrategyError: a prefix does not fit the function's arguments or results.
         """
         call = self.call
         if call is None:
@@ -267,13 +293,15 @@ class Traced:
 def trace_call(
     call: Call, axes: Axes, *, given: Given, roles: Any, explicit: Explicit | None = None
 ) -> Traced:
-    """Trace a call as `plan` does, with formulas of its sizes if they have names.
+    """Trace a call of a user's function and return it as a `Traced`.
+
+    If sizes of the arguments have names, all sizes of the graph become formulas.
 
     Args:
       axes: the sizes of the mesh's axes, for constraints by PartitionSpecs.
-      given: the user's arguments, from which `call.through` takes the arrays.
-      roles: a prefix of roles, as of `Call.roles`.
-      explicit: how JAX types values along explicit axes.
+      given: the user's positional arguments, and a dictionary of the named ones.
+      roles: the roles of the arguments, as in `Call.roles`.
+      explicit: the types of values along explicit mesh axes, as in `trace`.
     """
     from shardalg.graph.arguments import declared_dims, own_shardings, types_of
 
@@ -300,14 +328,14 @@ def trace_call(
 
 
 def _types(given: Given) -> Given:
-    """Return the user's arguments without their arrays."""
+    """Return the user's arguments with types (shape and dtype) in place of arrays."""
     from shardalg.graph.arguments import types_of
 
     return types_of(given[0]), *types_of([given[1]])
 
 
 class _Hints(NamedTuple):
-    """The arguments of `trace` besides the function and its arguments."""
+    """Keyword arguments that are passed on to `trace`."""
 
     mesh_shape: Axes
     paths: tuple[str, ...]
@@ -315,7 +343,10 @@ class _Hints(NamedTuple):
 
 
 def _tracer(call: Call, given: Given, hints: _Hints) -> Callable[[Mapping[str, int]], Graph]:
-    """Return a function that traces with the sizes of a point; other names have their hints."""
+    """Return a function that traces the call at other sizes.
+
+    It takes a dictionary from names of sizes to numbers; absent names have their hints.
+    """
     from shardalg.algebra.dims import evaluate
     from shardalg.graph.arguments import with_shapes
 
@@ -329,7 +360,7 @@ def _tracer(call: Call, given: Given, hints: _Hints) -> Callable[[Mapping[str, i
 
 
 def _graph(call: Call, args: Sequence[Any], hints: _Hints) -> Graph:
-    """Return the normalised graph of a call, with the user's names of its results."""
+    """Trace a call and return its normalised graph, with the user's names of its results."""
     made = trace(call.fn, *args, rows=BUILDERS, **hints._asdict())
     paths = result_paths(call, made.trees[1], made.result_paths)
     made = with_pallas_prices(made)
@@ -362,7 +393,10 @@ def read_traced(content: Mapping[str, Any]) -> Traced:
 
 
 def with_own_shardings(annotations: Annotations, traced: Traced) -> Annotations:
-    """Return the annotations, with an argument's own NamedSharding where the strategy has none."""
+    """Return the annotations, extended by shardings of the arrays that the user passed.
+
+    An argument without an annotation gets the NamedSharding of its array, if it has one.
+    """
     types = [traced.graph.values[v].type for v in traced.graph.arguments]
     own = traced.own_shardings or (None,) * len(types)
     arguments = tuple(
@@ -378,7 +412,15 @@ def with_own_shardings(annotations: Annotations, traced: Traced) -> Annotations:
 def _own_layout(
     carried: Any, shape: tuple[int, ...], mesh: Mesh, *, first_mesh: Mesh | None
 ) -> Sharding:
-    """Return an argument's own sharding by the names of its axes, or on its own mesh."""
+    """Return the NamedSharding of an array as a sharding for the plan.
+
+    It is translated to the plan's mesh by axis names, unless the array is on a mesh of its own.
+    Then it keeps the array's blocks on their devices.
+
+    Args:
+      carried: the array's NamedSharding.
+      first_mesh: the mesh on which the function was planned first.
+    """
     # Only the axes that the sharding uses decide: an array may be on a mesh with more axes.
     there = Sharding.from_named(carried, shape)
     axes = {ref.name for dim in there.dims for ref in there.mesh.refs(dim)}

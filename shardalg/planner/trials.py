@@ -1,7 +1,7 @@
-"""Plans of one trace under other annotations.
+"""Trials: the prices of plans of one traced function under other annotations.
 
-A trial is `stages.planned`, which `plan.replan` runs, too. Every figure is that of the plan which
-it returns; with named sizes, at the hints.
+A trial plans the function by `stages.planned`, as `plan.replan` does, and keeps the figures of the
+plan. Named sizes have their hints.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from shardalg.tables import bytes_text
 
 @dataclass(frozen=True, eq=False)
 class TrialOutcome:
-    """The bytes sent and held, and the time, of a plan, per device and step.
+    """The figures of a plan, per device and step: bytes sent, memory, time.
 
     Attributes:
-      collectives: the number of instructions; wire_bytes: the bytes of all their executions.
-      step_time_s, peak_memory_bytes, fits: on the chip of the plan's options.
-      sent: bytes per place (the operator and the value that is moved to or from it).
-      runs: executions per kind and digits.
+      collectives: the number of collective instructions.
+      wire_bytes: the bytes that a device sends in all their executions.
+      peak_memory_bytes, step_time_s, fits: memory peak, time, and whether the memory suffices, on
+        the chip of the plan's options.
+      sent: bytes sent, by (node index or None, moved value).
+      runs: executions of collectives, by (kind, digits along which they run).
     """
 
     collectives: int
@@ -42,9 +44,10 @@ class TrialOutcome:
 
     @property
     def price(self) -> tuple[bool, float, int | float]:
-        """The key that ranks plans: whether the memory overflows, seconds, bytes held.
+        """A tuple that ranks plans; the smallest is the best.
 
-        Seconds have four significant figures, so that rounding does not decide.
+        Its entries are: whether the memory overflows, seconds rounded to four significant figures
+        (rounding errors then do not decide), bytes held.
         """
         return not self.fits, float(f"{self.step_time_s:.4g}"), self.peak_memory_bytes
 
@@ -71,9 +74,13 @@ class TrialOutcome:
 
 @dataclass(frozen=True, eq=False)
 class Trials:
-    """A plan, and outcomes of plans of the same trace under other annotations.
+    """A plan, and the figures of other plans of the same traced function.
 
-    Each outcome is computed once; the other plans are not kept.
+    The figures of each plan are computed once. The other plans themselves are not kept.
+
+    Attributes:
+      stages: the plan.
+      options: its options, which the other plans share.
     """
 
     stages: Stages
@@ -83,7 +90,7 @@ class Trials:
 
     @property
     def machine(self) -> str:
-        """Text that names the chip of all outcomes, the number of devices, and their source."""
+        """A text for reports: the chip of all figures, its source, and the number of devices."""
         return chip_text(self.options.hardware, self.stages.mesh.size, OF_OPTIONS)
 
     def under(self, annotations: Annotations) -> Stages:
@@ -93,7 +100,7 @@ class Trials:
         return self._planned(annotations, self.options)
 
     def _planned(self, annotations: Annotations, options: Options) -> Stages:
-        """Return the plan under other annotations or options, priced on the same links."""
+        """Return a new plan of the function, priced with the same assumption on links."""
         made = planned(self.stages.traced, annotations, options)
         return replace(made, has_own_links=self.stages.has_own_links)
 
@@ -106,12 +113,12 @@ class Trials:
     def traffic(
         self, annotations: Annotations, is_priced: Callable[[TrialOutcome], bool]
     ) -> TrialOutcome:
-        """Return the outcome under these annotations, without a price if none is needed.
+        """Return the figures under these annotations, without time and memory if not needed.
 
-        A price takes about as long as a plan.
+        Computing time and memory takes about as long as planning.
 
         Args:
-          is_priced: takes an outcome without a price; returns whether a price is needed.
+          is_priced: takes figures without time and memory; returns whether these are needed.
         """
         # The plan is dropped afterwards, so a price is computed while it is at hand.
         known = self._outcomes.get(annotations) or self._unpriced.get(annotations)
@@ -124,16 +131,19 @@ class Trials:
 
     @cached_property
     def deferred(self) -> TrialOutcome:
-        """The outcome of the plan that defers sums out of loops (`Switches.defer_in_loops`)."""
+        """The figures of the plan that reduces sums of loops once, after the loop.
+
+        It has the same annotations, and `Switches.defer_in_loops` on.
+        """
         options = Options.of({**self.options.settings, "defer_in_loops": True})
         return TrialOutcome.of(self._planned(self.stages.annotations, options))
 
     @cached_property
     def other_layers(self) -> TrialOutcome | None:
-        """The outcome of the plan whose loops read stacks of layers in the other way.
+        """The figures of the plan with the opposite of this plan's `Options.stream_layers`.
 
-        A loop fetches one layer per iteration, or gathers the stack before it starts
-        (`Options.stream_layers`). None if the layers of no stack are divided among devices.
+        A loop over a stack of layers fetches one layer per iteration, or gathers the stack before
+        it starts. None if the layers of no stack are divided among devices, and for named sizes.
         """
         stages = self.stages
         # A streamed plan has a stack that is divided; for another plan, `by_layer` looks for one.
@@ -144,5 +154,5 @@ class Trials:
 
     @property
     def now(self) -> TrialOutcome:
-        """The outcome of the plan itself."""
+        """The figures of the plan `stages` itself."""
         return self.outcome(self.stages.annotations)

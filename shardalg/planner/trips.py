@@ -1,4 +1,6 @@
-"""Iterations of `while` loops: from a counter with a constant bound, or given by the user.
+"""The number of iterations of `while` loops, which prices need.
+
+It follows from a counter with a constant bound, or is given by the user (`Options.trips`).
 
 A graph records in its regions how often each one runs per step. A loop whose number of iterations
 is unknown counts as one iteration of its condition and one of its body. A loop of `n` known
@@ -24,9 +26,11 @@ class WhileLoop:
     """A `while` loop of a function.
 
     Attributes:
+      node: the loop's node.
       name: "trips_1", "trips_2", ... in the order of the function: the symbol for its iterations.
-      key: its source line, or its name if another loop has the same line.
-      iterations: per execution of the loop; None if the number is unknown.
+      key: the key by which `Options.trips` identifies it: its source line, or its name if another
+        loop has the same line.
+      iterations: iterations per execution of the loop; None if the number is unknown.
     """
 
     node: Node
@@ -42,7 +46,7 @@ class WhileLoop:
 
     @property
     def remedy(self) -> str:
-        """The option that gives the number of iterations."""
+        """The remedy in messages: the option by which the user gives the number of iterations."""
         return f"pass Options(trips={{{self.key!r}: number of iterations}})"
 
 
@@ -59,11 +63,14 @@ def while_loops(graph: Graph) -> tuple[WhileLoop, ...]:
 
 
 def executions_text(graph: Graph, loops: Iterable[Instruction], count: Any) -> str:
-    """Return how often an instruction runs: "3 times a step", or per iteration of a loop.
+    """Return a text that says how often an instruction runs in a step, for reports.
+
+    Examples are "3 times a step" and, in a loop of unknown length, "once per iteration of the while
+    loop at model.py:7 (trips_1 iterations, an unknown number)".
 
     Args:
-      loops: the instructions of the loops around it.
-      count: its executions, if each loop of unknown length runs once.
+      loops: the instructions of the loops that contain the instruction.
+      count: its executions per step, if each loop of unknown length runs one iteration.
     """
     around = {instruction.node for instruction in loops}
     whiles = [loop for loop in while_loops(graph) if loop.node.index in around]
@@ -87,7 +94,7 @@ def _times(count: Any) -> str:
 
 
 def with_trips(graph: Graph, given: Trips) -> Graph:
-    """Return the graph with the iterations of its `while` loops in its regions.
+    """Return the graph in which the trip counts of regions include iterations of `while` loops.
 
     Args:
       given: the number of iterations by source line (`model.py:41`) or symbol ("trips_1"); it
@@ -144,10 +151,10 @@ def without_trips(graph: Graph) -> Graph:
 
 
 def _check_known(loops: tuple[WhileLoop, ...], given: Trips) -> None:
-    """Raise unless each given name is the symbol or the source line of a `while` loop.
+    """Raise unless each key of `given` is the symbol or the source line of a `while` loop.
 
     Raises:
-      StrategyError: a name of no loop.
+      StrategyError: a key identifies no loop.
     """
     known = {name for loop in loops for name in (loop.name, loop.node.source)}
     wrong = [name for name in given if name not in known]
@@ -160,10 +167,11 @@ def _check_known(loops: tuple[WhileLoop, ...], given: Trips) -> None:
 
 
 def _counted(graph: Graph, node: Node) -> int | None:
-    """Return the iterations of a loop with a constant step and a constant bound, or None.
+    """Return the iterations of a `while` loop that counts in constant steps to a constant bound.
 
-    The bound is a literal, a constant of the condition, or a carried value that the body returns
-    unchanged (`fori_loop` of bounds that are arrays).
+    None for any other loop, and if the counter would overflow. The bound is a literal, a constant
+    of the condition, or a carried value that the body returns unchanged (`fori_loop` of bounds that
+    are arrays).
     """
     loop = _CountedLoop(graph, node)
     condition = graph.regions[node.bodies[0]]
@@ -200,7 +208,13 @@ _TURNED = {name: (lambda a, b, test=test: test(b, a)) for name, test in _TESTS.i
 
 
 def _iterations(start: int, step: int, limit: int, passes: Test) -> int | None:
-    """Count how often `passes(start + n * step, limit)` holds before it first fails."""
+    """Return the number of iterations: the first n for which the loop's test fails.
+
+    None if it never fails.
+
+    Args:
+      passes: the test, a function of the counter `start + n * step` and of `limit`.
+    """
     if not passes(start, limit):
         return 0
     # The first failure is within one step of the limit, if the counter moves towards it.
@@ -212,14 +226,14 @@ def _iterations(start: int, step: int, limit: int, passes: Test) -> int | None:
 
 @dataclass(frozen=True, eq=False)
 class _CountedLoop:
-    """A `while` loop, and questions about the numbers that its carried values have."""
+    """Queries about a `while` loop's carried values: their start numbers, steps and constancy."""
 
     graph: Graph
     node: Node
 
     @property
     def carried(self) -> dict[int, int]:
-        """The position in the carry of each argument of the condition and of the body."""
+        """Per argument of the condition and of the body that is carried, its place in the carry."""
         params = self.node.signature.param
         counts = params("cond_nconsts"), params("body_nconsts")
         found: dict[int, int] = {}
@@ -229,13 +243,19 @@ class _CountedLoop:
         return found
 
     def start(self, value: int) -> int | None:
-        """Return the number with which a carried value enters the loop, or None."""
+        """Return the integer with which a carried value enters the loop, or None.
+
+        None if it is not a known integer, or if `value` is not carried.
+        """
         place, params = self.carried.get(value), self.node.signature.param
         count = params("cond_nconsts") + params("body_nconsts")
         return None if place is None else self.number(self.node.operands[count + place])
 
     def step(self, value: int) -> int | None:
-        """Return the constant that the body adds to a carried value, or None."""
+        """Return the integer that the body adds to a carried value in each iteration, or None.
+
+        None if the body computes it otherwise, or if `value` is not carried.
+        """
         place, body = self.carried.get(value), self.graph.regions[self.node.bodies[1]]
         if place is None:
             return None
@@ -253,7 +273,10 @@ class _CountedLoop:
         return None if self.carried.get(counter) != place or number is None else sign * number
 
     def fixed(self, value: int) -> int | None:
-        """Return the number that a value of the condition has in every iteration, or None."""
+        """Return the integer that a value of the condition has in every iteration, or None.
+
+        None if the value changes or is not a known integer.
+        """
         place, body = self.carried.get(value), self.graph.regions[self.node.bodies[1]]
         if place is None:
             return self.number(value)
@@ -262,9 +285,9 @@ class _CountedLoop:
         return self.start(value) if is_kept else None
 
     def number(self, value: int) -> int | None:
-        """Return the integer that a value always is, or None.
+        """Return the integer to which a value is always equal, or None if there is no such integer.
 
-        The value may be a constant, or an argument of a body into which a constant enters.
+        The value may be a constant, or an argument of a body to which a constant is passed.
         """
         if value in self.graph.numbers:
             number = self.graph.numbers[value]
