@@ -1,6 +1,6 @@
-"""A call of a function of arrays, and the conversion from the user's arguments to it.
+"""`Call`: a function of arrays, and the conversion from the user's arguments to its arguments.
 
-The module also finds arguments that a function changes in place, which a trace would lose.
+The module also finds arguments that a function changes in place. A trace would lose these changes.
 """
 
 from __future__ import annotations
@@ -24,16 +24,20 @@ from shardalg.planner.calls.found_roles import by_path, found_roles
 def watched(
     fn: Callable[..., Any], paths: Sequence[str], lost: list[str], name: str
 ) -> Callable[..., Any]:
-    """Return `fn` with a record in `lost` of the arrays that it replaces and does not return.
+    """Return a function like `fn` that reports arrays which `fn` replaces in its arguments.
 
-    A dict or a list inside a trace is a copy of the caller's, and may be a scratch pad. A changed
-    object of another class is state.
+    A function can put a new array into a dict, a list or an object that it gets as an argument. If
+    it does not return the new array, `jax.jit` loses it. Inside a trace, dicts and lists are copies
+    of the caller's, so a change may be intended. Changes of other objects are errors.
 
     Args:
-      paths: the names of the arguments' arrays. name: the name of `fn` in messages.
+      fn: the function.
+      paths: the names of the arrays in its arguments.
+      lost: an output. Each call writes the names of the replaced arrays here.
+      name: the name of `fn` in messages.
 
     Raises:
-      TraceError: state is changed, and not returned.
+      TraceError: an array in an object that is no dict and no list is replaced and not returned.
 
     >>> lost = []
     >>> def step(params):
@@ -80,29 +84,29 @@ Through = Callable[[Inner, tuple[Any, ...], Mapping[str, Any]], Any]
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """A call of a function of pytrees of arrays.
+    """A function of pytrees of arrays with its arguments: the part of a user's call to plan.
 
     Attributes:
-      fn: called with `args`; traced only inside of `through`.
-      args: pytrees of arrays, or of `jax.ShapeDtypeStruct`s.
-      paths: the name of each of their leaves, `params['w']`.
-      through: the conversion from the user's arguments to `fn`'s, and from its results to the
-        user's.
-      outer: the arguments as prefixes of shardings and roles count them: all but static ones.
-      places: per leaf of `args`, its leaf of `outer`.
-      returned: a function of the tree of results. It returns per leaf the leaf of `outer` whose
-        next state it is, or None, and the tree that a prefix of output shardings counts. None: the
-        results themselves.
-      in_shardings, out_shardings: the function's own, prefixes of `args` and of its results.
-      donated: numbers of the leaves whose memory the function may reuse.
+      fn: the function, called with `args`; traced only inside of `through`.
+      args: its arguments: pytrees of arrays, or of `jax.ShapeDtypeStruct`s.
+      paths: the name of each leaf of `args`, for example `params['w']`.
+      through: a function that converts the user's arguments, calls `fn` and converts its results.
+      outer: the user's arguments without static ones. Prefixes of shardings and roles refer to
+        these.
+      places: per leaf of `args`, the number of the same leaf in `outer`.
+      returned: a function from the pytree of `fn`'s results to a `Returned`, which separates state
+        from the user's results. None if `fn` returns the user's results only.
+      in_shardings, out_shardings: the shardings that were given to `jax.jit`: prefixes of `args`
+        and of its results.
+      donated: numbers of the leaves of `args` whose memory the function may reuse.
       keywords: whether the last of `outer` is the dict of keyword arguments.
-      given: the user's arguments if the function brings them; None: those of the call.
-      lost: the arrays that the last trace of `fn` changed in the arguments, and did not return.
+      given: the user's arguments if a trace contains them; None if the user passes them.
+      lost: the names of arrays that the last trace of `fn` replaced in the arguments and did not
+        return.
       names: the names of the arguments in `outer`.
-      own_roles: the role of each leaf of `args`, if the framework knows the roles; else None.
-      static: positions of arguments that are not arrays; a prefix may count them, or leave them
-        out.
-      mesh: the mesh that a text states; None: the mesh of the shardings, or of the call.
+      own_roles: the role of each leaf of `args`, if the framework knows the roles; otherwise None.
+      static: positions of static arguments. A prefix may have entries for them or omit these.
+      mesh: the mesh that a program read from text states; None if there is none.
     """
 
     fn: Callable[..., Any]
@@ -127,11 +131,12 @@ class Call:
         """Return the role of each leaf of `args`.
 
         Args:
-          given: roles by path (a dict of names of leaves), or a prefix of the arguments. None: the
-            roles that the framework knows, or else those that the trees of the arguments tell.
+          given: a dict from paths of leaves to roles, or a prefix of the arguments. If it is None,
+            the roles are those that the framework knows, or those found from an optimizer's state
+            (`found_roles`).
 
         Raises:
-          RoleError: a prefix that does not fit, or a path that does not exist.
+          RoleError: a prefix does not fit, or a path does not exist.
         """
         if isinstance(given, Mapping) and all(isinstance(path, str) for path in given):
             return by_path(given, self.paths)
@@ -144,7 +149,12 @@ class Call:
         return tuple(found[place] for place in self.places)
 
     def inside(self, work: Inner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return `work(*arrays)` for the arrays that a call passes to `fn`; `fn` does not run.
+        """Return `work(*arrays)` for the arrays to which the user's arguments are converted.
+
+        `fn` does not run.
+
+        Args:
+          args, kwargs: the user's arguments.
 
         >>> plain(lambda x: -x, (1.0,), {}).inside(lambda *arrays: arrays, (2.0,), {})
         (2.0,)
@@ -162,7 +172,11 @@ class Call:
         raise AssertionError("a call calls its function")
 
     def spread(self, prefix: Any, what: str) -> tuple[Any, ...]:
-        """Return the entry of a prefix of the user's arguments for every leaf of `args`.
+        """Return per leaf of `args` the entry that a prefix of the user's arguments has for it.
+
+        Args:
+          prefix: a pytree prefix, as JAX defines it, of shardings or roles.
+          what: the name of the prefix in messages.
 
         Raises:
           StrategyError, RoleError: the prefix does not fit the arguments.
@@ -180,10 +194,10 @@ class Call:
         return tuple(entries[place] for place in self.places)
 
     def donates(self, argnums: int | Sequence[int]) -> tuple[int, ...]:
-        """Return the numbers of the leaves of the arguments at these positions.
+        """Return the numbers of the leaves of `args` that `donate_argnums` donates.
 
         Raises:
-          StrategyError: a position that no argument has.
+          StrategyError: no argument has one of the positions.
         """
         wanted = (argnums,) if isinstance(argnums, int) else tuple(argnums)
         count = len(self.outer)
@@ -201,12 +215,13 @@ class Call:
 
 @dataclass(frozen=True)
 class Returned:
-    """The results that are the next state of arguments, and the results that prefixes count.
+    """The results of `Call.fn`, separated into new state of arguments and the user's results.
 
     Attributes:
-      states: per leaf of the results, the leaf of the call's `args`, or None.
-      tree: the result of the user's function; places: per leaf that is no state, its leaf of
-        `tree`.
+      states: per leaf of the results, the number of the leaf of `Call.args` whose new value it is,
+        or None.
+      tree: the result of the user's function, to which prefixes of output shardings refer.
+      places: per leaf of the results, the number of the same leaf in `tree`, or None for state.
     """
 
     states: tuple[int | None, ...]
@@ -215,7 +230,10 @@ class Returned:
 
 
 class _Stopped(BaseException):
-    """The end of a call where its function would run; no handler of errors should catch it."""
+    """An exception that ends a call where its function would run, and carries a result.
+
+    It is no `Exception`, so that handlers of errors in the user's code do not catch it.
+    """
 
     def __init__(self, result: Any) -> None:
         self.result = result
@@ -229,11 +247,13 @@ def plain(
     paths: tuple[str, ...] | None = None,
     of: Callable[..., Any] | None = None,
 ) -> Call:
-    """Return a call of a function of pytrees of arrays; keywords are one more argument.
+    """Return the `Call` of a function whose arguments are pytrees of arrays.
+
+    Keyword arguments become one dict, the last argument.
 
     Args:
-      paths: the names of the leaves; None: names by the parameters of `fn`.
-      of: the user's function, which `fn` calls, for messages; None: `fn`.
+      paths: the names of the leaves; if None, they begin with the names of `fn`'s parameters.
+      of: the user's function, which `fn` calls, for messages; if None, it is `fn`.
 
     >>> call = plain(lambda x, *, w: x + w, (1.0,), {"w": 2.0})
     >>> call.args, call.paths, call.through(call.fn, (3.0,), {"w": 4.0})
@@ -279,15 +299,16 @@ def named(fn: Callable[..., Any]) -> str:
 
 
 def result_paths(call: Call, tree: Any, paths: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the results: `result[0]`, or for state the argument's name.
+    """Return the name of each result: `result[0]`, or "next" and an argument's name for new state.
 
     Args:
-      tree: the tree of the results of `call.fn`. paths: the names of its leaves from a trace.
+      tree: the structure of the results of `call.fn`.
+      paths: the names of its leaves from a trace.
     """
     if call.returned is None:
         return tuple(paths)
-    # The framework's function returns state beside the user's results: its leaves are renamed after
-    # the arguments whose next state they are.
+    # The framework's function returns new state in addition to the user's results. The user knows
+    # only the names of the arguments that it replaces.
     returned = call.returned(tree.unflatten(range(tree.num_leaves)))
     own_paths = [f"result{keystr(path)}" for path, _ in tree_flatten_with_path(returned.tree)[0]]
     return tuple(

@@ -1,7 +1,7 @@
-"""Roles of arguments that their trees tell, and named scopes for modules of frameworks.
+"""Roles of arguments (parameters, optimizer state, data), and named scopes for modules.
 
 Roles are found if an argument is a TrainState or a state of optax. Without an optimizer's state,
-arguments keep no role; nothing is guessed.
+arguments have no role; nothing is guessed.
 
 linen and haiku run every module in a `jax.named_scope` of its name, but modules of nnx and equinox
 do not know their names. While a function is traced, methods of their classes therefore run in a
@@ -25,14 +25,16 @@ PARAMETERS, OPTIMIZER_STATE, DATA = "parameters", "optimizer_state", "data"
 
 
 def found_roles(outer: Sequence[Any], names: Sequence[str]) -> tuple[str | None, ...]:
-    """Return the role of each leaf of a call's arguments, if one argument holds a state of optax.
+    """Return the role of each leaf of a call's arguments.
 
-    A train state has `params` and `opt_state`. Otherwise, parameters are the arguments of which an
-    optimizer keeps moments (equal shapes in equal order), or that are named so. All other leaves
-    are data.
+    The roles are None unless an argument contains a train state or a state of optax. The fields
+    `params` and `opt_state` of a train state tell the roles. Otherwise, parameters are the
+    arguments of which an optimizer keeps moments (equal shapes in equal order), or that are named
+    "params". All other leaves are data.
 
     Args:
-      outer: the arguments. names: their names, for example "params".
+      outer: the arguments.
+      names: their names, for example "params".
 
     >>> import optax
     >>> params, x = {"w": jax.numpy.ones((2, 2))}, jax.numpy.ones(3)
@@ -51,13 +53,17 @@ def found_roles(outer: Sequence[Any], names: Sequence[str]) -> tuple[str | None,
 
 
 def by_path(given: Mapping[str, Any], paths: Sequence[str]) -> tuple[str | None, ...]:
-    """Return the role of each leaf, from roles by path; None for a leaf without a role.
+    """Return the role of each leaf, from a dict of roles by path; None for a leaf without a role.
 
     A role for `state` holds for all leaves whose paths begin with `state`. If several roles fit a
     leaf, the role with the longest path is taken.
 
+    Args:
+      given: the role of each path.
+      paths: the path of each leaf.
+
     Raises:
-      RoleError: a path that no argument has.
+      RoleError: no leaf has one of the paths in `given`.
 
     >>> by_path({"state": "optimizer_state", "state.w": "parameters"}, ("state.w", "state.m", "x"))
     ('parameters', 'optimizer_state', None)
@@ -85,7 +91,8 @@ def _roles(arg: Any, name: str, moments: list[tuple[Any, ...]]) -> list[str]:
     """Return the role of each leaf of one argument.
 
     Args:
-      moments: the shapes of each tree that an optimizer's state keeps.
+      name: the argument's name.
+      moments: the shapes of each tree of moments in an optimizer's state (`_mirrors`).
     """
     count = len(jax.tree.leaves(arg))
     if _is_train_state(arg):
@@ -123,9 +130,10 @@ def _holds_state(arg: Any) -> bool:
 
 
 def _mirrors(arg: Any) -> list[tuple[Any, ...]]:
-    """Return the shapes of each tree that a state of optax keeps, such as moments or traces.
+    """Return the shapes in each tree of arrays that the states of optax in an argument contain.
 
-    Each entry has the shapes of one tree. Moments have the parameters' shapes in the same order.
+    Such trees are moments or traces. Each entry has the shapes of one tree. Moments have the
+    parameters' shapes in the same order, so that parameters are recognised by them.
     """
     # States nest (`optax.chain`): a field of a state may be a state, whose fields are read, too.
     states = [s for s in jax.tree.leaves(arg, is_leaf=_is_optax) if _is_optax(s)]
@@ -144,18 +152,20 @@ def _shapes(tree: Any) -> tuple[Any, ...]:
     return tuple(leaf.shape for leaf in jax.tree.leaves(tree) if hasattr(leaf, "shape"))
 
 
-# Keys from a module to one inside of it: attributes, and places in lists.
+# The path from a module to one inside of it: names of attributes, and indices of lists.
 Path = tuple[Any, ...]
 
 
 class Framework(NamedTuple):
-    """The facts about a framework's modules.
+    """How a framework (nnx, equinox) nests modules and stores their methods.
 
     Attributes:
       base: the base class of all modules.
-      inside: returns (path, module) of each module in a module, the module itself included.
-      function: returns the function of a class attribute that is a method, or None.
-      with_function: returns the class attribute for another function in place of a method's.
+      inside: a function from a module to (path, module) of each module in it, itself included.
+      function: a function from a class attribute to the Python function of this method; None if the
+        attribute is no method.
+      with_function: a function of (class attribute, function). It returns the attribute to set on
+        the class, so that the method runs this function.
     """
 
     base: type
@@ -171,7 +181,10 @@ def plain_function(attribute: Any) -> FunctionType | None:
 
 @contextmanager
 def named_modules(framework: Framework, modules: Iterable[Any]) -> Iterator[None]:
-    """Run methods of these modules, and of those inside of them, in scopes of their names."""
+    """Run methods of modules in `jax.named_scope`s of the modules' names, inside a `with` block.
+
+    This holds for the given modules and for all modules inside of them.
+    """
     # Methods belong to classes, so the classes are changed for the time of a trace, base classes
     # included. The framework's own class of all modules stays as it is.
     inner = [module for root in modules for _, module in framework.inside(root)]
@@ -185,7 +198,13 @@ def named_modules(framework: Framework, modules: Iterable[Any]) -> Iterator[None
 
 
 def _name_methods(kind: type, calls: _Calls, changed: ExitStack) -> None:
-    """Let the public methods of a class run in named scopes, until `changed` is closed."""
+    """Replace the public methods of a class by methods that run in named scopes.
+
+    Args:
+      kind: the class.
+      calls: the record of running modules, which the methods use.
+      changed: the stack that restores the methods when it is closed.
+    """
     for name, attribute in list(vars(kind).items()):
         # Private methods run in the scope of the method that calls them.
         function = calls.framework.function(attribute)
@@ -198,7 +217,11 @@ def _name_methods(kind: type, calls: _Calls, changed: ExitStack) -> None:
 
 
 class _Calls:
-    """The modules that are being called, and the name of each inside its caller."""
+    """The modules whose methods are running, to name each one by its place in its caller.
+
+    Attributes:
+      running: the modules whose methods are running, the innermost last.
+    """
 
     def __init__(self, framework: Framework) -> None:
         self.framework = framework
@@ -206,7 +229,7 @@ class _Calls:
         self._inside: dict[int, tuple[Any, dict[int, str]]] = {}
 
     def named(self, method: FunctionType) -> Callable[..., Any]:
-        """Return the method in a scope of its module's name."""
+        """Return a method that runs `method` in a `jax.named_scope` of its module's name."""
 
         @wraps(method)
         def run(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -228,7 +251,7 @@ class _Calls:
         if not self.running:
             return type(module).__name__
         parent = self.running[-1]
-        # The parent is kept beside its names: a freed object's id may be that of another module.
+        # The entry keeps the parent alive: the id of a freed object may be given to another module.
         if id(parent) not in self._inside:
             found = {id(m): _text(path) for path, m in self.framework.inside(parent) if path}
             self._inside[id(parent)] = parent, found

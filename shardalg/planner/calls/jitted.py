@@ -1,4 +1,4 @@
-"""Functions that `jax.jit` has jitted, and their traces, as calls."""
+"""Conversion of functions jitted by `jax.jit`, and of their traces, to `Call`s."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _JITTED = type(jax.jit(abs))
 
 
 def is_jitted(fn: Any) -> bool:
-    """Return whether `jax.jit` made an object, as a function or as a method.
+    """Return whether an object is a function, or a bound method, that `jax.jit` returned.
 
     `functools.wraps` of a jitted function copies all its attributes, but is another function. The
     class of the object therefore decides.
@@ -30,9 +30,10 @@ def is_jitted(fn: Any) -> bool:
 
 
 def of_jitted(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    """Return a call of a jitted function, with its own shardings, donated and static arguments.
+    """Return a jitted function with its arguments as a `Call`.
 
-    A static argument keeps the value of this call: another value makes another function.
+    The call has the shardings and the donated and static arguments that were given to `jax.jit`. A
+    static argument has the value of this call: a function with another value is another function.
 
     >>> power = jax.jit(lambda x, n: x**n, static_argnames="n", donate_argnums=0)
     >>> call = of_jitted(power, (2.0,), {"n": 3})
@@ -50,8 +51,8 @@ def of_jitted(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     def whole(*given: Any, **named: Any) -> Any:
         return inner(*static.merged(given), **named, **static.named)
 
-    # Static leaves are no arguments of the planned function: names and donated leaves of the whole
-    # call are cut to the traced leaves.
+    # Static leaves are no arguments of the planned function. They are therefore removed from the
+    # lists of names and of donated leaves.
     traced = [not on for on in static.leaves(args, kwargs)]
     every = zip(leaf_paths(inner, args, kwargs), traced, strict=True)
     paths = tuple(path for path, kept in every if kept)
@@ -73,7 +74,7 @@ def of_jitted(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
 
 
 def _of_method(method: MethodType, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    """Return a call of a jitted method: a call of the class's function with the object."""
+    """Return a bound jitted method with its arguments as a `Call`; the object is argument 0."""
     own = method.__self__
     made = of_jitted(method.__func__, (own, *args), kwargs)
 
@@ -86,7 +87,7 @@ def _of_method(method: MethodType, args: Sequence[Any], kwargs: Mapping[str, Any
 
 
 def of_trace(traced: Any) -> Call:
-    """Return the call that `jax.jit(f).trace(...)` has traced.
+    """Return the result of `jax.jit(f).trace(...)` as a `Call`.
 
     >>> one = jax.ShapeDtypeStruct((2, 2), "float32")
     >>> call = of_trace(jax.jit(lambda x, w: x @ w, donate_argnums=1).trace(one, one))
@@ -99,7 +100,7 @@ def of_trace(traced: Any) -> Call:
     ]
     given = jax.tree.unflatten(traced.in_tree, types)
     made = plain(traced, *given)
-    # A program that was read from text brings its shardings in an attribute of its own.
+    # A program that was read from text has its shardings in the attribute `STATED`.
     own, names = traced._params, traced.jaxpr.jaxpr.debug_info.arg_names
     stated = getattr(traced, STATED, Stated(None, own["in_shardings"], own["out_shardings"]))
     return replace(
@@ -114,12 +115,18 @@ def of_trace(traced: Any) -> Call:
     )
 
 
-# The attribute of a trace with the shardings that a text states, which JAX may not express.
+# Name of an attribute that is set on the trace of a program read from text. Its value is a `Stated`
+# with the text's shardings, because JAX cannot express all of them.
 STATED = "_shardalg_stated"
 
 
 class Stated(NamedTuple):
-    """The mesh of a text, and the layouts of its flat arguments and results."""
+    """The mesh and the shardings that a program read from text states.
+
+    Attributes:
+      mesh: the mesh, or None.
+      arguments, results: the sharding of each flat argument and result.
+    """
 
     mesh: Mesh | None
     arguments: Sequence[Any]
@@ -127,7 +134,12 @@ class Stated(NamedTuple):
 
 
 def _own(tree: Any, leaves: Sequence[Any]) -> Any:
-    """Return a prefix as it was given to `jax.jit`; None if it leaves everything unspecified."""
+    """Return the pytree of shardings that was given to `jax.jit`; None if none was given.
+
+    Args:
+      tree: the structure of the pytree.
+      leaves: its leaves; unspecified ones become None.
+    """
     # The class is private in jax, so its name is compared.
     entries = [None if type(s).__name__ == "UnspecifiedValue" else s for s in leaves]
     return None if all(s is None for s in entries) else jax.tree.unflatten(tree, entries)
@@ -135,7 +147,13 @@ def _own(tree: Any, leaves: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True, eq=False, init=False)
 class _Part:
-    """A part of a call's arguments, by position and by name, with their values."""
+    """Some of a call's arguments (the static or the donated ones), with their values.
+
+    Attributes:
+      count: the number of all positional arguments of the call.
+      values: position to value, for the positional arguments of this part.
+      named: name to value, for the keyword arguments of this part.
+    """
 
     count: int
     values: dict[int, Any]
@@ -158,12 +176,16 @@ class _Part:
     def others(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments outside of this part."""
+        """Return the positional and the keyword arguments of a call that are not in this part."""
         positional = tuple(arg for i, arg in enumerate(args) if i not in self.values)
         return positional, {name: v for name, v in kwargs.items() if name not in self.named}
 
     def merged(self, others: Sequence[Any]) -> list[Any]:
-        """Return all positional arguments: this part's in their places, the others between."""
+        """Return all positional arguments of the call in their order.
+
+        Args:
+          others: the positional arguments outside of this part.
+        """
         rest = iter(others)
         return [self.values[i] if i in self.values else next(rest) for i in range(self.count)]
 
@@ -174,7 +196,10 @@ class _Part:
         return [on for on, arg in owners for _ in jax.tree.leaves(arg)]
 
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raise unless the arguments of this part have the same values in another call.
+        """Raise unless another call has the same values of the arguments in this part.
+
+        Args:
+          args, kwargs: the arguments of the other call.
 
         Raises:
           TraceError: an argument has another value.

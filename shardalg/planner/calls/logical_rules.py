@@ -1,4 +1,4 @@
-"""Logical-axis rules: names of dimensions to mesh axes, as flax, haliax and MaxText write them.
+"""Logical-axis rules of flax, haliax and MaxText: they map names of dimensions to mesh axes.
 
 A rule names the mesh axes along which a dimension is sharded. For an array, the rules are tried in
 order. A rule applies if the array has a dimension of its name that no earlier rule has taken, and
@@ -31,7 +31,12 @@ _TOKEN = re.compile(r"(?:\s|#[^\n]*)*(?P<token>[\[\],]|'[^']*'|\"[^\"]*\"|[^\s\[
 
 @dataclass(frozen=True)
 class LogicalRule:
-    """One rule; without `axes`, the dimension is not sharded."""
+    """One rule: dimensions of this name are sharded along these mesh axes.
+
+    Attributes:
+      name: the name of a dimension.
+      axes: the mesh axes, major first; () if the dimension is not sharded.
+    """
 
     name: str
     axes: Axes
@@ -43,20 +48,25 @@ class LogicalRule:
 
 @dataclass(frozen=True)
 class LogicalRules:
-    """Rules in their order, for one mesh; `logical_rules` reads them.
+    """Logical-axis rules for one mesh; the function `logical_rules` creates them.
 
     Attributes:
-      rules: as they were given; axes that the mesh lacks are left out when they are applied.
+      rules: the rules in the order in which they are tried. Axes that the mesh does not have are
+        ignored.
+      mesh: the mesh.
     """
 
     rules: tuple[LogicalRule, ...]
     mesh: Mesh
 
     def spec(self, names: Sequence[str | None]) -> PartitionSpec:
-        """Return the sharding of an array whose dimensions have these names; None is no name.
+        """Return the sharding of an array, from the names of its dimensions.
+
+        Args:
+          names: a name per dimension; None for a dimension without a name.
 
         Raises:
-          StrategyError: a name twice.
+          StrategyError: two dimensions have one name.
 
         >>> rules = logical_rules(
         ...     [("batch", "data"), ("mlp", "model"), ("embed", "model")],
@@ -70,12 +80,12 @@ class LogicalRules:
         return PartitionSpec(*(a if len(a) > 1 else a[0] if a else None for a in axes))
 
     def _applied_rules(self, names: Sequence[str | None]) -> dict[int, LogicalRule]:
-        """Return the rule that applies to each dimension, by the dimension's number.
+        """Return a dictionary from the number of a dimension to the rule that applies to it.
 
-        A dimension without a rule is left out.
+        Dimensions without a rule are absent.
 
         Raises:
-          StrategyError: a name twice.
+          StrategyError: two dimensions have one name.
         """
         twice = [name for name, count in Counter(names).items() if name and count > 1]
         if twice:
@@ -95,15 +105,16 @@ class LogicalRules:
         return found
 
     def _present(self, rule: LogicalRule) -> Axes:
-        """Return the rule's axes that the mesh has."""
+        """Return those axes of a rule that the mesh has."""
         return tuple(axis for axis in rule.axes if axis in self.mesh.shape)
 
     def specs(self, logical: Any) -> Any:
-        """Return `spec` of every entry of a pytree of logical axes, for `in_shardings`.
+        """Return the shardings of a pytree of arrays, for example as `in_shardings`.
 
         Args:
-          logical: tuples of names, or PartitionSpecs of names as `nn.get_partition_spec` and
-            `nnx.get_partition_spec` give them; None stays.
+          logical: a pytree with the names of each array's dimensions: a tuple of names, or a
+            PartitionSpec of names (`nn.get_partition_spec`, `nnx.get_partition_spec`). None is
+            returned as None.
 
         >>> rules = logical_rules({"embed": "model"}, Mesh({"model": 4}))
         >>> tuple(rules.specs({"w": ("embed", "mlp"), "b": None})["w"])
@@ -112,10 +123,13 @@ class LogicalRules:
         return jax.tree.map(self.spec, logical, is_leaf=_names)
 
     def idle(self, logical: Any) -> Table:
-        """Return the rules, or axes of them, that apply to no array of a pytree, and why.
+        """Return a table of the rules that apply to no array of a pytree, with reasons.
 
-        The table also has names of dimensions without a rule. It is empty if every rule applies
-        somewhere.
+        Rules with an axis that the mesh does not have, and names of dimensions without a rule, are
+        listed, too. The table is empty if there is no such rule or name.
+
+        Args:
+          logical: as in `specs`.
 
         >>> rules = logical_rules(
         ...     [("embed", "model"), ("embed", "data"), ("kv", "model"), ("mlp", "tensor")],
@@ -149,7 +163,15 @@ class LogicalRules:
                 yield f"none for {name!r}", "no rule names it: it is not split"
 
     def _why(self, place: int, known: Iterable[str], missing: Sequence[str]) -> str:
-        """Return a reason that holds for all arrays, or "" if the reason is in single arrays."""
+        """Return why a rule can apply to no array: a missing mesh axis, or an unused name.
+
+        Returns "" if neither is the reason.
+
+        Args:
+          place: the number of the rule.
+          known: the names of all dimensions.
+          missing: the axes of the rule that the mesh does not have.
+        """
         from difflib import get_close_matches
 
         rule = self.rules[place]
@@ -167,10 +189,12 @@ class LogicalRules:
         arrays: Sequence[Sequence[str | None]],
         applied: Sequence[Mapping[int, LogicalRule]],
     ) -> str:
-        """Return which earlier rules keep a rule from every array that has its name.
+        """Return a text with the earlier rules that prevent a rule from applying to any array.
 
         Args:
-          applied: per array, the rule of each dimension.
+          place: the number of the rule.
+          arrays: the names of each array's dimensions.
+          applied: per array, the rule that applies to each dimension.
         """
         rule, earlier = self.rules[place], {id(one) for one in self.rules[:place]}
         same: dict[str, None] = {}
@@ -197,10 +221,11 @@ class LogicalRules:
         return "; ".join(reasons)
 
     def check(self, logical: Any) -> LogicalRules:
-        """Return the rules themselves, if each of them applies to some array.
+        """Return the rules unchanged, after checking that `idle(logical)` is empty.
 
         Raises:
-          StrategyError: a rule applies to no array; the message has the reason.
+          StrategyError: a rule applies to no array, or a dimension's name has no rule. The message
+            has the reasons.
         """
         idle = self.idle(logical)
         if len(idle):
@@ -211,7 +236,7 @@ class LogicalRules:
         return self
 
     def linen(self) -> tuple[tuple[str, str | Axes | None], ...]:
-        """Return the rules for `flax.linen.logical_axis_rules` and nnx.
+        """Return the rules in the form that `flax.linen.logical_axis_rules` and nnx take.
 
         >>> logical_rules({"embed": ("data", "model"), "mlp": None}, Mesh({"data": 2})).linen()
         (('embed', ('data', 'model')), ('mlp', None))
@@ -219,7 +244,9 @@ class LogicalRules:
         return tuple((rule.name, _short(rule.axes)) for rule in self.rules)
 
     def haliax(self) -> dict[str, str | Axes]:
-        """Return the rules for `haliax.axis_mapping`, which has one rule per name, with an axis.
+        """Return the rules in the form that `haliax.axis_mapping` takes: a dict from names to axes.
+
+        Names that are not sharded are absent.
 
         Raises:
           StrategyError: two rules for one name.
@@ -249,16 +276,16 @@ class LogicalRules:
 
 
 def logical_rules(rules: object, mesh: Any) -> LogicalRules:
-    """Return logical-axis rules of flax, haliax or MaxText, for a mesh.
+    """Return `LogicalRules` from rules in the form of flax, haliax or MaxText.
 
     Args:
-      rules: pairs of a name and a mesh axis, several, or None (linen, nnx); a dict of them
-        (haliax); or text with `logical_axis_rules: [...]` (MaxText's YAML), or the path of a file
-        of it.
+      rules: one of three forms. Linen and nnx: (name, mesh axis) pairs, in which a tuple of axes or
+        None can replace the axis. Haliax: a dict of these. MaxText: a YAML text with
+        `logical_axis_rules: [...]`, or the path of such a file.
       mesh: a `Mesh`, a mesh of JAX, or a dict from the name of an axis to its size.
 
     Raises:
-      StrategyError: what are no rules, with the first that is none.
+      StrategyError: `rules` has another form; the message shows the first wrong entry.
 
     >>> logical_rules("logical_axis_rules: [['embed', ['fsdp']], ['mlp', 'tensor']]", {"fsdp": 4})
     LogicalRules(rules=(LogicalRule(name='embed', axes=('fsdp',)), ...), mesh=Mesh(fsdp=4))
@@ -276,10 +303,10 @@ def logical_rules(rules: object, mesh: Any) -> LogicalRules:
 
 
 def _rule(pair: Any) -> LogicalRule:
-    """Return a pair of a name and axes as a rule.
+    """Return the rule that a user's pair of a name and axes describes.
 
     Raises:
-      StrategyError: it is no such pair.
+      StrategyError: the entry is no such pair.
     """
     if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
         raise StrategyError(f"{pair!r:.80} is no logical-axis rule. Write rules as {_EXAMPLE}.")
@@ -295,7 +322,7 @@ def _rule(pair: Any) -> LogicalRule:
 
 
 def _names(leaf: object) -> bool:
-    """Return whether a leaf of a pytree is the logical axes of an array."""
+    """Return whether an entry of a pytree is a tuple, or a PartitionSpec, of dimension names."""
     # A named tuple is a node of the pytree, not a tuple of names.
     named = isinstance(leaf, tuple) and all(n is None or isinstance(n, str) for n in leaf)
     return isinstance(leaf, PartitionSpec) or (named and not hasattr(leaf, "_fields"))
@@ -307,7 +334,10 @@ def _short(axes: Axes) -> str | Axes | None:
 
 
 def _read(text: str | Path) -> list[Any]:
-    """Return the rules of a YAML text, or of a YAML file.
+    """Return the list after `logical_axis_rules:` in a YAML text or a YAML file.
+
+    Args:
+      text: the text, or the path of the file.
 
     Raises:
       StrategyError: there is no such file, or no rules in the text.
@@ -327,10 +357,14 @@ def _read(text: str | Path) -> list[Any]:
 
 
 def _list(text: str, at: int, place: str) -> list[Any]:
-    """Return a flow list of YAML from a position on: strings, lists, commas and comments.
+    """Return the YAML list (`[...]` with strings, nested lists and comments) after a position.
+
+    Args:
+      at: the position in the text.
+      place: the name of the text in messages.
 
     Raises:
-      StrategyError: the list does not end.
+      StrategyError: no list begins at the position, or it does not end.
     """
     # A stack of open lists, outermost first; the result is the only element of `stack[0]`. PyYAML
     # is no dependency, and only this part of the file is read.

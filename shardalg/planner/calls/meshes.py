@@ -1,7 +1,7 @@
-"""The mesh of a call that names none, and prefixes of shardings as one entry per array.
+"""The mesh for which a call is planned, and its shardings with one entry per array.
 
-The mesh is that of the arguments, of the function, or the one that is set. A prefix is the user's,
-or else the function's own.
+A user need not give a mesh. It is then found in the arguments, in `jax.set_mesh` or in the
+function. Shardings are given as prefixes of pytrees, by the user or to `jax.jit`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from shardalg.planner.propagate.strategy import PerLeaf, Strategy
 
 
 def flat_layouts(call: Call, trees: tuple[Any, Any], strategy: Strategy) -> tuple[PerLeaf, PerLeaf]:
-    """Return a strategy's entry per leaf of the arguments, and per leaf of the results.
+    """Return the shardings of a strategy per leaf of the arguments, and per leaf of the results.
 
-    State that a framework returns again keeps the sharding of its argument, if nothing else is
-    given.
+    New state that a framework returns has the sharding of the argument that it replaces, unless
+    the function's own output shardings are used.
+
+    Args:
+      trees: the structures of the function's arguments and results.
 
     Raises:
-      StrategyError: a prefix that does not fit the arguments or the results.
+      StrategyError: a prefix does not fit the arguments or the results.
     """
     arguments = entered(call, strategy.in_shardings)
     if isinstance(strategy.out_shardings, PerLeaf):
@@ -48,7 +51,11 @@ def flat_layouts(call: Call, trees: tuple[Any, Any], strategy: Strategy) -> tupl
 
 
 def entered(call: Call, prefix: Any) -> PerLeaf:
-    """Return a prefix's entry per leaf of the arguments; None means the function's own prefix."""
+    """Return the sharding that a prefix gives to each leaf of the arguments.
+
+    Args:
+      prefix: shardings as the user gave them; None to use those given to `jax.jit`.
+    """
     if isinstance(prefix, PerLeaf):
         return prefix
     if prefix is not None:
@@ -58,7 +65,11 @@ def entered(call: Call, prefix: Any) -> PerLeaf:
 
 
 def _returned(call: Call, tree: Any) -> Returned:
-    """Return which results of the call are state; without a framework, none of them."""
+    """Return the results of a call, separated into new state and the user's results.
+
+    Args:
+      tree: the structure of the results.
+    """
     results = tree.unflatten(range(tree.num_leaves))
     if call.returned is not None:
         return call.returned(results)
@@ -67,24 +78,31 @@ def _returned(call: Call, tree: Any) -> Returned:
 
 
 class Placed(NamedTuple):
-    """A strategy with its mesh, and the types that JAX gives values along its explicit axes."""
+    """The result of `placed`.
+
+    Attributes:
+      strategy: the strategy with a mesh.
+      explicit: the mesh axes along which JAX types values, and the arguments' shardings.
+    """
 
     strategy: Strategy
     explicit: Explicit | None
 
 
 def placed(call: Call, strategy: Strategy, given: Given = ((), {})) -> Placed:
-    """Return the strategy with a mesh: its own, or else the mesh of the call or of the context.
+    """Return a strategy with a mesh, which is searched for if the strategy has none.
 
-    A mesh of JAX becomes a `Mesh`. The order of precedence is: the given mesh, the meshes of arrays
-    and shardings, the mesh of `jax.set_mesh`, and the meshes of constraints and regions inside the
-    function, for which it is traced.
+    The first of these that exists is used: the strategy's mesh, the mesh that a program read from
+    text states, the mesh of arrays and shardings, the mesh of `jax.set_mesh`, the mesh of sharding
+    constraints and `shard_map`s inside the function. For the last one the function is traced. A
+    mesh of JAX becomes a `Mesh`.
 
     Args:
       given: the user's arguments, by position and by name.
 
     Raises:
-      StrategyError: there is none, or several. TraceError: JAX cannot trace the function.
+      StrategyError: there is no mesh, or there are several.
+      TraceError: JAX cannot trace the function.
 
     >>> from shardalg.planner.calls.call import plain
     >>> mesh = AbstractMesh((2, 4), ("x", "y"))
@@ -119,7 +137,7 @@ def _is_jax(mesh: Any) -> bool:
 
 
 def _carried(call: Call, strategy: Strategy) -> Iterator[Any]:
-    """Yield the meshes of the arguments' own shardings and of the given shardings."""
+    """Yield the meshes of all NamedShardings: of arrays, of the strategy, given to `jax.jit`."""
     sides = (strategy.in_shardings, strategy.out_shardings, call.in_shardings, call.out_shardings)
     given = jax.tree.leaves(sides, is_leaf=lambda s: hasattr(s, "mesh"))
     own = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(call.args)]
@@ -130,8 +148,11 @@ def _carried(call: Call, strategy: Strategy) -> Iterator[Any]:
 
 
 def _inside(call: Call, given: Given) -> list[Any]:
-    """Return the meshes of constraints and regions inside the function; none for named sizes."""
-    # The function is traced for it. Named sizes are no numbers, which this trace would need.
+    """Return the meshes of sharding constraints and `shard_map`s inside the function.
+
+    The list is empty for named sizes.
+    """
+    # The function is traced to see them. This trace would need numbers in place of named sizes.
     if hasattr(call.fn, "jaxpr"):
         return list(_at_sites(call.fn.jaxpr))
     if declared_dims(call.args) is not None:
@@ -140,7 +161,7 @@ def _inside(call: Call, given: Given) -> list[Any]:
 
 
 def _at_sites(jaxpr: Any) -> Iterator[Any]:
-    """Yield the meshes of the constraints and regions of a jaxpr, including loops and branches."""
+    """Yield the meshes of sharding constraints and `shard_map`s in a jaxpr and its bodies."""
     for equation in getattr(getattr(jaxpr, "jaxpr", jaxpr), "eqns", ()):
         # A parameter is a sharding (a constraint), a mesh (a region) or the jaxpr of a body.
         for param in jax.tree.leaves([*equation.params.values()]):
@@ -151,7 +172,7 @@ def _at_sites(jaxpr: Any) -> Iterator[Any]:
 
 
 def _around() -> list[Any]:
-    """Return [the mesh that `jax.set_mesh` has set], a concrete one if possible, or []."""
+    """Return a list with the mesh that `jax.set_mesh` has set, concrete if possible, or []."""
     for mesh in (jax.sharding.get_mesh(), jax.sharding.get_abstract_mesh()):
         if not mesh.empty:
             return [mesh]
@@ -159,10 +180,12 @@ def _around() -> list[Any]:
 
 
 def _only(meshes: list[Any]) -> Mesh:
-    """Return the one mesh that all meshes of JAX mean.
+    """Return the mesh to which all these meshes of JAX are equal.
+
+    An abstract mesh counts as equal to a concrete one with the same axes.
 
     Raises:
-      StrategyError: there is none, or there are several.
+      StrategyError: there is no mesh, or there are several.
     """
     found = {Mesh.from_jax(mesh) for mesh in meshes}
     # An abstract mesh means any mesh with its axes, so that a concrete one decides.
@@ -181,7 +204,7 @@ def _only(meshes: list[Any]) -> Mesh:
 
 
 def _spec(layout: Any) -> Any:
-    """Return a sharding as a PartitionSpec, or None if it has another form."""
+    """Return the PartitionSpec of a NamedSharding, a PartitionSpec itself, or None for others."""
     if isinstance(layout, PartitionSpec):
         return layout
     return layout.spec if isinstance(layout, NamedSharding) else None

@@ -1,4 +1,7 @@
-"""Calls of flax nnx: nnx itself splits and updates its modules and optimizers."""
+"""Conversion of calls with flax nnx modules to `Call`s.
+
+nnx itself takes the arrays out of modules and optimizers, and writes the new ones into them.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +22,24 @@ from shardalg.planner.calls.jitted import of_jitted
 
 
 def is_nnx(fn: Any, args: Any) -> bool:
-    """Return whether a call is one of `nnx.jit`, or passes modules of nnx."""
+    """Return whether `fn` was jitted by `nnx.jit`, or an argument contains a module of nnx."""
     nnx = sys.modules.get("flax.nnx")
     return nnx is not None and (_is_wrapped(fn) or any(map(_is_node, _nodes(args))))
 
 
 def _is_wrapped(fn: Any) -> bool:
-    """Return whether `nnx.jit` made an object."""
+    """Return whether an object is a function that `nnx.jit` returned."""
     return type(fn).__module__.startswith("flax.nnx.") and hasattr(fn, "jitted_fn")
 
 
 def of_nnx(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    """Return a call of a function that `nnx.jit` jitted; another function is jitted so first.
+    """Return a function with its arguments, which contain nnx modules, as a `Call`.
 
-    nnx takes the arrays out of its modules, and puts the results back into them. The planned
-    function is called in place of nnx's compiled function.
+    nnx takes the arrays out of its modules, and writes the results into them. The planned function
+    is called in place of nnx's compiled function.
+
+    Args:
+      fn: the function. If `nnx.jit` has not jitted it, that is done first.
     """
     # nnx.jit calls a function that `jax.jit` has jitted, with the arrays of the modules. Another
     # function in its place sees these arrays, and nnx converts arguments and results as usual.
@@ -69,7 +75,7 @@ def of_nnx(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
 
 
 def _framework() -> Framework:
-    """Return how nnx nests modules; methods are plain functions of a class."""
+    """Return the `Framework` of nnx, in which methods are plain functions of a class."""
     nnx: Any = sys.modules["flax.nnx"]
 
     def inside(module: Any) -> Any:
@@ -79,12 +85,16 @@ def _framework() -> Framework:
 
 
 class _Caught(BaseException):
-    """The end of a call of nnx where its compiled function would run."""
+    """An exception that ends a call of nnx where its compiled function would run."""
 
 
 @contextmanager
 def _in_place(wrapper: Any, inner: Callable[..., Any]) -> Iterator[None]:
-    """Let nnx call `inner` in place of its compiled function."""
+    """Let nnx call `inner` in place of its compiled function, inside a `with` block.
+
+    Args:
+      wrapper: the function that `nnx.jit` returned.
+    """
     jitted, wrapper.jitted_fn = wrapper.jitted_fn, inner
     try:
         yield
@@ -93,7 +103,16 @@ def _in_place(wrapper: Any, inner: Callable[..., Any]) -> Iterator[None]:
 
 
 def _named(made: Call, wrapper: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    """Return the call with the user's names and trees, if the user's trees have its arrays."""
+    """Return the call with argument names, pytrees and roles as the user sees them.
+
+    nnx passes arrays in pytrees of its own. Their names are kept if some array is not in the user's
+    arguments.
+
+    Args:
+      made: the call in terms of nnx's pytrees.
+      wrapper: the function that `nnx.jit` returned.
+      args, kwargs: the user's arguments.
+    """
     # nnx passes arrays of its own trees. The arrays are the same objects as in the user's trees, so
     # identity finds the user's place of each.
     info = wrapper.jitted_fn._jit_info
@@ -129,7 +148,7 @@ def _named(made: Call, wrapper: Any, args: Sequence[Any], kwargs: Mapping[str, A
 
 
 def _roles(arg: Any) -> Any:
-    """Return an argument with the role of each array in its place."""
+    """Return a pytree like an argument, with the role of each array in place of the array."""
     nnx: Any = sys.modules["flax.nnx"]
 
     def role(variable: Any) -> str:
@@ -147,13 +166,13 @@ def _roles(arg: Any) -> Any:
 
 
 def _step(key: Any) -> str:
-    """Return one step of a path as Python writes it."""
+    """Return one key of a pytree path as Python writes it: `.name`, `['name']` or `[0]`."""
     name = getattr(key, "key", getattr(key, "name", getattr(key, "idx", None)))
     return f".{name}" if isinstance(name, str) and name.isidentifier() else f"[{name!r}]"
 
 
 def _returned(made: Call) -> Callable[[Any], Returned]:
-    """Return the function that separates the user's results from state, as of `Call.returned`."""
+    """Return the function `Call.returned`, which separates new state from the user's results."""
     entered = [path for path, _ in tree_flatten_with_path(made.args)[0]]
     number = {path: leaf for leaf, path in enumerate(entered)}
 
@@ -187,7 +206,7 @@ def _is_node(value: Any) -> bool:
 
 
 def plain_state(tree: Any) -> Any:
-    """Return a tree with nested dicts in place of the modules and states of nnx.
+    """Return a pytree with nested dicts of arrays in place of nnx modules and states.
 
     >>> plain_state({"x": 1})
     {'x': 1}

@@ -1,6 +1,7 @@
-"""Any call that a user writes, as a call of a function of arrays.
+"""Conversion of any function and arguments that a user passes to a `Call` (`opened`).
 
-In calls of equinox, arrays are traced, and all other leaves stay as they are.
+The module also converts calls with equinox modules: arrays are traced, and all other leaves are
+constants.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from shardalg.planner.calls.nnx_call import is_nnx, of_nnx
 
 
 def is_equinox(fn: Any, args: Any) -> bool:
-    """Return whether a call is one of `eqx.filter_jit`, or passes modules of equinox."""
+    """Return whether `eqx.filter_jit` jitted `fn`, or an argument contains an equinox module."""
     equinox = sys.modules.get("equinox")
     if equinox is None:
         return False
@@ -32,13 +33,17 @@ def is_equinox(fn: Any, args: Any) -> bool:
 
 
 def _modules(tree: Any, base: type) -> list[Any]:
-    """Return the outermost modules of a tree."""
+    """Return the modules in a pytree that are not inside of other modules.
+
+    Args:
+      base: the base class of all modules.
+    """
     nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, base))
     return [node for node in nodes if isinstance(node, base)]
 
 
 def _framework() -> Framework:
-    """Return how equinox nests modules and keeps their methods."""
+    """Return the `Framework` of equinox."""
     base = sys.modules["equinox"].Module
 
     def inside(module: Any) -> Iterator[tuple[Path, Any]]:
@@ -63,15 +68,16 @@ def _framework() -> Framework:
 
 
 def _is_filtered(fn: Any) -> bool:
-    """Return whether `eqx.filter_jit` made an object."""
+    """Return whether an object is a function that `eqx.filter_jit` returned."""
     return type(fn).__module__ == "equinox._jit" and hasattr(fn, "donate_first")
 
 
 def of_equinox(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    """Return the call of a function of arrays alone, as `eqx.filter_jit` makes it.
+    """Return a function with its arguments, which contain equinox modules, as a `Call`.
 
-    Leaves that are not arrays, such as activation functions, are constants: those of the arguments
-    have the values of this call, those of the results the values of the trace.
+    `Call.fn` takes and returns arrays only, as functions inside of `eqx.filter_jit` do. Other
+    leaves, such as activation functions, are constants. Those of the arguments have the values of
+    this call, those of the results the values of the trace.
     """
     inner: Callable[..., Any] = fn.__wrapped__ if _is_filtered(fn) else fn
     leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
@@ -140,7 +146,7 @@ def _check_static(planned: Sequence[Any], given: Sequence[Any]) -> None:
 
 
 def _donated(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[bool]:
-    """Return for each leaf of the call whether `eqx.filter_jit` donates it."""
+    """Return per leaf of the arguments whether `eqx.filter_jit` donates its memory."""
     # equinox donates the first argument and all others by separate options.
     first, rest = getattr(fn, "donate_first", False), getattr(fn, "donate_rest", False)
     owners = [*args, dict(kwargs)]
@@ -156,14 +162,14 @@ def _is_traced(leaf: Any) -> bool:
 
 
 def opened(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    """Return the call `fn(*args, **kwargs)`, unwrapped from the outermost wrapper inwards.
+    """Return `fn(*args, **kwargs)` as a `Call`: a function of arrays, and the conversion to it.
 
     Args:
-      fn: a function, also one jitted by `jax.jit`, `eqx.filter_jit` or `nnx.jit`; or the trace
-        that `jax.jit(f).trace(...)` returns, which has its arguments.
+      fn: a function, also one jitted by `jax.jit`, `eqx.filter_jit` or `nnx.jit`. It can also be
+        the result of `jax.jit(f).trace(...)`, which contains its arguments.
 
     Raises:
-      TraceError: it is none of these, or does not take these arguments.
+      TraceError: `fn` is none of these, or does not take these arguments.
 
     >>> opened(lambda x, scale: scale * x, (2.0,), {"scale": 3.0}).paths
     ('x', 'scale')
@@ -181,10 +187,10 @@ def opened(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
 
 
 def _of_trace(traced: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    """Return the call of a trace of `jax.jit`.
+    """Return the result of `jax.jit(f).trace(...)` as a `Call`.
 
     Raises:
-      TraceError: more arguments are given.
+      TraceError: arguments are given in addition to those of the trace.
     """
     if args or kwargs:
         raise TraceError(
@@ -195,7 +201,7 @@ def _of_trace(traced: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ca
 
 
 def _check(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise unless `fn` is a function that takes the arguments, as far as its signature tells.
+    """Raise unless `fn` is a function whose signature accepts the arguments.
 
     Raises:
       TraceError: `fn` is no function, or does not take the arguments.
