@@ -43,7 +43,8 @@ def flat_layouts(call: Call, trees: tuple[Any, Any], strategy: Strategy) -> tupl
     returned = _returned(call, trees[1])
     out = flatten_prefix(plain_state(strategy.out_shardings), returned.tree, "out_shardings")
     pairs = zip(returned.states, returned.places, strict=True)
-    # A result of the user's has the given entry, returned state that of its argument.
+    # A prefix of output shardings has entries for the user's results only. New state must have the
+    # sharding of its argument, because the next step passes it again.
     return arguments, PerLeaf(
         out[place] if place is not None else None if state is None else arguments[state]
         for state, place in pairs
