@@ -128,7 +128,7 @@ SECONDS = ("seconds", "useful_s", "step_time_s")
 
 
 def _prices(cost: Cost) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield (key, price) of a step: of each item, of the whole step, and of memory.
+    """Yield (key, price) for each quantity of a cost: of each item, of the step, and of memory.
 
     A key is a tuple that ends in the name of the quantity, for example "wire_bytes".
     """
@@ -282,9 +282,9 @@ class RunQuestion(NamedTuple):
 
 
 def _planned_again(stages: Stages, options: Options, sizes: _Sizes) -> SpmdProgram:
-    """Return the program that planning gives on recorded sizes.
+    """Return the program that planning gives on sizes that record comparisons.
 
-    The stages are the same as those that `Plan.at` repeats in numbers.
+    Completion and partitioning run as in `Plan.at`, which plans at numbers.
     """
     # Facts recorded from here on belong to the completion. During partitioning,
     # `_RecordingPartitioner` changes `about` for each node.
@@ -491,7 +491,7 @@ class _Sizes:
 
     @cached_property
     def names(self) -> tuple[Formula, ...]:
-        """The named sizes of dimensions."""
+        """The names of sizes of dimensions, each as a formula that is this name."""
         return tuple(symbol(name) for name in self.stages.symbols.sizes)
 
     def is_right(self, formula: Size, place: Place) -> bool:

@@ -146,7 +146,7 @@ def _with_prices(graph: Graph, prices: Mapping[int, Price]) -> Graph:
 
 
 def _pallas_price(params: Mapping[str, Any]) -> Price:
-    """Return the price of a Pallas call from the parameters of its equation."""
+    """Return the flops and bytes of a Pallas call, from the parameters of its jaxpr equation."""
     found = [*_operations(params["jaxpr"])]
     multiplies = any(flops and is_product for flops, is_product in found)
     estimate = params.get("cost_estimate")

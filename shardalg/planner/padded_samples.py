@@ -214,7 +214,13 @@ class _Region:
         return set(self.ends)
 
     def grown(self, value: int, dim: int, factor: int) -> bool:
-        """Add all operators that a merged value reaches; return False if one cannot be padded."""
+        """Add the operators that a merged value reaches; return False if one cannot be padded.
+
+        Args:
+          value: a value with merged samples.
+          dim: its merged dimension.
+          factor: the elements of one sample in this dimension.
+        """
         # The search goes to all readers and to the maker of each merged value. It ends where an
         # operator reads or makes samples in a dimension of their own.
         graph, todo = self.graph, [(value, dim, factor)]
@@ -304,7 +310,7 @@ class _Region:
         return merged
 
     def _merged(self, value: int, dim: int) -> int:
-        """Return the number of elements of a merged dimension."""
+        """Return the number of elements of a value's dimension."""
         return self.graph.values[value].type.shape[dim]
 
     def types(self) -> Mapping[int, ValueType]:
@@ -312,7 +318,12 @@ class _Region:
         return {value: self._wider(value, *mark) for value, mark in self.marks.items()}
 
     def _wider(self, value: int, dim: int, factor: int) -> ValueType:
-        """Return the type of a merged value with padded samples."""
+        """Return the type that a value with merged samples has after padding.
+
+        Args:
+          dim: the merged dimension.
+          factor: the elements of one sample in this dimension.
+        """
         type_ = self.graph.values[value].type
         return _with_size(type_, dim, self.padded * factor)
 
@@ -376,7 +387,7 @@ class _Region:
 
 
 def _with_size(type_: ValueType, dim: int, size: int) -> ValueType:
-    """Return a type with another size of one dimension."""
+    """Return the type in which dimension `dim` has `size` elements."""
     return ValueType((*type_.shape[:dim], size, *type_.shape[dim + 1 :]), type_.dtype)
 
 

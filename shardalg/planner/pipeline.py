@@ -117,10 +117,11 @@ class ProgramStage:
 
 @dataclass(frozen=True, repr=False)
 class ProgramStages:
-    """The program of a plan after each pass, in order; `print` shows all of them.
+    """The program of a plan after each pass, as `Plan.stages()` returns it; `print` shows all.
 
     Attributes:
-      stages: the first one is the program as it was emitted, the last one is `plan.program`.
+      stages: the program as it was emitted, then the program after each pass. The last one is
+        `plan.program`.
       graph: the traced function, for source lines.
     """
 
@@ -139,7 +140,7 @@ class ProgramStages:
         return len(self.stages)
 
     def __getitem__(self, name: str) -> ProgramStage:
-        """Return the stage of a pass.
+        """Return the stage of the pass with this name.
 
         Raises:
           ProgramError: no pass has this name.
@@ -196,7 +197,7 @@ def after_passes(
 def program_stages(
     sharded: ShardedGraph, roles: Sequence[str], options: Options, kept: Kept
 ) -> ProgramStages:
-    """Return the program after each pass of `partition`, with the same arguments."""
+    """Return the program after each pass; the arguments are those of `partition`."""
     emitted = _emitted(sharded, roles, options, Partitioner, kept)
     stages = _stages(emitted, sharded.graph, options.switches, options.hardware)
     return ProgramStages(tuple(stages), sharded.graph)
@@ -226,7 +227,10 @@ def _emitted(
 def _stages(
     program: SpmdProgram, graph: Graph, switches: Switches, hardware: str
 ) -> Iterator[ProgramStage]:
-    """Yield the emitted program, and the program after each pass, also of passes that are off."""
+    """Yield the emitted program, then the program after each pass.
+
+    A pass that a switch turns off is listed, too, with an unchanged program.
+    """
     yield ProgramStage(EMIT, program)
     for one in PASSES:
         off = one.switch if one.switch and not getattr(switches, one.switch) else ""

@@ -211,12 +211,12 @@ class Stages:
 
     @property
     def graph(self) -> Graph:
-        """The traced function."""
+        """The graph of the traced function."""
         return self.traced.graph
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh of all stages."""
+        """The mesh for which the function is planned."""
         return self.annotations.mesh
 
     @property
@@ -244,7 +244,7 @@ class Stages:
 
     @property
     def peak_memory_bytes(self) -> int:
-        """The bytes that a device of the options' chip holds at the peak."""
+        """The largest number of bytes that a device holds at one time, on the options' chip."""
         from shardalg.costs.memory import liveness
         from shardalg.costs.topology import machine
 
@@ -343,7 +343,7 @@ def _kept(made: Stages, options: Options) -> Stages:
 
 @dataclass(frozen=True, eq=False)
 class Completions:
-    """A cache of completed graphs under one set of annotations."""
+    """A cache of graphs that were completed from one set of annotations, under several options."""
 
     annotations: Annotations
     _made: dict[Any, tuple[Graph, ShardedGraph]] = field(default_factory=dict, repr=False)
@@ -461,7 +461,7 @@ def _orders(sharded: ShardedGraph) -> tuple[tuple[int, Order], ...]:
 
 
 def _sent(stages: Stages) -> float:
-    """Return the bytes that a device sends in a step."""
+    """Return the bytes that a device sends in one training step of a plan."""
     return float(stages.traffic.wire_bytes)
 
 

@@ -280,7 +280,7 @@ class Traced:
         return replace(strategy, in_shardings=entered, out_shardings=left)
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything except the function, as plain data."""
+        """Return all fields except the Python function as data that JSON can store."""
         return {
             "graph": to_json(self.original),
             "symbols": None if self.symbols is None else self.symbols.to_json(),
@@ -368,11 +368,11 @@ def _graph(call: Call, args: Sequence[Any], hints: _Hints) -> Graph:
 
 
 def read_traced(content: Mapping[str, Any]) -> Traced:
-    """Return the `Traced` that `to_json` wrote, without the function.
+    """Return the `Traced` that `to_json` wrote; it has no Python function.
 
     Raises:
-      PlanFileError: values that their types do not allow, a graph that no trace makes, or a
-        function that JAX does not have.
+      PlanFileError: a value has a wrong type, no trace could give the graph, or the graph has an
+        operator that JAX does not have.
     """
     from shardalg.graph.ops.judged import check_operators
 

@@ -94,7 +94,7 @@ class Trials:
         return chip_text(self.options.hardware, self.stages.mesh.size, OF_OPTIONS)
 
     def under(self, annotations: Annotations) -> Stages:
-        """Return the plan under these annotations."""
+        """Return the plan of the function under these annotations."""
         if annotations == self.stages.annotations:
             return self.stages
         return self._planned(annotations, self.options)
@@ -105,7 +105,7 @@ class Trials:
         return replace(made, has_own_links=self.stages.has_own_links)
 
     def outcome(self, annotations: Annotations) -> TrialOutcome:
-        """Return the outcome of the plan under these annotations."""
+        """Return the figures of the plan under these annotations, from the cache if possible."""
         if annotations not in self._outcomes:
             self._outcomes[annotations] = TrialOutcome.of(self.under(annotations))
         return self._outcomes[annotations]

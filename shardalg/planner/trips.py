@@ -40,7 +40,7 @@ class WhileLoop:
 
     @property
     def text(self) -> str:
-        """The loop's name in messages."""
+        """The loop's name in messages, for example "the while loop at model.py:7"."""
         at = f" at {self.node.source}" if self.node.source else ""
         return f"the while loop{at}"
 
@@ -133,7 +133,7 @@ def with_trips(graph: Graph, given: Trips) -> Graph:
 
 
 def without_trips(graph: Graph) -> Graph:
-    """Return the graph as it was traced: each `while` loop counts as one iteration."""
+    """Return the graph in which each `while` loop counts as one iteration, as it was traced."""
     loops = while_loops(graph)
     if all(loop.iterations is None for loop in loops):
         return graph

@@ -282,7 +282,10 @@ def plain(
 def leaf_paths(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """Return the name of every leaf of a call, in the order of `(*args, kwargs)`."""
+    """Return the name of every leaf of a call's arguments, for example `params['w']`.
+
+    The order is that of the leaves of `(*args, kwargs)`.
+    """
     # JAX flattens a dict in the order of its sorted keys.
     named = [*zip(parameter_names(fn, len(args)), args, strict=True)]
     named += [(name, kwargs[name]) for name in sorted(kwargs)]

@@ -80,7 +80,7 @@ def by_path(given: Mapping[str, Any], paths: Sequence[str]) -> tuple[str | None,
 
 
 def _begins(path: str, start: str) -> bool:
-    """Return whether `start` is a path or a beginning of it, up to a whole key.
+    """Return whether `start` equals `path`, or is the path of a part of a pytree that contains it.
 
     For example, "state.w" begins "state.w['a']", and not "state.weights".
     """
@@ -113,12 +113,12 @@ def _parts(state: Any) -> Iterator[tuple[Any, str]]:
 
 
 def _is_train_state(arg: Any) -> bool:
-    """Return whether an argument has the fields of a train state of flax."""
+    """Return whether an argument has the fields of a flax TrainState, `params` and `opt_state`."""
     return hasattr(arg, "params") and hasattr(arg, "opt_state")
 
 
 def _is_optax(node: Any) -> bool:
-    """Return whether a node's class is defined in optax, as the classes of its states are."""
+    """Return whether the class of a pytree node is defined in optax: it is an optimizer's state."""
     return type(node).__module__.split(".")[0] == "optax"
 
 
@@ -247,7 +247,10 @@ class _Calls:
         return run
 
     def _name(self, module: Any) -> str:
-        """Return a module's path inside the calling module, or the name of its class."""
+        """Return the name of a module's scope: its path inside the module that calls it.
+
+        If the calling module does not contain it, it is the name of its class.
+        """
         if not self.running:
             return type(module).__name__
         parent = self.running[-1]
@@ -259,7 +262,7 @@ class _Calls:
 
 
 def _text(path: Path) -> str:
-    """Return a path as text, `layers_3/mlp`: list indices are appended to the list's name.
+    """Return the path of a module as text; a list's index is appended to the list's name.
 
     >>> _text(("layers", 3, "mlp"))
     'layers_3/mlp'

@@ -190,7 +190,7 @@ class _Part:
         return [self.values[i] if i in self.values else next(rest) for i in range(self.count)]
 
     def leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[bool]:
-        """Return for each leaf of the whole call whether it is in this part."""
+        """Return for each leaf of all arguments of the call whether it is in this part."""
         owners = [(i in self.values, arg) for i, arg in enumerate(args)]
         owners += [(name in self.named, kwargs[name]) for name in sorted(kwargs)]
         return [on for on, arg in owners for _ in jax.tree.leaves(arg)]

@@ -146,7 +146,11 @@ class LogicalRules:
         return Table(("rule", "why"), tuple(self._idle(arrays)))
 
     def _idle(self, arrays: Sequence[Sequence[str | None]]) -> Iterator[tuple[str, str]]:
-        """Yield (rule, reason) for `idle`; each array is given by the names of its dimensions."""
+        """Yield the rows (rule, reason) of the table `idle`.
+
+        Args:
+          arrays: the names of each array's dimensions.
+        """
         applied = [self._applied_rules(names) for names in arrays]
         known = dict.fromkeys(name for names in arrays for name in names if name)
         for place, rule in enumerate(self.rules):
@@ -263,7 +267,7 @@ class LogicalRules:
         return {name: axes for name, axes in pairs if axes is not None}
 
     def yaml(self) -> str:
-        """Return the rules as text for a configuration of MaxText.
+        """Return the rules as YAML text for a configuration of MaxText.
 
         >>> print(logical_rules({"embed": "data", "mlp": None}, Mesh({"data": 2})).yaml())
         logical_axis_rules: [
@@ -329,7 +333,7 @@ def _names(leaf: object) -> bool:
 
 
 def _short(axes: Axes) -> str | Axes | None:
-    """Return axes as flax and haliax write them: one name, a tuple of names, or None."""
+    """Return mesh axes as flax and haliax write them: one name, a tuple of several, None for ()."""
     return axes[0] if len(axes) == 1 else axes or None
 
 

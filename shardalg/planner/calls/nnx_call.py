@@ -196,7 +196,7 @@ def _returned(made: Call) -> Callable[[Any], Returned]:
 
 
 def _nodes(tree: Any) -> list[Any]:
-    """Return the leaves of a tree, with each module of nnx as one leaf."""
+    """Return the leaves of a pytree, in which each nnx module counts as one leaf."""
     return jax.tree.leaves(tree, is_leaf=_is_node)
 
 

@@ -130,7 +130,11 @@ def of_equinox(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
 
 
 def _check_static(planned: Sequence[Any], given: Sequence[Any]) -> None:
-    """Raise unless all leaves that are not arrays are the same as when the call was planned.
+    """Raise unless all leaves that are not arrays equal those with which the call was planned.
+
+    Args:
+      planned: the planned leaves, None in place of arrays.
+      given: the leaves of another call.
 
     Raises:
       TraceError: a leaf differs.

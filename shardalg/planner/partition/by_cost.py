@@ -103,7 +103,7 @@ class CostProblem:
 
     @property
     def graph(self) -> Graph:
-        """The traced graph."""
+        """The graph without shardings."""
         return self.sharded.graph
 
     @cached_property
@@ -152,7 +152,7 @@ class CostProblem:
         return [v for v, _ in one.makes if self.graph.producer[v] is None]
 
     def _candidates(self, node: Node, place: int) -> tuple[ComponentCandidate, ...]:
-        """Return the candidates of the node's component number `place`."""
+        """Return all ways to compute the component with number `place` of a node."""
         value_shardings = tuple(self.value_shardings[v] for v in (*node.operands, *node.results))
         if rules(node.signature):
             return candidates(

@@ -201,7 +201,7 @@ class UnitProblem:
         )
 
     def around(self, unit: int, taken: Sequence[int]) -> float:
-        """Return the seconds of a unit and of the moves that depend on its option."""
+        """Return the seconds of a unit, and of the moves of its operands and results."""
         moves = sum(self.result_sharding(value, taken)[0] for value in self.near[unit])
         return self.units[unit][taken[unit]].seconds + moves
 

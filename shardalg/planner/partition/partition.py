@@ -90,7 +90,7 @@ class Partitioner(BodyPartitioner):
         self.rates = lru_cache(maxsize=None)(given.chip.rates)
 
     def run(self) -> SpmdProgram:
-        """Return the program before the passes of `planner/pipeline.py`."""
+        """Emit all nodes and return the program; the passes of `planner/pipeline.py` come later."""
         graph, context = self.graph, self.context
         # Before a value is computed, its completed sharding is its only source.
         context.available = [

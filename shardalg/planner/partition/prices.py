@@ -108,7 +108,7 @@ def operator_s(part: OperatorPart, choice: ComponentCandidate, hardware: Machine
 
 
 def _without_sums(program: SpmdProgram) -> SpmdProgram:
-    """Return the program without the collectives that reduce partial sums."""
+    """Return the program without collectives whose operands are partial sums."""
     held, block = program.locals, program.block
     kept = tuple(
         step

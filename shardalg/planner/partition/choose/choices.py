@@ -44,10 +44,10 @@ def candidates(
     *,
     finite: bool = False,
 ) -> tuple[ComponentCandidate, ...]:
-    """Return the candidates of one component: each axis of the mesh on one loop or on none.
+    """Return all ways to compute one component: each mesh axis shards one loop, or none.
 
-    Splits are even, except those that the shardings of operands and results suggest. A linear
-    operator may also pass the partial sums of its operands on, along axes of none of its loops.
+    Blocks are even, except in shardings that operands and results have already. A linear operator
+    may also compute on partial sums of its operands, along axes that shard none of its loops.
 
     Args:
       value_shardings: completed shardings of the operands, then of the results.
@@ -67,7 +67,7 @@ def candidates(
 
 
 def _assignments(key: NodeKey, component: Component) -> Iterator[Assigned]:
-    """Yield every assignment of whole mesh axes to loops that splits the loops evenly."""
+    """Yield every assignment of whole mesh axes to loops under which all blocks are even."""
     mesh = key.value_shardings[0].mesh
     digits = [mesh.digit(name) for name, size in mesh.axes if size > 1]
     extents = {name: extent for rule in component.rules for name, extent in rule.loops}

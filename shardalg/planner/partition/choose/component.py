@@ -56,10 +56,10 @@ class Tensor:
     windows: tuple[int, ...] = ()
 
     def digits(self, assigned: Assigned, *, gathered: bool = False) -> Dims:
-        """Return the digits of each dimension under an assignment of digits to loops.
+        """Return the digits of each dimension of the tensor, given the digits of each loop.
 
         Args:
-          gathered: whether windowed dimensions are whole, so that no window is exchanged.
+          gathered: whether windowed dimensions are not sharded, so that no halo is exchanged.
         """
         # By far most dimensions are one loop, whose digits need no new tuple.
         found = [
@@ -109,7 +109,7 @@ class Component:
 
     @property
     def rule(self) -> Rule:
-        """The first row."""
+        """The first row of the component."""
         return self.rules[0]
 
     def reads_windows(self, assigned: Assigned) -> bool:
@@ -171,9 +171,10 @@ class Component:
         return tuple(name for name in self.loops if extents[name] >= count)
 
     def allows(self, assigned: Assigned) -> bool:
-        """Return whether the rows allow an assignment of digits to loops.
+        """Return whether an operator can be computed under an assignment of digits to loops.
 
-        Every device must get one block of each tensor, and partial results must be combinable.
+        Every device must get one block of each tensor, and it must be possible to combine partial
+        results.
         """
         for name, extent in self.even:
             if name in assigned and extent % parts(assigned[name]):
@@ -263,10 +264,10 @@ def _tensors(rule: Rule, number: int | None) -> Iterator[Tensor]:
 
 
 def _unshardable(rule: Rule) -> Iterator[str]:
-    """Yield the loops that may not be sharded.
+    """Yield the names of the loops that may not be sharded.
 
-    A loop may not be sharded if a dimension that reads it has other blocks, if no collective
-    combines its partial results, or if it is reduced and has no iterations.
+    These are loops whose blocks are not blocks of a dimension that they index, reduced loops whose
+    partial results no collective combines, and reduced loops without iterations.
     """
     for tensor in rule.tensors:
         for dim, index in enumerate(rule.indices(tensor)):
@@ -281,11 +282,12 @@ def _unshardable(rule: Rule) -> Iterator[str]:
 
 
 def _is_maskable(rule: Rule, loop: str) -> bool:
-    """Return whether padding along a reduced loop can be masked: it is a dimension of an operand.
+    """Return whether a reduced loop may be sharded unevenly, with masks of its padding.
 
-    The taps of a window cannot be masked. A masked tap is 0, but its product with an infinite
-    element that another window reads is NaN. There are at most as many taps as windows. The loop
-    over windows may be split unevenly, as in XLA, for the gradient of the taps.
+    It must index a dimension of an operand alone, which is masked. Loops over the taps of a window
+    are excluded. A masked tap is 0, but its product with an infinite element that another window
+    reads is NaN. There are at most as many taps as windows. The loop over windows may be sharded
+    unevenly, as in XLA, for the gradient of the taps.
     """
     indices = [index for dims in rule.operands.values() for index in dims]
     through = {n for i in indices if i.loop is None and loop in i.variables for n in i.variables}

@@ -102,14 +102,17 @@ class Weighed(NamedTuple):
 
 
 def available(key: NodeKey, tensor: Tensor) -> tuple[Sharding, ...]:
-    """Return the shardings of an operand's copies, or the completed sharding of a result."""
+    """Return the shardings of an operand's available copies, or a result's completed sharding.
+
+    The latter is a tuple of one.
+    """
     if tensor.operand is not None:
         return key.sources[tensor.operand]
     return (key.value_shardings[tensor.number],)
 
 
 def num_parts(assigned: Assigned) -> int:
-    """Return the number of parts that an assignment divides the iterations into."""
+    """Return the number of parts into which an assignment divides the iterations of a node."""
     return math.prod([parts(digits) for digits in assigned.values()])
 
 
@@ -140,7 +143,7 @@ class CostWeights(NamedTuple):
 
 
 def cost_weights(key: NodeKey) -> CostWeights:
-    """Return the weights of bytes and arithmetic at a node."""
+    """Return the weights by which the choices at a node are compared."""
     signature, rates = key.signature, key.rates
     # Each device writes its own part of the results. Without this, an operator with few flops per
     # element, such as an addition, would gain almost nothing from more devices.

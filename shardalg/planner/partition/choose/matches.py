@@ -140,7 +140,7 @@ def _idle_axes_for_result(
 
 
 def _idle_axes(key: NodeKey, component: Component) -> list[Digit]:
-    """Return the mesh axes that no tensor is sharded along."""
+    """Return the mesh axes, as digits, along which no operand and no result is sharded."""
     used = {digit for tensor in component.tensors for digit in _digits(key, tensor)}
     mesh = key.value_shardings[0].mesh
     # An axis that overlaps a used digit is not idle, even if a part of it is.
@@ -236,7 +236,7 @@ def _is_free(
 def _outweighs(key: NodeKey, component: Component, operand: int, matched: LoopSets) -> bool:
     """Return whether an operand's block has more elements than the result's block.
 
-    Both blocks are split along matched digits only.
+    Both tensors count as sharded along matched digits only.
     """
     (one,) = (t for t in component.tensors if t.operand == operand)
     (made,) = (t for t in component.tensors if t.operand is None)
@@ -244,7 +244,7 @@ def _outweighs(key: NodeKey, component: Component, operand: int, matched: LoopSe
 
 
 def _block_elements(key: NodeKey, tensor: Tensor, matched: LoopSets) -> int:
-    """Return the elements of a tensor's block, split along matched digits only."""
+    """Return the number of elements of a tensor's block, if only matched digits shard it."""
     layout = available(key, tensor)[0]
     split = {
         digit

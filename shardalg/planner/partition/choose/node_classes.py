@@ -141,7 +141,7 @@ class Kinds:
 
 @once_per_graph
 def kinds(graph: Graph) -> Kinds:
-    """Return the equivalence classes of a graph's nodes."""
+    """Return the class of each node of a graph, and the properties of each class."""
     inner = (v for region in graph.regions for v in region.results)
     outputs = frozenset([*graph.results, *inner])
     found: dict[tuple[Any, ...], int] = {}
@@ -226,7 +226,7 @@ def _only_reader(graph: Graph, value: int, outputs: frozenset[int]) -> tuple[Rul
 
 @lru_cache(maxsize=1 << 12)
 def repeats(signature: Signature) -> bool:
-    """Return whether a node only copies elements, and returns more of them than it reads.
+    """Return whether an operator is a broadcast: it copies elements and returns more than it reads.
 
     >>> from shardalg.graph.ir import ValueType
     >>> row, table = ValueType((8,), "float32"), ValueType((4, 8), "float32")
@@ -241,7 +241,10 @@ def repeats(signature: Signature) -> bool:
 
 
 def formats(signature: Signature) -> bool:
-    """Return whether a node only copies the elements of its only operand to its only result."""
+    """Return whether an operator only copies the elements of its only operand to its only result.
+
+    Examples are a reshape, a transpose and a broadcast.
+    """
     rows = rules(signature)
     alone = len(signature.operands) == len(signature.results) == 1
     one = alone and rows is not None and len(rows) == 1

@@ -1,6 +1,6 @@
-"""The plan of a node: its choice, and the steps before and after the local operator.
+"""The plan of a node: its choice, and the instructions before and after the local operator.
 
-All steps follow from the row: masks of padding along reduced loops, windows and margins, shifted
+All follow from the row of RULES: masks of padding along reduced loops, windows and margins, shifted
 indices and masks of a local gather or scatter, and the collectives that finish the results.
 """
 
@@ -98,13 +98,13 @@ class NodePlan:
 
     @cached_property
     def along(self) -> tuple[list[ShardedWindow], ...]:
-        """The windows, grouped by dimension."""
+        """The windows, in one list per dimension."""
         dims = sorted({window.dim for window in self.windows})
         return tuple([window for window in self.windows if window.dim == dim] for dim in dims)
 
     @cached_property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes of the results directly after the local operator."""
+        """The local shapes of the results directly after the local operator, before any cut."""
         lengths = {k.dim: k.length for k in self.kept}
         return tuple(
             tuple(lengths.get(dim, size) for dim, size in enumerate(layout.shard_shape))
@@ -194,7 +194,13 @@ def _local(
 
 
 def _combines(rule: Rule, loops: dict[str, Digits]) -> tuple[Attributes, ...]:
-    """Return the collective that combines partial results; none for sums, which stay pending."""
+    """Return the instruction that combines partial results of all devices, as a tuple.
+
+    The tuple is empty if no result is partial, and for sums, which stay pending.
+
+    Args:
+      loops: the digits of each sharded loop.
+    """
     digits = reduced_digits(rule, loops)
     # Sums and picks stay pending, so that several of them are reduced together.
     if not digits or rule.combine in (SUM, PICK):
@@ -235,7 +241,13 @@ def _result_shifts(
 
 
 def _offset(shift: IndexShift, digits: Digits, block: int) -> Offset:
-    """Return the instruction that shifts indices by the start of the device's block."""
+    """Return the instruction that adds or subtracts the start of the device's block.
+
+    Args:
+      shift: the numbers to change and the direction.
+      digits: the digits of the sharded loop.
+      block: the loop's iterations per device.
+    """
     scale = shift.sign * block
     return Offset(digits, scale, shift.component, shift.clamp, shift.more, shift.within)
 

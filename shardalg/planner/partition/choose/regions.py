@@ -286,14 +286,14 @@ class _BodySums:
         return frozenset(self.region.nodes)
 
     def is_only_returned(self, value: int) -> bool:
-        """Return whether the body computes a value, returns it once, and does not read it."""
+        """Return whether the body computes a value, returns it exactly once, and never reads it."""
         made = self.graph.producer[value] in self.inside
         return made and not self.graph.users[value] and self.region.results.count(value) == 1
 
     def reader(self, value: int) -> tuple[Node, int, Rule] | None:
-        """Return the only node that reads a value, its operand number, and its row.
+        """Return the only node that reads a value, the operand's number, and the node's row.
 
-        None if there is no such node, or if it cannot pass partial sums on.
+        None if there is no such node, or if it cannot compute on partial sums of the value.
         """
         users = self.graph.users[value]
         if len(users) != 1 or users[0] not in self.inside or value in self.region.results:
@@ -308,9 +308,13 @@ class _BodySums:
         return node, places[0], rows[0]
 
     def added(self, value: int, end: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the values that are added to a carry, and the values that the carry becomes.
+        """Follow a carry through the body; return (addends, successive values of the carry).
 
-        Both are empty if an operator between the carry and the body's end defers no sum.
+        Both are empty if an operator between the carry and the body's end cannot defer a sum.
+
+        Args:
+          value: the body's argument for the carry.
+          end: the body's result for the carry.
         """
         found: list[int] = []
         chain: list[int] = []
@@ -330,7 +334,7 @@ class _BodySums:
         return tuple(found), tuple(chain)
 
     def sources_of_sum(self, value: int) -> Iterator[int]:
-        """Yield the value, and the values whose partial sums may have been deferred to it."""
+        """Yield a value, and all values whose partial sums it may contain if they are deferred."""
         yield value
         producer = self.graph.producer[value]
         node = self.graph.nodes[producer] if producer in self.inside else None

@@ -57,14 +57,22 @@ class ReshapeGroup:
 
     @property
     def leads(self) -> tuple[int, int]:
-        """The dimension of the operand, and the one of the result, that may be sharded."""
+        """The leading dimension of the group in the operand, and in the result.
+
+        Only these may be sharded (except as `split_dim` allows): a block is then one run of flat
+        elements.
+        """
         return self.start + leading(self.sizes), self.out_start + leading(self.out_sizes)
 
     def split_dim(self, made: Sharding) -> int:
-        """Return the result's dimension along which devices hold runs of flat elements.
+        """Return the last dimension of the result that may be sharded, counted from `out_start`.
 
-        It is the last sharded dimension if each dimension before it has one element per device and
-        no device is empty. Otherwise it is the leading dimension.
+        A device must hold one run of the group's flat elements. The dimension is therefore the last
+        sharded one, if each dimension before it has one element per device and no device is empty.
+        Otherwise it is the leading dimension.
+
+        Args:
+          made: the sharding of the result.
         """
         # A block of sizes (1, 1, b, whole, whole) is one run of flat elements; of (2, b, whole)
         # with b < size it would be two runs with a gap between them.
@@ -77,13 +85,15 @@ class ReshapeGroup:
 
     @property
     def flat(self) -> tuple[int, ...]:
-        """The shape of the group as one flat dimension: a tuple of one size."""
+        """A tuple with the number of elements of the group: its shape as one flat dimension."""
         return (prod(self.sizes),)
 
 
 @lru_cache(maxsize=1 << 12)
 def regrouped(signature: Signature) -> tuple[ReshapeGroup, ...]:
-    """Return the groups of a reshape; () for other operators, scalars and empty tensors.
+    """Return the groups of dimensions with the same elements on both sides of a reshape.
+
+    They are () for other operators, scalars and empty tensors.
 
     >>> from shardalg.graph.ir import ValueType
     >>> x, y = ValueType((5, 3, 2, 1), "float32"), ValueType((5, 6), "float32")
@@ -178,7 +188,7 @@ def _dims(
 
 
 def _are_disjoint(dims: Dims) -> bool:
-    """Return whether no digit splits two dimensions."""
+    """Return whether no two dimensions are sharded along overlapping digits."""
     digits = [digit for row in dims for digit in row]
     return not any(overlap(a, b) for k, a in enumerate(digits) for b in digits[:k])
 

@@ -62,7 +62,10 @@ def sent_bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding
 
 
 def _combine_bytes(key: NodeKey, choice: Choice) -> Any:
-    """Return the bytes that a device sends to combine partial results other than sums."""
+    """Return the bytes that a device sends to combine partial results, except sums.
+
+    Sums stay partial after the operator; reducing them is a move of the result.
+    """
     signature, loops, total = key.signature, dict(choice.loops), 0
     for rule in rules(signature) or ():
         digits = reduced_digits(rule, loops) if rule.combine not in (SUM, PICK) else ()

@@ -248,11 +248,11 @@ class PartitionContext(BlockListing):
         return self.tuples.known[self.available[value]]
 
     def lasting_sources(self, value: int) -> tuple[Sharding, ...]:
-        """Return the shardings of a value's copies that every phase may read."""
+        """Return the shardings in which every phase may read a value."""
         return self.tuples.known[self.lasting.get(value, self.available[value])]
 
     def hold_remade(self, value: int, make: Callable[[Sharding, Cause], int]) -> None:
-        """Record that `value` can be computed again in every sharding without communication."""
+        """Record that `make` computes `value` in any sharding without communication."""
         # The choice of its readers sees a replicated copy, of which every sharding is a slice.
         result_sharding = self.sources(value)[0]
         self.remade[value] = make
@@ -392,7 +392,7 @@ class PartitionContext(BlockListing):
         return made
 
     def cause(self, node: Node, why: Why) -> Cause:
-        """Return the cause of instructions for `node`."""
+        """Return the `Cause` of instructions for a node; the role of the moved value is unknown."""
         return Cause(node.index, node.phase, "unknown", why)
 
     def repeated(self) -> Iterator[Copied]:

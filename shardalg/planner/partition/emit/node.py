@@ -382,7 +382,13 @@ def regroup(
 
 @dataclass(frozen=True)
 class InstructionResult:
-    """The result of an instruction: its shape on a device, its sharding, and its graph value."""
+    """A result of an instruction.
+
+    Attributes:
+      shape: its shape on a device.
+      layout: its sharding.
+      value: the graph value that it is a copy of, or None.
+    """
 
     shape: tuple[int, ...]
     layout: Sharding
@@ -449,7 +455,7 @@ def recipe(
 
 
 def _emit_any(context: PartitionContext, node: Node, recipe: Recipe) -> None:
-    """Emit a node with all its steps, and record its results with their completed shardings."""
+    """Emit a node with all its steps, and record its results (`place_result`)."""
     results = emit_node(context, node, recipe.plan, node.phase)
     for value, local, sharding in zip(node.results, results, recipe.value_shardings, strict=True):
         place_result(context, node, value, local, sharding)

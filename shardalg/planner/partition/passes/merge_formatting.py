@@ -88,7 +88,11 @@ class MergeFormatting(Rewriter):
     )
 
     def keep_other_values(self, instruction: Instruction) -> Instruction | None:
-        """Keep an instruction between two graph values, such as a user's permute, as it is."""
+        """Keep an instruction whose operand and result are two graph values, as it is.
+
+        An example is a permute that the user wrote: it is no formatting. Any other instruction is
+        returned to the next rule.
+        """
         ends = (*instruction.operands, *instruction.results)
         if len({self.locals[local].origin for local in ends} - {None}) < 2:
             return instruction
@@ -129,7 +133,7 @@ class MergeFormatting(Rewriter):
         return instruction if known == result else known
 
     def note(self, instruction: Instruction) -> Instruction:
-        """Record the formatting that computes a local value."""
+        """Record an instruction in `made`, so that later ones can be merged with it."""
         self.made[instruction.results[0]] = instruction
         return instruction
 

@@ -46,12 +46,12 @@ class MoveMasks(Rewriter):
     stored: frozenset[int] = field(default=frozenset(), init=False)
 
     def drop_filled(self, instruction: Instruction[Mask]) -> Instruction | int:
-        """Return the operand of a mask that would change nothing; any other mask is kept."""
+        """Return the operand of a mask that would change nothing; otherwise the mask itself."""
         (operand,) = instruction.operands
         return operand if self.is_filled(operand, instruction.attributes) else instruction
 
     def mask_results(self, instruction: Instruction) -> Instruction | None:
-        """Keep an instruction, followed by the masks of its results that are read."""
+        """Append an instruction, and directly after it the masks of its results (`wanted`)."""
         is_unknown = self.fills.known.keys().isdisjoint(instruction.operands)
         is_fill = type(instruction.attributes) in FILLS
         if is_unknown and not is_fill and self.wishes.keys().isdisjoint(instruction.results):
@@ -95,9 +95,10 @@ class MoveMasks(Rewriter):
         return self.fills.of(local).has(mask, self.locals[local].dtype)
 
     def masked(self, maker: Instruction, mask: Mask, local: int, made: int | None) -> int:
-        """Emit a mask of `local` right after it is computed; return the masked local value.
+        """Append a mask of `local` to the block and return the masked local value.
 
         Args:
+          maker: the instruction that computes `local`, after which the mask is placed.
           made: the local value to reuse for the result; None for a new one.
         """
         like = self.locals[local]

@@ -94,7 +94,7 @@ class Fills:
         return self.graph.nodes[instruction.node].signature
 
     def note(self, instruction: Instruction) -> None:
-        """Record the facts about an instruction's results."""
+        """Record which numbers the padding of an instruction's results is known to hold."""
         kind = type(instruction.attributes)
         made = _MAKES.get(kind)
         # Most instructions read no known value.
@@ -107,9 +107,9 @@ class Fills:
                 self.known[local] = known
 
     def applied(self, instruction: Instruction[p.Apply]) -> Iterator[ValueFacts]:
-        """Yield the facts about each result of a local operator.
+        """Yield the known numbers of each result of a local operator.
 
-        A padding of a result is known if the operator maps known numbers of its operands to it.
+        A number is known if the operator computes it from known numbers of its operands.
         """
         known, results = self.known.keys(), instruction.results
         even = all(self.locals[result].sharding.is_even for result in results)
@@ -176,7 +176,7 @@ class Fills:
                 yield read.index, replace(mask, dim=dim)
 
     def resized(self, instruction: Instruction[p.Resize]) -> Iterator[ValueFacts]:
-        """Yield the facts after padding: a whole dimension is padded with zeros."""
+        """Yield the known numbers of a resized value: a whole dimension is padded with zeros."""
         a, (operand,) = instruction.attributes, instruction.operands
         local, known = self.locals[operand], self.of(operand)
         size, zero = local.shape[a.dim], identity_if_any("sum", local.dtype)
@@ -189,19 +189,19 @@ class Fills:
         yield known.with_fill(a.dim, found)
 
     def cut(self, instruction: Instruction[p.DynamicSlice]) -> Iterator[ValueFacts]:
-        """Yield the facts about a device's block of a dimension that was padded as a whole."""
+        """Yield the known numbers of a device's block, cut out of a padded dimension."""
         a = instruction.attributes
         yield _block(self.of(instruction.operands[0]), a.dim, a.digits, a.block)
 
     def scattered(self, instruction: Instruction[p.ReduceScatter]) -> Iterator[ValueFacts]:
-        """Yield the facts after a reduce-scatter, which reduces and then cuts out a block."""
+        """Yield the known numbers after a reduce-scatter, which reduces, then cuts out a block."""
         a = instruction.attributes
         (reduced,) = self.reduced(instruction)
         block = self.locals[instruction.results[0]].shape[a.dim]
         yield _block(reduced, a.dim, a.digits, block)
 
     def scattered_dims(self, instruction: Instruction[p.ReduceScatters]) -> Iterator[ValueFacts]:
-        """Yield the facts after a reduce-scatter of several dimensions."""
+        """Yield the known numbers after a reduce-scatter of several dimensions."""
         (known,) = self.reduced(instruction)
         shape = self.locals[instruction.results[0]].shape
         for dim, digits in instruction.attributes.along:
@@ -209,7 +209,9 @@ class Fills:
         yield known
 
     def exchanged(self, instruction: Instruction[p.AllToAll]) -> Iterator[ValueFacts]:
-        """Yield the facts after an all-to-all, which cuts one dimension and concatenates another.
+        """Yield the known numbers after an all-to-all.
+
+        It cuts one dimension and concatenates another.
 
         The concatenated dimension contains the padding of all blocks, about which nothing is known.
         """
@@ -221,7 +223,7 @@ class Fills:
     def all_exchanged(
         self, instruction: Instruction[p.AllToAlls | p.AllGathers]
     ) -> Iterator[ValueFacts]:
-        """Yield the facts after an exchange: those about dimensions that it does not move."""
+        """Yield the known numbers after an exchange: those of dimensions that it does not move."""
         known = self.of(instruction.operands[0])
         for dim in instruction.attributes.dims:
             known = known.with_fill(dim)
@@ -230,7 +232,10 @@ class Fills:
     def reduced(
         self, instruction: Instruction[p.AllReduce | p.ReduceScatter | p.ReduceScatters]
     ) -> Iterator[ValueFacts]:
-        """Yield the facts after a reduction: padding with the identity of the combination."""
+        """Yield the known numbers after a reduction.
+
+        Padding that holds the identity of the combination (0 for a sum) holds it afterwards, too.
+        """
         (operand,), a = instruction.operands, instruction.attributes
         # The identity combined with itself is the identity. Another number would change: n copies
         # of 5 add up to 5*n.
@@ -239,7 +244,7 @@ class Fills:
         yield ValueFacts({dim: fill for dim, fill in fills if fill[1] == neutral})
 
     def masked(self, instruction: Instruction[p.Mask]) -> Iterator[ValueFacts]:
-        """Yield the facts after a mask, which fills the padding of its dimension."""
+        """Yield the known numbers after a mask, which fills the padding of its dimension."""
         mask, operand = instruction.attributes, instruction.operands[0]
         fill = filled_by(mask, self.locals[operand].dtype)
         # In the corner in which the padding of two dimensions meets, the last mask wins. The other
@@ -250,7 +255,10 @@ class Fills:
     def others(
         self, instruction: Instruction[p.AllGather | p.Slice | p.SliceAt]
     ) -> Iterator[ValueFacts]:
-        """Yield the facts about dimensions that an instruction does not change."""
+        """Yield the known numbers after an instruction that changes one dimension only.
+
+        They are those of the other dimensions.
+        """
         yield self.of(instruction.operands[0]).with_fill(instruction.attributes.dim)
 
 

@@ -39,7 +39,7 @@ class BlockUse:
 
 
 def _is_other_than_sum(instruction: Instruction) -> TypeGuard[Instruction[AllReduce]]:
-    """Return whether an instruction is a reduction other than a sum."""
+    """Return whether an instruction is an all-reduce of a maximum, a product and so on: no sum."""
     return is_a(instruction, AllReduce) and instruction.attributes.combine != "sum"
 
 
@@ -126,7 +126,7 @@ def _scattered(
 
 
 class ScatterReductions(Rewriter):
-    """The rewriter that turns reductions which are only cut into reduce-scatters."""
+    """The rewriter that turns all-reduces whose results are only cut into reduce-scatters."""
 
     needs = (AllReduce,)
 

@@ -94,7 +94,7 @@ class DropUnread(Rewriter):
     """The rewriter that removes instructions whose results nothing reads, also in bodies."""
 
     def finish(self, block: Block) -> Block:
-        """Return the block without instructions that neither its results nor others need."""
+        """Return the block without instructions whose results are neither read nor returned."""
         # Backwards, all readers of a value are seen before the instruction that computes it.
         needed = set(block.results)
         kept: list[Instruction] = []
