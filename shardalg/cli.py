@@ -14,6 +14,7 @@ from shardalg.graph.source import Sources
 from shardalg.graph.user_frames import user_lines
 from shardalg.lab.commands import calibrate, explore, paper, rank_strategies
 from shardalg.plan.commands import run
+from shardalg.plan.commands.comparing import COMPARE
 from shardalg.plan.commands.messages import Command, UserProgramError, failed, in_options
 from shardalg.plan.commands.proving import LEMMAS_COMMAND, PROVE
 from shardalg.plan.commands.questions import AOT, COMPARE_XLA, EXPLAIN, PLAN, TIMELINE
@@ -21,6 +22,7 @@ from shardalg.plan.commands.questions import AOT, COMPARE_XLA, EXPLAIN, PLAN, TI
 COMMANDS = {
     "plan": PLAN,
     "explain": EXPLAIN,
+    "compare": COMPARE,
     "compare-xla": COMPARE_XLA,
     "aot": AOT,
     "timeline": TIMELINE,
