@@ -1,4 +1,4 @@
-"""Peak memory of a program on one device, by liveness of its local values."""
+"""Peak memory of a program on one device, from the time that each local value is alive."""
 
 from __future__ import annotations
 
@@ -44,10 +44,14 @@ _CLASS = {
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """A local value in memory at the peak: its class, name and bytes on one device.
+    """A local value that is in memory when the most bytes are alive.
 
     Attributes:
-      of: the local values whose bytes it takes. This is the value itself, or the operands of
+      local: number of the local value.
+      memory_class: its class, such as "parameters" (see `Liveness.by_class`).
+      name: name of its graph value, or `%` and its number.
+      bytes: bytes that it takes on one device.
+      of: local values whose sizes add up to `bytes`: the value itself, or the operands of
         a broadcast that is never written, or () for an argument that a loop shares with its body.
     """
 
@@ -60,14 +64,15 @@ class Alive:
 
 @dataclass(frozen=True)
 class Liveness:
-    """Memory of one device over a program.
+    """Memory of one device at the moment when a program needs the most.
 
     Attributes:
       peak_bytes: the most bytes alive at once.
       instruction: the instruction that runs at the peak; None if the arguments alone are the peak.
+        If the peak is in a loop body, it is the outermost loop.
       alive: the values alive at the peak, largest first.
       argument_bytes, result_bytes: bytes of the program's arguments and results, with padding.
-      place: the place of the instruction.
+      place: number of the instruction, then numbers inside of bodies (`costs.walk.ProgramPoint`).
       reused: donated arguments in whose memory results are written.
       reused_bytes: bytes of `reused`. Arguments and results together take
         `argument_bytes + result_bytes - reused_bytes`.
@@ -84,10 +89,11 @@ class Liveness:
 
     @cached_property
     def by_class(self) -> dict[str, Any]:
-        """Bytes alive at the peak, by class.
+        """Bytes alive at the peak, by class of value.
 
-        Arguments: "parameters", "optimizer_state", "data"; the rest: "activations", "gradients",
-        "constants", "results", "transients"; "unknown" without a role.
+        Classes of arguments are "parameters", "optimizer_state" and "data". Other classes are
+        "activations", "gradients", "constants", "results" and "transients" (intermediates). A value
+        whose role is unknown has the class "unknown".
         """
         found: dict[str, list[Any]] = defaultdict(list)
         for value in self.alive:
@@ -95,10 +101,10 @@ class Liveness:
         return {name: total(sizes) for name, sizes in found.items()}
 
     def priced(self, program: SpmdProgram) -> Liveness:
-        """Return the same values alive at the same instruction, in another program's sizes.
+        """Return this liveness with all bytes as formulas; peak and values alive do not change.
 
         Args:
-          program: the program of this liveness, with formulas for the sizes of its local values.
+          program: the same program with formulas for the sizes of its local values.
         """
         alive = tuple(
             Alive(a.local, a.memory_class, a.name, local_bytes(program, a.of), a.of)
@@ -116,7 +122,7 @@ class Liveness:
         )
 
     def table(self) -> Table:
-        """Return the values alive at the peak, largest first."""
+        """Return a table of the values alive at the peak, largest first."""
         rows = ((a.name, a.memory_class, a.bytes) for a in self.alive if a.bytes)
         return Table(("value", "memory_class", "bytes"), tuple(rows))
 
@@ -133,7 +139,7 @@ def liveness(
     donated: Sequence[int] = (),
     rebuild: bool = False,
 ) -> Liveness:
-    """Return the peak of the bytes alive on one device while the program runs.
+    """Return the most bytes alive on one device while the program runs, with the values alive.
 
     A value lives from the instruction that makes it to the last instruction that reads it.
     Constants, results, and arguments that are not donated live to the end. A donated argument
@@ -161,27 +167,31 @@ def liveness(
     # The scan takes two thirds of the time of a price, so its result is cached for all chips.
     # Recorded sizes are scanned each time, because their comparisons must be recorded as guards.
     is_plain = are_numbers(local.bytes for local in program.locals)
-    known = vars(program).setdefault("_liveness", {}) if is_plain else {}
+    cache = vars(program).setdefault("_liveness", {}) if is_plain else {}
     key = (id(graph), tuple(roles or ()), tuple(donated), rebuild)
-    if key not in known:
+    if key not in cache:
         scan = Scan(program, graph, key[1], rebuild and graph is not None)
         lives = scan.lives(donated)
         found = scan.liveness(lives, scan.peak(program.block, lives).peak[1])
         arguments = tuple(reused(program, donated).values())
         found = replace(found, reused=arguments, reused_bytes=local_bytes(program, arguments))
         # The cache keeps the graph alive, so that no other graph gets its `id`.
-        known[key] = graph, found
-    return known[key][1]
+        cache[key] = graph, found
+    return cache[key][1]
 
 
 def peak_place(program: SpmdProgram, graph: Graph, donated: Sequence[int] = ()) -> ProgramPoint:
-    """Return the place of the instruction at which `liveness` finds its peak."""
+    """Return the place of the instruction at which the most bytes are alive.
+
+    Args:
+      donated: positions of the flattened arguments whose buffers the program may take over.
+    """
     scan = Scan(program, graph, ())
     return scan.peak(program.block, scan.lives(donated)).peak[1]
 
 
 def peak_bytes(program: SpmdProgram, graph: Graph, *, donated: Sequence[int], rebuild: bool) -> Any:
-    """Return `Liveness.peak_bytes` alone."""
+    """Return the most bytes alive at once, without the values alive; arguments as in `liveness`."""
     scan = Scan(program, graph, (), rebuild)
     return scan.peak(program.block, scan.lives(donated)).peak[0]
 
@@ -189,7 +199,10 @@ def peak_bytes(program: SpmdProgram, graph: Graph, *, donated: Sequence[int], re
 def held_bytes(
     program: SpmdProgram, graph: Graph, *, donated: Sequence[int], rebuild: bool
 ) -> list[Any]:
-    """Return the bytes alive while each instruction of the program runs, loop bodies included."""
+    """Return the bytes alive at each instruction of the program's outermost block.
+
+    At a loop, they are the most bytes alive while its body runs. Arguments as in `liveness`.
+    """
     scan = Scan(program, graph, (), rebuild)
     line = scan.peak(program.block, scan.lives(donated))
     # The empty place is the start of the program, before any instruction.
@@ -198,17 +211,18 @@ def held_bytes(
 
 @dataclass(frozen=True)
 class Lives:
-    """Values alive at the start of a block, values that never die, and last uses.
+    """The times at which the local values of a block are in memory.
 
     Attributes:
-      start: the values alive at the start, with their bytes.
-      pinned: values that live to the end of the block.
-      last: the last instruction that reads each value.
+      start: the values alive at the start of the block, with their bytes.
+      pinned: values that stay in memory to the end of the block.
+      last: for each value, the number of the last instruction that needs it.
       written: values that are in memory even if their readers fuse (`costs.fusion`).
       never: values that are never in memory.
-      sources: for a value that each fused reader recomputes, the values in memory it is made of.
-      shielded: values that no fused operator writes over.
-      reused: by result, the donated argument in whose memory it is written.
+      sources: for a value that each fused reader recomputes, the values in memory that it is
+        computed from.
+      shielded: values whose memory no fused operator takes over.
+      reused: for each result of the program, the donated argument in whose memory it is written.
     """
 
     start: dict[int, LiveValue]
@@ -221,7 +235,11 @@ class Lives:
     reused: Mapping[int, int] = field(default_factory=dict)
 
     def ends(self, length: int) -> list[list[int]]:
-        """Return the values that die with each instruction."""
+        """Return, for each instruction of the block, the values that it is the last to need.
+
+        Args:
+          length: number of instructions in the block.
+        """
         found: list[list[int]] = [[] for _ in range(length)]
         for value, i in self.last.items():
             if i < length and value not in self.pinned:
@@ -231,7 +249,13 @@ class Lives:
 
 @dataclass(frozen=True)
 class Scan:
-    """Scan of a program that counts the bytes alive at each instruction."""
+    """Scan of a program that counts the bytes alive at each instruction.
+
+    Attributes:
+      graph: the program's graph; None if fusion is not considered.
+      roles: role of each graph value, for the classes of memory; () if unknown.
+      rebuild: whether the backward pass recomputes cheap values instead of keeping them.
+    """
 
     program: SpmdProgram
     graph: Graph | None
@@ -239,7 +263,13 @@ class Scan:
     rebuild: bool = False
 
     def lives(self, donated: Sequence[int]) -> Lives:
-        """Return the lives of the program's values, with the memory of donated arguments reused."""
+        """Return when the values of the program's outermost block are in memory.
+
+        The memory of donated arguments is reused for results.
+
+        Args:
+          donated: positions of the flattened arguments whose buffers the program may take over.
+        """
         arguments = self.program.block.arguments
         start = dict.fromkeys([*arguments, *(local for local, _ in self.program.constants)])
         held = {v: self.whole[v] for v in start}
@@ -257,7 +287,12 @@ class Scan:
         return replace(lives, last=last, reused=pairs)
 
     def span(self, block: Block, start: dict[int, LiveValue], pinned: frozenset[int]) -> Lives:
-        """Return the lives of a block's values."""
+        """Return when the values of a block are in memory.
+
+        Args:
+          start: the values alive at the start of the block, with their bytes.
+          pinned: values that stay in memory to the end of the block.
+        """
         graph = self.graph
         if graph is None:
             return Lives(start, pinned, last_uses(block.instructions, block.results))
@@ -280,11 +315,11 @@ class Scan:
 
     @cached_property
     def casts(self) -> Casts:
-        """Casts that products carry out."""
+        """Casts that the kernels of products carry out (`costs.fusion.casts`)."""
         return casts(self.program, self.graph) if self.graph else NO_CASTS
 
     def liveness(self, lives: Lives, place: ProgramPoint) -> Liveness:
-        """Return the values alive at a place."""
+        """Return the `Liveness` of the values alive while the instruction at a place runs."""
         program, block = self.program, self.program.block
         line = self.peak(block, lives, stop=place)
         held = {**line.alive, **line.inner}
@@ -302,7 +337,10 @@ class Scan:
 
     @cached_property
     def whole(self) -> tuple[LiveValue, ...]:
-        """The bytes of each local value; those of its cast if a product casts its result."""
+        """The bytes of each local value, whether or not it is in memory.
+
+        If a product casts its result before it writes it, both have the bytes of the cast.
+        """
         held, written = self.program.locals, self.casts.written
         found = [LiveValue(v.bytes, (v.index,)) for v in held]
         for value, cast in written.items():
@@ -310,7 +348,12 @@ class Scan:
         return tuple(found)
 
     def peak(self, block: Block, lives: Lives, stop: ProgramPoint | None = None) -> AliveBytes:
-        """Scan a block and return its totals; with `stop`, scan up to that place."""
+        """Scan a block, and return the bytes alive at each of its instructions.
+
+        Args:
+          stop: the place of the instruction at which the scan ends, so that the result has the
+            values alive there; None scans the whole block.
+        """
         line = self.begin(lives.start)
         if stop == ():
             return line
@@ -343,14 +386,20 @@ class Scan:
         return line
 
     def begin(self, start: dict[int, LiveValue]) -> AliveBytes:
-        """Return the totals of a block before its first instruction."""
+        """Return the count before a block's first instruction, with the values at its start."""
         total = sum(held.bytes for held in start.values())
         return AliveBytes(dict(start), total, totals=[(total, ())])
 
     def inside(
         self, instruction: Instruction, stop: ProgramPoint | None = None
     ) -> AliveBytes | None:
-        """Return the bytes of the largest body, beyond the instruction's operands and results."""
+        """Return the count of the body that needs the most memory; None without a body.
+
+        The bytes are in addition to the instruction's own operands and results.
+
+        Args:
+          stop: as in `peak`, a place inside of the body.
+        """
         control = instruction.attributes
         blocks = control.bodies
         if not blocks:
@@ -363,11 +412,20 @@ class Scan:
         return self.largest(lines, most) if stop is None else self.body(blocks[most], outside, stop)
 
     def largest(self, lines: list[AliveBytes], most: int) -> AliveBytes:
-        """Return the totals for an instruction that runs one of several bodies: the largest's."""
+        """Return the count for an instruction that runs one of several bodies.
+
+        Args:
+          lines: the count of each body.
+          most: number of the body that needs the most memory.
+        """
+        # A subclass combines the counts of all bodies here (`analyses.peaks`).
         return lines[most]
 
     def travelling(self, ring: CollectiveMatmul) -> AliveBytes:
-        """Return the bytes that a ring needs instead of the intermediate value: two blocks."""
+        """Return the count of a collective matmul, whose ring keeps two blocks in memory.
+
+        They replace the intermediate value that a separate collective would write.
+        """
         # A device multiplies one block while it receives the next.
         collective = ring.collective
         (moves,) = collective.operands if ring.gathers else collective.results
@@ -378,7 +436,13 @@ class Scan:
     def body(
         self, block: Block, outside: int | None, stop: ProgramPoint | None = None
     ) -> AliveBytes:
-        """Return the totals of a body; arguments before `outside` take no memory of their own."""
+        """Return the count of a loop's or branch's body.
+
+        Args:
+          outside: number of leading arguments that share the memory of the loop's operands, so that
+            they count 0 bytes; None means all arguments.
+          stop: as in `peak`.
+        """
         # The instruction around the body already counts constants and carries as its operands.
         start = dict.fromkeys(block.arguments[:outside], NOTHING)
         pinned = frozenset(start)
@@ -391,7 +455,14 @@ class Scan:
     def repeated(
         self, instruction: Instruction, own: LiveValue, alive: dict[int, LiveValue]
     ) -> LiveValue:
-        """Return the bytes of a fused broadcast: its own, or its operands' if these are fewer."""
+        """Return the bytes that a broadcast takes if its readers repeat it.
+
+        They are its own bytes, or the bytes of its operands if these are fewer.
+
+        Args:
+          own: the bytes of the broadcast's result.
+          alive: the bytes of each value that is alive.
+        """
         read = [alive.get(operand, NOTHING) for operand in instruction.operands]
         of = tuple(v for held in read for v in held.of)
         return min(own, LiveValue(sum(h.bytes for h in read), of), key=lambda held: held.bytes)
@@ -399,7 +470,12 @@ class Scan:
     def overwritten(
         self, instruction: Instruction, dying: list[int], alive: dict[int, LiveValue], lives: Lives
     ) -> Iterator[int]:
-        """Yield the dying operands whose memory a result takes over."""
+        """Yield the values whose memory a result of an instruction takes over.
+
+        Args:
+          dying: values that this instruction is the last to need.
+          alive: the bytes of each value that is alive.
+        """
         held, written, free = self.whole, set(), set(dying) - lives.shielded
         # A donated argument and its result were paired beforehand, as XLA aliases them.
         for result in instruction.results if lives.reused else ():
@@ -419,9 +495,13 @@ class Scan:
     def in_place(
         self, instruction: Instruction, free: set[int], lives: Lives
     ) -> Iterable[tuple[int, int]]:
-        """Return pairs (operand, result) of which the result may overwrite the operand.
+        """Return pairs (operand, result) in which the result may overwrite the operand.
 
-        Only pairs of control flow may contain operands outside of `free`; the caller skips these.
+        A loop may overwrite its carry, and a pointwise operator any operand. Pairs of a loop may
+        contain operands outside of `free`; the caller skips these.
+
+        Args:
+          free: operands that no later instruction needs.
         """
         control = instruction.attributes
         if isinstance(control, Control):
@@ -434,7 +514,11 @@ class Scan:
         return [(operand, instruction.results[0]) for operand in found]
 
     def writes_apart(self, instruction: Instruction) -> bool:
-        """Return whether the result needs memory of its own while operands are still read."""
+        """Return whether an instruction still reads operands while it writes its result.
+
+        This holds for contractions, kernels and collectives. Their result cannot overwrite an
+        operand.
+        """
         if type(instruction.attributes) is not Apply:
             return is_collective(instruction.attributes)
         if self.graph is None or instruction.node is None:
@@ -443,7 +527,7 @@ class Scan:
         return contracts(signature) or is_kernel(signature)
 
     def memory_class(self, value: int) -> str:
-        """Return the class of a local value; see `Liveness.by_class`."""
+        """Return the class of a local value, such as "parameters"; see `Liveness.by_class`."""
         role, border = self.role(value), self.border.get(value)
         if border == "argument":
             return role or "unknown"
@@ -451,7 +535,7 @@ class Scan:
 
     @cached_property
     def border(self) -> dict[int, str]:
-        """The class of each result and constant, and "argument" for arguments."""
+        """For each result, constant and argument: "results", "constants" or "argument"."""
         block = self.program.block
         return {
             **dict.fromkeys(block.results, "results"),

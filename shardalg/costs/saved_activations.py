@@ -1,4 +1,7 @@
-"""Activations that are kept from the forward to the backward pass."""
+"""Choice of the activations that stay in memory from the forward to the backward pass.
+
+The backward pass recomputes cheap values from these instead of keeping them.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ Instructions = tuple[Instruction, ...]
 
 
 def last_uses(instructions: Instructions, results: tuple[int, ...]) -> dict[int, int]:
-    """Return the last instruction that reads each value; one past the end for a result."""
+    """Return, for each value, the number of the last instruction that reads it.
+
+    A result of the block has the number of instructions, one more than the last.
+    """
     last = {value: i for i, ins in enumerate(instructions) for value in ins.operands}
     last.update(dict.fromkeys(results, len(instructions)))
     return last
@@ -49,9 +55,11 @@ class Lifetimes:
     Attributes:
       last: the last instruction that needs each value, directly or through values that are never
         in memory; one past the end for a result.
-      kept: values of the forward pass that are kept for the backward pass.
-      sources: for each value that is never in memory, the values in memory that it is made of.
-      reduced: values that are reduced in the kernel that makes them.
+      kept: values of the forward pass that stay in memory for the backward pass.
+      sources: for each value that is never in memory, the values in memory that it is computed
+        from.
+      reduced: values that a reduction reads, directly or through fused operators. Their memory is
+        not overwritten.
     """
 
     last: Mapping[int, int]
@@ -61,7 +69,7 @@ class Lifetimes:
 
 
 def lifetimes(program: SpmdProgram, graph: Graph, block: Block) -> Lifetimes:
-    """Return the lifetimes in a block whose backward pass recomputes cheap values.
+    """Return when the values of a block are in memory, if its backward pass recomputes cheap ones.
 
     The backward pass does not keep every value that it reads. It keeps a **minimum vertex cut**:
     the fewest bytes from which pointwise and layout operators compute all these values.
@@ -76,6 +84,7 @@ def lifetimes(program: SpmdProgram, graph: Graph, block: Block) -> Lifetimes:
     block, same = unaliased(block)
     instructions, bits = block.instructions, traits(block, graph)
     border = _border(instructions)
+    # First decide which values the backward pass keeps.
     kept = _kept(program, block, bits, border)
     # Values that are never in memory: values between fused operators, except sums (reductions are
     # not repeated), plus products whose epilogue writes the result instead. A barrier's operands
@@ -83,12 +92,13 @@ def lifetimes(program: SpmdProgram, graph: Graph, block: Block) -> Lifetimes:
     sums = (ins for ins, bit in zip(instructions, bits, strict=True) if bit & REDUCES)
     summed = {v for ins in sums for v in ins.results}
     # So are values that products cast when they read them.
-    away = inside_kernels(block, graph).union(casts(program, graph).read) - kept - summed
+    unwritten = inside_kernels(block, graph).union(casts(program, graph).read) - kept - summed
     products, ends = _epilogues(program, block, bits)
-    away = (away | products.difference(kept, block.results)) - ends
-    away -= {same.get(v, v) for v in barred}
-    forward, backward = _needed(instructions, border, kept, away)
-    sources, reduced = _sources(instructions, bits, away)
+    unwritten = (unwritten | products.difference(kept, block.results)) - ends
+    unwritten -= {same.get(v, v) for v in barred}
+    # A value in memory lives as long as values without memory are recomputed from it.
+    forward, backward = _needed(instructions, border, kept, unwritten)
+    sources, reduced = _sources(instructions, bits, unwritten)
     last = {**forward, **{v: max(forward.get(v, at), at) for v, at in backward.items()}}
     # A value that the backward pass recomputes ends with the forward pass.
     for at, instruction in enumerate(instructions[:border]):
@@ -116,13 +126,21 @@ def saved_values(program: SpmdProgram, graph: Graph) -> tuple[int, ...]:
 
 
 def _border(instructions: Instructions) -> int:
-    """Return the number of the first instruction of the backward pass."""
+    """Return the number of the first instruction of the backward pass.
+
+    Without a backward pass, it is the number of instructions.
+    """
     phases = [instruction.phase for instruction in instructions]
     return phases.index("backward") if "backward" in phases else len(phases)
 
 
 def _kept(program: SpmdProgram, block: Block, bits: bytes, border: int) -> frozenset[int]:
-    """Return the values of the forward pass that are in memory for the backward pass."""
+    """Return the values of the forward pass that stay in memory for the backward pass.
+
+    Args:
+      bits: the result of `traits` for the block.
+      border: number of the first instruction of the backward pass.
+    """
     forward, backward = block.instructions[:border], block.instructions[border:]
     made = {
         value: (ins, bit & _REPEATS == FUSES)
@@ -147,41 +165,51 @@ def _kept(program: SpmdProgram, block: Block, bits: bytes, border: int) -> froze
 def _epilogues(
     program: SpmdProgram, block: Block, bits: bytes
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """Return the products that are fused with pointwise operators, and the results of these.
+    """Return products that are never written, and the values that their kernels write instead.
 
     Pointwise operators directly after a product are part of its kernel if nothing else reads
     the product. The kernel writes the last result that has no more bytes than the product.
     """
     reads = Counter(chain.from_iterable([{*ins.operands} for ins in block.instructions]))
-    made: dict[int, int] = {}  # per result of an epilogue so far, the product
+    # For the newest value of each kernel that is still open, the kernel's product.
+    product_of: dict[int, int] = {}
     last: dict[int, int] = {}
     for instruction, bit in zip(block.instructions, bits, strict=True):
         # Any other instruction ends the kernel, and a product begins a new one.
         if bit & _REPEATS != FUSES:
-            made = {v: v for v in instruction.results} if bit & CONTRACTS else {}
+            product_of = {v: v for v in instruction.results} if bit & CONTRACTS else {}
             continue
-        if not made:
+        if not product_of:
             continue
         for operand in instruction.operands:
-            if operand in made and reads[operand] == 1:
-                product, result = made.pop(operand), instruction.results[0]
-                made[result] = product
+            if operand in product_of and reads[operand] == 1:
+                product, result = product_of.pop(operand), instruction.results[0]
+                product_of[result] = product
                 if program.locals[result].bytes <= program.locals[product].bytes:
                     last[product] = result
     return frozenset(last), frozenset(last.values())
 
 
 def _needed(
-    instructions: Instructions, border: int, kept: frozenset[int], away: frozenset[int]
+    instructions: Instructions, border: int, kept: frozenset[int], unwritten: frozenset[int]
 ) -> tuple[dict[int, int], dict[int, int]]:
-    """Return the last instruction of each pass that needs a value: (forward, backward)."""
+    """Return for each value the last instruction that needs it, in two dictionaries.
+
+    The first is for the forward pass, the second for the backward pass. An instruction needs its
+    operands, and the values in memory from which operands without memory are recomputed.
+
+    Args:
+      border: number of the first instruction of the backward pass.
+      kept: values of the forward pass that stay in memory for the backward pass.
+      unwritten: values that are never in memory.
+    """
     forward: dict[int, int] = {}
     backward: dict[int, int] = {}
     # Backwards, so that the need of a result is known before it is passed on to its operands.
     for at in reversed(range(len(instructions))):
         results, operands = instructions[at].results, instructions[at].operands
         needs, until, again = backward, at, at
-        through = away.issuperset(results)
+        through = unwritten.issuperset(results)
         if at < border:
             needs = forward
             # If the backward pass recomputes a result, its operands are needed as long as that
@@ -201,21 +229,29 @@ def _needed(
 
 
 def _sources(
-    instructions: Instructions, bits: bytes, away: frozenset[int]
+    instructions: Instructions, bits: bytes, unwritten: frozenset[int]
 ) -> tuple[dict[int, frozenset[int]], frozenset[int]]:
-    """Return the sources of values that are never in memory, and the values reduced in place."""
+    """Return the values in memory from which others are computed, and those that are reduced.
+
+    The first result has, for each value without memory, the values in memory that it is computed
+    from. The second has the values that a reduction reads, except results of collectives and loops.
+
+    Args:
+      bits: the result of `traits` for the instructions.
+      unwritten: values that are never in memory.
+    """
     sources: dict[int, frozenset[int]] = {}
     reduced: set[int] = set()
     moved = {v for ins in instructions if type(ins.attributes) in APART for v in ins.results}
     for instruction, bit in zip(instructions, bits, strict=True):
-        inner = () if away.isdisjoint(instruction.results) else instruction.results
+        inner = () if unwritten.isdisjoint(instruction.results) else instruction.results
         if not inner and not bit & REDUCES:
             continue
         of = NOTHING.union(*[sources.get(v, (v,)) for v in instruction.operands])
         # A product does not write over its operands, so its result has no sources to overwrite.
         made_of = of if bit & _REPEATS == FUSES else NOTHING
         for value in inner:
-            if value in away:
+            if value in unwritten:
                 sources[value] = made_of
         if bit & REDUCES:
             reduced |= of - moved
@@ -223,7 +259,15 @@ def _sources(
 
 
 class _ForwardSpan:
-    """Forward values from which the backward pass's operands can be recomputed, as a graph."""
+    """Graph of the forward values from which the backward pass's operands can be recomputed.
+
+    Attributes:
+      crossing: forward values that the backward pass reads.
+      free: crossing values that are in memory anyway, so that keeping them costs nothing.
+      values: for each value in the graph, its number there.
+      fixed: values that cannot be recomputed: results of products, reductions and collectives.
+      edges: pairs (operand, result) of the operators that can be repeated.
+    """
 
     def __init__(
         self,
@@ -254,6 +298,7 @@ class _ForwardSpan:
 
 @decided(64, lambda span, sizes: sizes)
 def _least_cut(span: _ForwardSpan, sizes: tuple[Any, ...]) -> frozenset[int]:
+    """Return the values of the minimum vertex cut; `sizes` are the bytes of `span.values`."""
     # The answer is cached with its guards, so that a plan on recorded sizes asks them again.
     values = list(span.values)
     places = least_sum(sizes, lambda row: frozenset(span.values[v] for v in _cut(span, row)))
@@ -261,9 +306,13 @@ def _least_cut(span: _ForwardSpan, sizes: tuple[Any, ...]) -> frozenset[int]:
 
 
 def _cut(span: _ForwardSpan, sizes: Sequence[int]) -> frozenset[int]:
-    """Return the minimum vertex cut at given sizes; the one nearest to the source if several tie.
+    """Return the set of values with the fewest bytes from which all crossing values follow.
 
-    Each value k is split into the nodes 2k and 2k+1. The arc between them has the value's bytes.
+    It is a minimum vertex cut; of several, the one nearest to the start of the forward pass. Each
+    value k is split into the nodes 2k and 2k+1. The arc between them has the value's bytes.
+
+    Args:
+      sizes: bytes of each value in `span.values`.
     """
     from scipy.sparse.csgraph import breadth_first_order
 
@@ -282,10 +331,15 @@ def _cut(span: _ForwardSpan, sizes: Sequence[int]) -> frozenset[int]:
 
 
 def _residual(arcs: np.ndarray, ends: tuple[int, int], most: int) -> Any:
-    """Return the residual capacities of a maximum flow; `most` bounds the flow from above.
+    """Return the capacities that a maximum flow leaves unused, as a sparse matrix.
 
     scipy's capacities have 32 bits. The flow is found in units that shrink to 1. After each round,
     less than one unit per arc remains to be found, which bounds the next round.
+
+    Args:
+      arcs: three rows: start node, end node, and capacity of each arc.
+      ends: the source and the sink.
+      most: a number that no flow exceeds.
     """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import maximum_flow

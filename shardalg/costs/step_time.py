@@ -101,10 +101,10 @@ def estimate(
       program: a program in numbers, or the result of `costs.symbolic.symbolise` for formulas.
       roles: role of each graph value, for the classes of memory; None gives "unknown".
       donated: positions of the flattened arguments whose buffers the program may take over.
-      overlap: "measured" exposes the shares of communication that the chip's constants give; it is
-        the default if there are constants. "none", the default otherwise, runs one instruction
-        after the other. "dependences" runs collectives while
-        compute runs that does not wait for them. "asynchronous" does so only for collectives that
+      overlap: how far compute hides communication. "measured", the default if the chip has
+        constants, exposes the shares of communication that the constants give. "none", otherwise
+        the default, runs one instruction after the other. "dependences" runs collectives during
+        compute that does not need their results. "asynchronous" does so only for collectives that
         the chip's compiler starts ahead (`analyses.overlap`). "full" takes the longer of compute
         and communication.
 
@@ -127,11 +127,11 @@ def estimate(
     runs = formulas.runs()
     prices = numbers.prices(runs)
     is_schedule = overlap not in (MEASURED, "none", "full")
-    beside = numbers.scheduled_s(overlap) if is_schedule else None
+    scheduled = numbers.scheduled_s(overlap) if is_schedule else None
     at_hints = Totals(numbers.items(runs, prices), *numbers.useful(), hints.mesh.size, held)
     if named is None:
         steps = partial(_timed, numbers)
-        return Cost(chip, at_hints, at_hints, overlap=overlap, scheduled_s=beside, timed=steps)
+        return Cost(chip, at_hints, at_hints, overlap=overlap, scheduled_s=scheduled, timed=steps)
     # In formulas the hints decide which values are alive at the peak, and which operators memory
     # bounds.
     peak = held.priced(named.program)
@@ -139,22 +139,29 @@ def estimate(
     peaks = partial(candidate_peaks, named, donated=donated, rebuild=chip.rebuilds)
     items = formulas.items(runs, prices)
     totals = Totals(items, *formulas.useful(), named.devices, peak, cache(peaks))
-    return Cost(chip, totals, at_hints, named.sizes, overlap=overlap, scheduled_s=beside)
+    return Cost(chip, totals, at_hints, named.sizes, overlap=overlap, scheduled_s=scheduled)
 
 
 def _of_step(chip: Hardware, graph: Graph) -> Hardware:
-    """Return the chip with the constants of a step whose layers are pipelined, if they are."""
+    """Return the chip, whose constants are changed if the graph has a pipeline of layers.
+
+    Measured steps with a pipeline compute and communicate at other rates (`Calibration.pipelined`).
+    """
     if not pipeline_loops(graph):
         return chip
     return replace(chip, calibration=chip.calibration.pipelined())
 
 
 class Timed(NamedTuple):
-    """An instruction, its kind (as `Item.kind`), and the seconds of one execution.
+    """An instruction and the seconds of one execution on one device.
 
     Attributes:
-      exposed_s: the part of the seconds that a step waits for, by the chip's constants.
-      memory_s: the part of the seconds that is traffic to and from a device's own memory.
+      step: the instruction, and how often it runs.
+      kind: "contraction", "other compute", "formatting", or the kind of a collective.
+      axes: mesh axes of a collective; () for local operators.
+      seconds: seconds of one execution.
+      exposed_s: the part of `seconds` that no computation hides, by the chip's constants.
+      memory_s: the part of `seconds` that is traffic to and from a device's own memory.
     """
 
     step: Execution
@@ -168,13 +175,16 @@ class Timed(NamedTuple):
 def timed(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> tuple[Timed, ...]:
     """Return every instruction of a program in numbers with its seconds, in the order of `walk`.
 
-    The sum of `seconds * step.count` is the step time of `estimate` without overlap. The sum of
-    `exposed_s * step.count` is the one with the measured overlap, unless communication is longer.
+    Loops and branches are left out, because the instructions in their bodies have the seconds. The
+    sum of `seconds * step.count` is the step time of `estimate` without overlap. The sum of
+    `exposed_s * step.count` is the step time with overlap "measured", unless communication alone is
+    longer.
     """
     return _timed(pricing(program, graph, hardware))
 
 
 def _timed(priced: Pricing) -> tuple[Timed, ...]:
+    """Return the result of `timed` from existing prices."""
     # A deep program has about a hundred distinct prices, whatever its length.
     runs = priced.runs()
     alone: dict[int, tuple[Item, float, float, float]] = {}
@@ -191,7 +201,7 @@ def _timed(priced: Pricing) -> tuple[Timed, ...]:
 
 
 def pricing(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> Pricing:
-    """Return the prices of the instructions of a program in numbers."""
+    """Return a `Pricing`, which computes the prices of a program's instructions, in numbers."""
     hardware = hardware.shared(program.mesh.size)
     inside, wiring = unwritten(program, graph), hardware.wiring(program.mesh)
     chip = _of_step(hardware.chip, graph)
@@ -199,6 +209,8 @@ def pricing(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -
 
 
 class _Key(NamedTuple):
+    """Fields of an `Item`; the costs of instructions that agree in all of them are added up."""
+
     kind: str
     axes: tuple[str, ...]
     role: str
@@ -209,8 +221,10 @@ class _Price(NamedTuple):
     """Price of one execution of an instruction.
 
     Attributes:
-      amounts: (field of `Item`, amount), or ((cause, a rate per second), amount).
-      by_traffic: whether memory bounds the instruction, rather than arithmetic.
+      key: the item that the price is added to.
+      amounts: pairs (field of `Item`, amount), such as ("flops", 512), and pairs ((cause, rate),
+        amount), which mean amount / rate seconds of this cause.
+      by_traffic: whether memory traffic takes longer than the arithmetic of the instruction.
     """
 
     key: _Key
@@ -220,14 +234,15 @@ class _Price(NamedTuple):
 
 @dataclass(frozen=True)
 class Pricing:
-    """Prices of single instructions.
+    """Computation of the prices of a program's instructions on a device.
 
     Attributes:
       fused: local values that are never in memory.
       wiring: the links under the axes of the mesh.
       sizes: formulas of the graph's sizes; None to price in numbers.
-      rows: for prices in formulas, the local row of each operator with windows, by its result.
-      casts: the casts that products carry out.
+      rows: for prices in formulas, the row on local shapes of each operator with a sliding window.
+        Keys are numbers of the operators' first results.
+      casts: the casts that the kernels of products carry out.
     """
 
     program: SpmdProgram
@@ -247,7 +262,7 @@ class Pricing:
 
     @property
     def calibration(self) -> Calibration:
-        """The constants of the chip; measured rates of operators come before them."""
+        """The constants of the chip; no constants if rates of its operators were measured."""
         return NOTHING if self.hardware.operators.figures else self.hardware.calibration
 
     @cached_property
@@ -257,36 +272,46 @@ class Pricing:
 
     @cached_property
     def chains(self) -> Chains | None:
-        """Chains of fused operators; None if memory has one weight beside and apart of products."""
+        """Chains of fused operators; None if the constants weigh all memory traffic equally.
+
+        Otherwise traffic of a chain that runs together with a product has another weight.
+        """
         if self.calibration["traffic"] == self.calibration["passes"]:
             return None
         return chains(self.program, self.graph, self.fused)
 
     @cached_property
     def rings(self) -> dict[int, RingTimes]:
-        """Seconds of each ring, by the `id` of the ring's collective."""
+        """Seconds of each collective matmul; a key is the `id` of its collective instruction."""
         found = (step.instruction for step in walk(self.program))
         rings = (one for one in found if is_a(one, CollectiveMatmul))
         return {id(ring.attributes.collective): self.ring(ring) for ring in rings}
 
     def ring(self, ring: Instruction[CollectiveMatmul]) -> RingTimes:
-        """Return the seconds of a ring, and of the product and collective that it replaces."""
+        """Return the seconds of a collective matmul, and of the separate product and collective."""
         spans = self.wiring.spans(ring.attributes.ring)
         return ring_times(self.program, ring, self.alone_s, spans, self.hardware)
 
     def alone_s(self, program: SpmdProgram, instruction: Instruction) -> float:
-        """Return the seconds of an instruction outside of a ring, in a program's shapes."""
+        """Return the seconds of one execution of an instruction that no ring overlaps.
+
+        Args:
+          program: gives the local shapes of the instruction's values.
+        """
         other, step = replace(self, program=program), Execution(instruction, 1)
         sent = other.moved(step.instruction) if moves(step) else None
         return float(self.took(sent or other.computed(instruction, None)))
 
     def runs(self) -> dict[int, int]:
-        """Return the first step of each distinct price, and the number of steps with this price."""
+        """Return a dictionary from the first step of each distinct price to the number of steps.
+
+        A deep program has few distinct prices, so that each is computed once.
+        """
         return dict(Counter(self.first_alike))
 
     @cached_property
     def first_alike(self) -> list[int]:
-        """For each step, the first step with the same price."""
+        """For each step, the number of the first step that has the same price."""
         number: dict[Any, int] = {}
         held, cast = self.program.locals, self.casts
         types = [number.setdefault((v.shape, v.dtype), v.index) for v in held]
@@ -322,15 +347,15 @@ class Pricing:
         return found
 
     def is_kernel(self, instruction: Instruction) -> bool:
-        """Return whether an instruction is a kernel call, whose flops are what it carries out."""
+        """Return whether an instruction calls an opaque kernel."""
         node = instruction.node
         return node is not None and is_kernel(self.graph.nodes[node].signature)
 
     def place_in_kernels(self, instruction: Instruction) -> tuple[bool, bool, bool]:
-        """Return the place of an instruction in kernels.
+        """Return three booleans that change the price of an instruction.
 
-        The three answers say whether it is part of an attention kernel, whether a causal mask hides
-        half of its result there, and whether it runs together with a product.
+        They tell whether it is part of an attention kernel; whether a causal mask hides half of its
+        result there; and whether it is a product or runs together with one.
         """
         values = instruction.operands + instruction.results
         inside = bool(self.kernels) and not self.kernels.isdisjoint(values)
@@ -339,25 +364,42 @@ class Pricing:
 
     @cached_property
     def operators(self) -> list[int | None]:
-        """A number per node, equal for equal signatures; None if the price needs more."""
-        known: dict[Signature, int | None] = {}
+        """For each graph node, a number that is equal for nodes with equal signatures.
+
+        It is None for an operator with a sliding window, whose price also depends on its local
+        parameters.
+        """
+        numbers: dict[Signature, int | None] = {}
         for node in self.graph.nodes:
-            if node.signature not in known:
-                known[node.signature] = None if windows(node.signature) else len(known)
-        return [known[node.signature] for node in self.graph.nodes]
+            if node.signature not in numbers:
+                numbers[node.signature] = None if windows(node.signature) else len(numbers)
+        return [numbers[node.signature] for node in self.graph.nodes]
 
     @cached_property
     def together(self) -> dict[int, tuple[Instruction, ...]]:
-        """All-reduces that are sent as one (`analyses.overlap.together`)."""
+        """Combined all-reduces, by the `id` of each: all of one message for the first, else ().
+
+        See `analyses.overlap.together`.
+        """
         return together(self.program.block)
 
     def company(self, instruction: Instruction, types: Sequence[int]) -> tuple[int, ...]:
-        """Return the types of all operands that are sent together with an all-reduce."""
+        """Return the types of all operands in the message of a combined all-reduce, sorted.
+
+        The result is () for all of its all-reduces except the first.
+
+        Args:
+          types: for each local value, a number of its shape and item type.
+        """
         sent = self.together[id(instruction)]
         return tuple(sorted(types[v] for other in sent for v in other.operands))
 
     def scheduled_s(self, overlap: str) -> float:
-        """Return the seconds of a program in numbers with overlapped collectives."""
+        """Return the seconds of a step in which collectives run at the same time as compute.
+
+        Args:
+          overlap: "dependences" or "asynchronous" (see `estimate`).
+        """
         places = dict.fromkeys(range(len(self.steps)), 1)
         prices = zip(self.steps, self.prices(places), strict=True)
         found = {id(step.instruction): float(self.took(price)) for step, price in prices}
@@ -365,30 +407,38 @@ class Pricing:
         return scheduled_s(self.program.block, lambda one: found[id(one)], ahead)
 
     def operation(self, instruction: Instruction) -> Any:
-        """Return the operation without its values: a signature, or attributes."""
+        """Return a key of the operation alone, without its values.
+
+        It is the signature of an operator, and the attributes of any other instruction. An operator
+        with a sliding window also has its local parameters.
+        """
         if type(instruction.attributes) is not Apply or instruction.node is None:
             return instruction.attributes
         signature = self.graph.nodes[instruction.node].signature
         return (signature, instruction.attributes.params) if windows(signature) else signature
 
     def prices(self, runs: Mapping[int, int], sides: Sequence[bool] = ()) -> list[_Price]:
-        """Return the price of one execution of each run.
+        """Return the price of one execution of each step in `runs`.
 
         Args:
-          runs: the result of `runs()`.
-          sides: for each run, whether memory bounds it; if empty, the numbers decide.
+          runs: the result of `runs()`; its keys are numbers of steps.
+          sides: for each of these steps, whether memory traffic takes longer than arithmetic at the
+            hints; if empty, the amounts are numbers and are compared.
         """
         found = []
-        for place, side in zip_longest(runs, sides):
+        for place, by_traffic in zip_longest(runs, sides):
             step = self.steps[place]
             if moves(step):
                 found.append(self.exposed(step.instruction))
             else:
-                found.append(self.computed(step.instruction, side))
+                found.append(self.computed(step.instruction, by_traffic))
         return found
 
     def exposed(self, instruction: Instruction[Collective]) -> _Price:
-        """Return the price of a collective; in a ring, the time that its product cannot hide."""
+        """Return the price of a collective.
+
+        In a collective matmul, its seconds are the part that the product does not hide.
+        """
         price = self.moved(instruction)
         if id(instruction) not in self.rings:
             return price
@@ -397,7 +447,12 @@ class Pricing:
         return price._replace(amounts=(*price.amounts[:2], *waits))
 
     def items(self, runs: Mapping[int, int], prices: Sequence[_Price]) -> tuple[Item, ...]:
-        """Return the prices of all instructions, added up per kind."""
+        """Return the costs of all instructions, added up per kind, axes, role and phase.
+
+        Args:
+          runs: the result of `runs()`.
+          prices: the price of each step in `runs`.
+        """
         # Equal amounts are counted first and multiplied once, because formulas are slow to add up.
         tallies: dict[_Key, Counter[tuple[Any, Any, Any]]] = defaultdict(Counter)
         for (place, times), price in zip(runs.items(), prices, strict=True):
@@ -408,7 +463,11 @@ class Pricing:
         return tuple(item for item in items if any((item.flops, item.wire_bytes, item.time_s)))
 
     def item(self, key: _Key, sums: dict[Any, Any]) -> Item:
-        """Return the item of one kind; amounts with a rate become seconds."""
+        """Return the item with a key, given the sum of each amount in its prices.
+
+        Args:
+          sums: as in `_Price.amounts`, from names or (cause, rate) to amounts.
+        """
         names = ("count", "flops", "wire_bytes", "slices")
         count, flops, sent, slices = (sums.pop(name, 0) for name in names)
         by_cause: dict[str, list[Any]] = {}
@@ -419,23 +478,23 @@ class Pricing:
         return Item(*key, count, flops, sent, seconds, joined)
 
     def priced_alone(self, price: _Price) -> Item:
-        """Return the item of one execution."""
+        """Return a price as an `Item` of a single execution."""
         return self.item(price.key, summed(Counter((*amount, 1) for amount in price.amounts)))
 
     def took(self, price: _Price) -> Any:
-        """Return the seconds of one execution."""
+        """Return the seconds of one execution, given its price."""
         return self.priced_alone(price).time_s
 
     def seconds(self, amount: Any, rate: float) -> Any:
-        """Return the seconds of an amount at a rate; a formula if prices are formulas."""
+        """Return `amount / rate` seconds; a formula if prices are formulas."""
         return over(amount if self.sizes is None else Formula.of(amount), rate)
 
     def moved(self, instruction: Instruction[Collective]) -> _Price:
-        """Return the price of a collective."""
+        """Return the price of a collective, without overlap in a collective matmul."""
         attributes, mesh = instruction.attributes, self.program.mesh
         size = self.sent(instruction)
-        # The first of several all-reduces that are sent as one has the time of all. The others have
-        # an empty tuple here, so they take no time but still count their bytes.
+        # The first of several combined all-reduces has the time of all. The others have an empty
+        # tuple here, so they take no time but still count their bytes.
         sent_as_one = self.together.get(id(instruction), (instruction,))
         whole = total(map(self.sent, sent_as_one)) if sent_as_one else None
         taken = {} if whole is None else seconds_by_cause(attributes, whole, wiring=self.wiring)
@@ -464,19 +523,21 @@ class Pricing:
         return _Price(key, (("count", 1), ("wire_bytes", sent), *amounts))
 
     def sent(self, instruction: Instruction) -> Any:
-        """Return the bytes of a collective's operand on one device."""
+        """Return the bytes of a collective's operands on one device, a number or a formula."""
         size = sent_bytes(self.program, instruction)
         return size if self.sizes is None else Formula.of(size)
 
     def computed(self, instruction: Instruction, by_traffic: bool | None) -> _Price:
-        """Return the price of a local operator.
+        """Return the price of a local operator: arithmetic and traffic to and from memory.
+
+        At the data sheet's rates the longer of both counts; with constants a weighted sum.
 
         Args:
-          by_traffic: whether memory bounds the operator at the hints; None for a price in numbers,
-            which decides by itself. In formulas the time is the maximum of arithmetic and traffic,
-            under the cause that is longer at the hints.
+          by_traffic: for prices in formulas, whether traffic takes longer at the hints. The time is
+            then the maximum of both, under the cause that is longer at the hints. None for prices
+            in numbers.
         """
-        flops, kept, peak = self.arithmetic(instruction)
+        flops, padded, peak = self.arithmetic(instruction)
         sizes, speed = self.traffic(instruction)
         key = _Key(self.sort(instruction), (), "", instruction.phase)
         if self.hardware.operators.figures:
@@ -488,22 +549,22 @@ class Pricing:
             kind = "kernel" if kernel or of_its_own else "matrix"
             rate = peak * constants[f"{kind}_efficiency"]
             # A causal mask hides a half of an attention's products, which its kernel skips.
-            kept = multiplied(kept, SKIPPED) if halved and not of_its_own else kept
+            padded = multiplied(padded, SKIPPED) if halved and not of_its_own else padded
             weight = constants["traffic" if along else "passes"]
             # A sum, not a maximum: measured steps wait for memory in addition to products. Only
             # products count operations, because others take less time for them than for bytes.
-            worked = [((MATRIX, rate), kept)] if key.kind == "contraction" else []
+            worked = [((MATRIX, rate), padded)] if key.kind == "contraction" else []
             moved = [((MEMORY, speed / weight), n) for n in sizes] if weight else []
             return _Price(key, (("count", 1), ("flops", flops), *worked, *moved))
         if by_traffic is None:
             # Roofline: the longer of arithmetic and memory traffic counts, as in one kernel both
             # run at the same time.
-            by_traffic = over(sum(sizes), speed) > over(kept, peak)
+            by_traffic = over(sum(sizes), speed) > over(padded, peak)
             amounts = (
-                [((MEMORY, speed), n) for n in sizes] if by_traffic else [((MATRIX, peak), kept)]
+                [((MEMORY, speed), n) for n in sizes] if by_traffic else [((MATRIX, peak), padded)]
             )
         else:
-            taken = larger(self.seconds(kept, peak), self.seconds(total(sizes), speed))
+            taken = larger(self.seconds(padded, peak), self.seconds(total(sizes), speed))
             amounts = [((MEMORY if by_traffic else MATRIX, 1.0), taken)]
         return _Price(key, (("count", 1), ("flops", flops), *amounts), by_traffic)
 
@@ -530,18 +591,24 @@ class Pricing:
         return _Price(key, tuple(amounts))
 
     def each(self, seconds: float) -> Any:
-        """Return the seconds of every execution; a formula if prices are formulas."""
+        """Return a constant number of seconds; a formula if prices are formulas."""
         return multiplied(1 if self.sizes is None else Formula.of(1), seconds)
 
     def sort(self, instruction: Instruction) -> str:
-        """Return the kind of a local instruction: an operator's, or formatting."""
+        """Return the kind of a local instruction, as in `Item.kind`.
+
+        It is "contraction" or "other compute" for an operator of the graph, else "formatting".
+        """
         if type(instruction.attributes) is not Apply or instruction.node is None:
             return FORMATTING
         signature = self.graph.nodes[instruction.node].signature
         return "contraction" if multiplies(signature) else "other compute"
 
     def arithmetic(self, instruction: Instruction) -> tuple[Any, Any, float]:
-        """Return an operator's flops, its flops rounded up to blocks, and the peak rate."""
+        """Return (flops, flops with sizes rounded up to the matrix unit's blocks, peak rate).
+
+        An instruction that is no operator of the graph has 0 flops at an infinite rate.
+        """
         if type(instruction.attributes) is not Apply or instruction.node is None:
             return 0, 0, math.inf
         signature = self.graph.nodes[instruction.node].signature
@@ -549,17 +616,20 @@ class Pricing:
         shapes = tuple([held[v].shape for v in values])
         row = self.rows.get(instruction.results[0]) if instruction.results else None
         params = instruction.attributes.params if windows(signature) else ()
-        kept = padded_flops(signature, shapes, self.hardware.matrix_unit, params, row)
+        padded = padded_flops(signature, shapes, self.hardware.matrix_unit, params, row)
         flops = shaped_flops(signature, shapes, params, row)
         node = instruction.node
         if self.sizes is not None and dict(instruction.attributes.loops):
             whole = self.whole(self.graph.nodes[node])[1]
-            flops, kept = (of_named_groups(signature, (shapes, whole), n) for n in (flops, kept))
-        both = [with_recomputed(self.graph, node, number) for number in (flops, kept)]
-        return both[0], both[1], self.peak(node)
+            flops, padded = (
+                of_named_groups(signature, (shapes, whole), count) for count in (flops, padded)
+            )
+        # The backward pass of a fused attention kernel computes its scores again.
+        flops, padded = (with_recomputed(self.graph, node, count) for count in (flops, padded))
+        return flops, padded, self.peak(node)
 
     def peak(self, node: int) -> float:
-        """Return the operations per second for a graph node's item type."""
+        """Return the peak operations per second of a graph node, for its item type."""
         signature = self.graph.nodes[node].signature
         dtype = operand_type(signature)
         if not multiplies(signature) or self.hardware.operators.figures:
@@ -567,7 +637,10 @@ class Pricing:
         return product_peak(self.hardware, dtype)
 
     def traffic(self, instruction: Instruction) -> tuple[list[Any], float]:
-        """Return the bytes that a local operator moves, one entry per value, and the bandwidth."""
+        """Return the bytes that a local operator moves to and from memory, and the bandwidth.
+
+        The bytes are a list with an entry per value, or one entry for an opaque kernel.
+        """
         held, speed = self.program.locals, self.hardware.hbm_bytes_per_s
         kernel = kernel_bytes(self.program, self.graph, instruction)
         if kernel is not None:
@@ -576,11 +649,11 @@ class Pricing:
 
     @cached_property
     def manual(self) -> tuple[Mapping[str, int], ...]:
-        """The manual axes of each region of the graph, with sizes."""
+        """For each region of the graph, the sizes of its manual (`shard_map`) mesh axes."""
         return tuple(self.graph.manual_axes(region.index) for region in self.graph.regions)
 
     def useful(self) -> tuple[Any, Any]:
-        """Return the flops on global shapes, and their seconds at the peak of one device."""
+        """Return (flops of a call on global shapes, their seconds on one device at its peak)."""
         # Equal operators are counted once, because formulas are slow to add up.
         tally: Counter[tuple[Hashable, Any, Any]] = Counter()
         nodes = Counter(map(self.whole, self.graph.walk()))
@@ -591,7 +664,10 @@ class Pricing:
         return total(sums.values()), total(self.seconds(n, rate) for rate, n in sums.items())
 
     def whole(self, node: Node) -> tuple[Signature, Shapes, Any]:
-        """Return an operator, the formulas of its global shapes, and its executions per call."""
+        """Return (signature of a node, its global shapes, its executions per call).
+
+        The shapes are formulas; for prices in numbers they are (), because the signature has them.
+        """
         # An operator in a manual region runs once per device.
         devices = math.prod(self.manual[node.region].values())
         if self.sizes is None:

@@ -1,4 +1,4 @@
-"""Crossovers of two prices as a size grows, and the largest size that fits."""
+"""Crossovers: the sizes at which one price overtakes another; and the largest size that fits."""
 
 from __future__ import annotations
 
@@ -14,20 +14,26 @@ from shardalg.sizes.conditions import crossovers, words
 from shardalg.sizes.facts import POSITIVE, Fact
 from shardalg.sizes.formula import Ceil, Formula, FormulaError, Number
 
-# Largest size that is searched.
+# A search ends here, because it would never end if every size fits.
 LARGEST = 1 << 40
-# Up to here every size is checked, then as many sizes in equal ratios.
+# Up to here every size is checked. Beyond, that would take too long, so as many sizes in equal
+# ratios are checked.
 EACH = 1 << 14
-# Share of the sum of all terms; a smaller value in double precision is computed again exactly.
+# A difference below this share of its terms may be a rounding error, so it is computed exactly.
 _ROUNDED = 2.0**-40
 
 
 def turns(difference: Formula, name: str, hints: Mapping[str, Number]) -> tuple[int, ...]:
-    """Return the integers at which a difference has another sign than at the integer before.
+    """Return the values of a size at which a difference of prices has another sign than before.
 
-    Up to `EACH` all of them are found. Beyond, bisection finds one between two sizes that are
-    checked. The neighbours of a polynomial's roots are checked too. Every result is exact:
-    ceilings and maxima are evaluated at integers.
+    A returned integer n means that the signs at n - 1 and at n differ. Up to `EACH` all of them are
+    found. Beyond, bisection finds one between two sizes that are checked, and sizes next to the
+    roots of a polynomial are checked too. Every result is exact.
+
+    Args:
+      difference: one price minus another.
+      name: the size that grows.
+      hints: values of all other sizes.
 
     >>> from shardalg.sizes.formula import symbols
     >>> M, X = symbols("M X")
@@ -42,6 +48,7 @@ def turns(difference: Formula, name: str, hints: Mapping[str, Number]) -> tuple[
     here = difference.subs({other: size for other, size in hints.items() if other != name})
 
     def sign(size: int) -> int:
+        """Return the sign of the difference, -1, 0 or 1, computed exactly."""
         value = here.at({name: size})
         return (value > 0) - (value < 0)
 
@@ -59,12 +66,17 @@ def turns(difference: Formula, name: str, hints: Mapping[str, Number]) -> tuple[
 
 
 def _only_ceilings(formula: Formula) -> bool:
-    """Return whether a formula is a quotient of polynomials, except for ceilings."""
+    """Return whether a formula has no other parts than sizes, numbers and ceilings of these."""
     return all(type(atom) is Ceil and _only_ceilings(atom.ratio) for atom in formula.atoms)
 
 
 def _signs(difference: Formula, sizes: Mapping[str, Any], sign: Callable[[int], int]) -> Any:
-    """Return the exact signs of a difference at an array of sizes."""
+    """Return an array of the signs of a difference at an array of sizes.
+
+    Args:
+      sizes: the name of one size, with an array of its values.
+      sign: returns the exact sign at one value, for values at which rounding errors matter.
+    """
     code = Code()
     absolute = {monomial: abs(c) for monomial, c in difference.terms.items()}
     roots = [code.polynomial(terms) for terms in (difference.terms, absolute)]
@@ -78,6 +90,7 @@ def _signs(difference: Formula, sizes: Mapping[str, Any], sign: Callable[[int], 
 
 
 def _turns(sign: Callable[[int], int], low: int, high: int) -> Iterator[int]:
+    """Yield integers in `(low, high]` at which the sign differs from the sign at the one before."""
     # The bisection finds one change; there may be more between it and the upper end.
     while sign(low) != sign(high):
         first, last, here = low, high, sign(low)
@@ -89,7 +102,10 @@ def _turns(sign: Callable[[int], int], low: int, high: int) -> Iterator[int]:
 
 
 def largest(fits: Callable[[int], bool]) -> int:
-    """Return the largest size that fits, or 0 if 1 does not; a larger size must not need less."""
+    """Return the largest size for which `fits` is true; 0 if it is false for 1.
+
+    `fits` must be monotonic: if a size does not fit, no larger one does.
+    """
     if not fits(1):
         return 0
     low = 1
@@ -99,10 +115,11 @@ def largest(fits: Callable[[int], bool]) -> int:
 
 
 def largest_near(fits: Callable[[int], bool], guess: int, step: int) -> int:
-    """Return a size that fits: the largest multiple of a step, refined up to the next multiple.
+    """Return a large size for which `fits` is true; 0 if none is found.
 
-    The search for the multiple starts from a guess. Then multiples of ever smaller divisors of
-    the step are tried, because sizes that divide less evenly may need more. 0 if no size fits.
+    The search first finds a large multiple of `step` that fits, starting from `guess`. Then it adds
+    multiples of ever smaller divisors of `step`, up to the next multiple. `fits` need not be
+    monotonic, because sizes that divide less evenly may need more.
 
     >>> largest_near(lambda n: n <= 70 and n % 4 == 0, guess=1000, step=24)
     68
@@ -115,15 +132,16 @@ def largest_near(fits: Callable[[int], bool], guess: int, step: int) -> int:
 
 
 def _refined(fits: Callable[[int], bool], low: int, step: int, steps: int) -> int:
-    """Return a size that fits, at `low` or fewer than `steps` steps above it."""
+    """Return `low + k * step` that fits, with k below `steps`; `low` must fit."""
     return low + step * _last(lambda k: fits(low + k * step), 0, steps)
 
 
 def _turn(fits: Callable[[int], bool], guess: int) -> int:
-    """Return a number that fits although the next does not, searched from a guess; 0 counts as fit.
+    """Return a number for which `fits` is true, although it is false for the next number.
 
-    The search goes upward in doubling steps. It passes numbers that do not fit, up to twice
-    the guess, because need is not monotonic. If no number fits there, it goes downward.
+    The search goes upward from the guess in doubling steps. It passes numbers that do not fit, up
+    to twice the guess, because `fits` need not be monotonic. If no number fits there, the search
+    goes downward. 0 counts as a number that fits.
     """
     low = high = by = 0
     while (at := guess + by) < LARGEST:
@@ -144,7 +162,7 @@ def _turn(fits: Callable[[int], bool], guess: int) -> int:
 
 
 def _last(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """Return the last number that fits, by bisection between a good and a bad one."""
+    """Return the last number that fits, by bisection; `low` must fit and `high` must not."""
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
@@ -165,7 +183,9 @@ def _primes(n: int) -> Iterator[int]:
 
 
 def less(first: Formula, second: Formula) -> str:
-    """Return the condition under which the first price is smaller, without common factors.
+    """Return text: the condition on sizes under which the first price is smaller than the second.
+
+    Common factors are divided out. The text is "always" or "never" if the sizes do not matter.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, M, X = symbols("B M X")

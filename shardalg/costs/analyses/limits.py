@@ -1,10 +1,15 @@
 """Causes of a step's time, each with the seconds that removing it would save.
 
-The parts add up to the step: an instruction's seconds belong to the first of these that explains
-them. A trip of a pipeline without a microbatch is a bubble. An operator of the backward pass that
-repeats the forward pass is recomputation. The same result on several devices is idle devices: as
-many could do other work. Blocks that are filled up with zeros are padding. What is left is traffic
-to and from memory, and products. Communication counts as far as nothing hides it, by mesh axes.
+The seconds of all causes add up to the step. The seconds of an instruction belong to the first
+cause in this list that applies:
+
+    pipeline bubbles: the trip of a pipeline loop has no microbatch
+    recomputation: an operator of the backward pass repeats the forward pass
+    idle devices: several devices compute the same result, so that they could do other work
+    padding: blocks are filled up with zeros
+    memory traffic, matrix products: all other seconds of local operators
+
+Seconds of communication that no computation hides are a cause of their own for each mesh axis.
 """
 
 from __future__ import annotations
@@ -39,12 +44,12 @@ IDLE, EXPOSED = "idle devices", "exposed communication"
 
 @dataclass(frozen=True)
 class StepLimits:
-    """The parts of a step's time, and its flops by class.
+    """Seconds of a step by cause, and its flops.
 
     Attributes:
-      seconds: seconds of each part; together they are the step.
+      seconds: for each cause, such as "padding", its seconds; their sum is the step.
       model_flops: flops of the mathematical step on all devices: without recomputation, bubbles,
-        padding and repeated work. Attention counts whole, its mask not heeded.
+        padding and repeated work. Attention counts without its mask.
       model_s: seconds that one device at its peak needs for `model_flops`.
       executed_flops: flops that all devices carry out, everything included.
     """
@@ -60,14 +65,16 @@ class StepLimits:
         return sum(self.seconds.values())
 
     def reaching(self, step_s: float, whole_s: Mapping[str, float]) -> StepLimits:
-        """Return the parts of a step that takes `step_s`: exposed communication is the rest of it.
+        """Return the causes of a step of another length, with exposed communication changed.
 
-        No step is shorter than its communication. If computation is too short to hide the share
-        that it hides elsewhere, more of the communication is exposed, along all axes by what is
-        hidden of each. A step with another overlap has more or less exposed communication too.
+        The exposed communication becomes the rest of `step_s` after all other causes. The length
+        differs if another overlap is assumed, or if computation is too short to hide its share of
+        the communication. Additional exposed seconds are distributed over the axes in proportion to
+        their hidden seconds.
 
         Args:
-          whole_s: seconds of all communication, by mesh axes.
+          step_s: seconds of the step.
+          whole_s: seconds of all communication, hidden or not, by mesh axes.
         """
         names = {f"{EXPOSED} along {axes}": seconds for axes, seconds in whole_s.items()}
         exposed = {name: self.seconds.get(name, 0.0) for name in names}
@@ -84,10 +91,10 @@ class StepLimits:
         return replace(self, seconds={**self.seconds, **exposed})
 
     def table(self) -> Table:
-        """Return a row per part: seconds, and share of the step; the largest first.
+        """Return a table with a row per cause: seconds, and share of the step; the largest first.
 
-        Removing a part alone saves its seconds: faster links, more memory bandwidth, no remat, more
-        microbatches, sizes that divide, an axis that is used.
+        Removing a single cause saves its seconds. Examples are faster links, more memory bandwidth,
+        no remat, more microbatches, sizes that divide, or a use for an idle mesh axis.
         """
         step = self.step_s
         ordered = sorted(self.seconds.items(), key=lambda part: -part[1])
@@ -95,7 +102,7 @@ class StepLimits:
         return Table(("part", "saves_s", "share_of_step"), tuple(rows))
 
     def draw(self) -> Figure:
-        """Draw the parts of the step as one bar."""
+        """Draw the seconds of each cause as a segment of one bar."""
         from shardalg.drawing import Drawing
 
         figure = Drawing(figsize=(7.2, 1.9), layout="constrained")
@@ -113,14 +120,14 @@ class StepLimits:
         return figure
 
     def __add__(self, other: StepLimits) -> StepLimits:
-        """Return the sum of both."""
+        """Return the sum of two steps, cause by cause."""
         names = dict.fromkeys((*self.seconds, *other.seconds))
         seconds = {n: self.seconds.get(n, 0.0) + other.seconds.get(n, 0.0) for n in names}
         sums = (getattr(self, n) + getattr(other, n) for n in _FLOPS)
         return StepLimits(seconds, *sums)
 
     def __mul__(self, factor: float) -> StepLimits:
-        """Return all parts times a factor."""
+        """Return the step with all seconds and flops multiplied by a factor."""
         seconds = {name: factor * s for name, s in self.seconds.items()}
         return StepLimits(seconds, *(factor * getattr(self, n) for n in _FLOPS))
 
@@ -144,12 +151,12 @@ _COLORS = {
 
 
 def place_of(name: str) -> int:
-    """Return the place of a part in figures: products first, communication last."""
+    """Return the order of a cause in figures, from 0: products first, communication last."""
     return [*_COLORS].index(name) if name in _COLORS else len(_COLORS)
 
 
 def limit_color(name: str) -> str:
-    """Return the colour of a part; all communication has one."""
+    """Return the colour of a cause in figures, as text; all communication has the same colour."""
     return _COLORS.get(name, "#ef6c00")
 
 
@@ -160,10 +167,10 @@ def step_limits(
     *,
     steps: Callable[[], Sequence[Timed]] | None = None,
 ) -> StepLimits:
-    """Return the parts of a step of a program in numbers.
+    """Return the causes of the time of one call of a program in numbers.
 
     Args:
-      steps: returns the result of `timed`, if its prices exist already.
+      steps: function that returns the result of `costs.step_time.timed`, if that exists already.
     """
     again = recomputed(graph)
     bubbles = _bubbles(graph)
@@ -188,7 +195,7 @@ def step_limits(
 
 
 def _bubbles(graph: Graph) -> dict[int | None, float]:
-    """Return the share of idle trips of each pipeline loop, by the loop's node."""
+    """Return, for the node of each pipeline loop, the share of trips without a microbatch."""
     found: dict[int | None, float] = {}
     for node, loop in pipeline_loops(graph).items():
         body = next(region for region in graph.regions if region.node == node)
@@ -200,7 +207,7 @@ def _bubbles(graph: Graph) -> dict[int | None, float]:
 
 
 def _flops(program: SpmdProgram, graph: Graph, instruction: Instruction) -> float:
-    """Return the flops of one execution on one device, padding included."""
+    """Return the flops of one execution of an instruction on one device, padding included."""
     if type(instruction.attributes) is not Apply or instruction.node is None:
         return 0
     values = (*instruction.operands, *instruction.results)
@@ -209,7 +216,10 @@ def _flops(program: SpmdProgram, graph: Graph, instruction: Instruction) -> floa
 
 
 def _shares(program: SpmdProgram, graph: Graph, each: Timed) -> dict[str, float]:
-    """Return the shares of a local instruction's seconds: idle, padding, memory and products."""
+    """Return, for each cause, its share of the seconds of a local instruction.
+
+    The causes are idle devices, padding, memory traffic and products; the shares add up to 1.
+    """
     memory = each.memory_s / each.seconds if each.seconds else 0.0
     instruction = each.step.instruction
     if each.kind != "contraction" or instruction.node is None:
@@ -242,7 +252,12 @@ def _model(
     again: frozenset[int],
     bubbles: Mapping[int | None, float],
 ) -> tuple[float, float]:
-    """Return the flops of the mathematical step, and their seconds on one device at its peak."""
+    """Return the flops of the mathematical step, and their seconds on one device at its peak.
+
+    Args:
+      again: nodes that repeat the forward pass, which do not count.
+      bubbles: for the node of each pipeline loop, the share of trips without a microbatch.
+    """
     flops = seconds = 0.0
     for node in graph.walk():
         # As published utilisations do, only products count; a node that repeats the forward pass

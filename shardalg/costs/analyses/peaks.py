@@ -1,7 +1,7 @@
-"""Peak of memory at other sizes: the bytes alive at each instruction, in formulas.
+"""Peak memory of a plan with named sizes, as formulas of the bytes alive at each instruction.
 
-The instruction with the most bytes alive at the hints may not be the peak at other sizes. Each
-formula is kept that may be the largest at some sizes, as far as its terms show.
+The peak is the largest of these formulas. Which one is the largest depends on the sizes, so all are
+kept except those whose terms show that another one is always as large.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ Rows = list[np.ndarray]
 def candidate_peaks(
     named: Symbolised, *, donated: Sequence[int], rebuild: bool
 ) -> tuple[Formula, ...]:
-    """Return formulas of the bytes alive; the largest of them is the peak of memory.
+    """Return the bytes alive at the instructions that may be the peak, as formulas.
 
-    Lifetimes, and which results overwrite operands, are those at the hints (`costs.memory`).
+    The peak of memory is their maximum. Lifetimes, and which results overwrite operands, are those
+    at the hints (`costs.memory`).
 
     Args:
-      donated, rebuild: as in `liveness`.
+      donated: positions of the flattened arguments whose buffers the program may take over.
+      rebuild: whether the backward pass recomputes cheap values instead of keeping them.
     """
     scan = _Candidates(named.hints, named.graph, (), rebuild, named.program)
     line = scan.peak(named.hints.block, scan.lives(donated))
@@ -43,20 +45,22 @@ def candidate_peaks(
 
 @lru_cache(maxsize=16)
 def peak_formula(named: Symbolised, donated: tuple[int, ...], rebuild: bool) -> Formula:
-    """Return the peak of memory as one formula: the largest of `candidate_peaks`."""
+    """Return the peak of memory as one formula, the maximum of `candidate_peaks`."""
     return Formula.of(largest_of(candidate_peaks(named, donated=donated, rebuild=rebuild)))
 
 
 def memory_facts(
     named: Symbolised, size: Callable[[Any], Any], *, donated: Sequence[int], rebuild: bool
 ) -> None:
-    """Ask the questions that decide how much memory is alive at each instruction.
+    """Record the comparisons of sizes that decide how much memory is alive at each instruction.
 
-    An example is whether a result fits into the memory of an operand. The questions become guards.
-    The instruction with the most bytes is not asked for, because `candidate_peaks` has all of them.
+    An example is whether a result fits into the memory of an operand. `size` records them as
+    conditions of the plan. Which instruction has the most bytes is not compared, because
+    `candidate_peaks` returns the formulas of all instructions.
 
     Args:
-      size: returns the recorded size of a formula, which records the questions.
+      size: returns a recorded size for a formula: a number that records its comparisons.
+      donated, rebuild: as in `candidate_peaks`.
     """
     held = named.program.locals
     sized = (replace(local, shape=tuple(map(size, local.shape))) for local in held)
@@ -67,13 +71,21 @@ def memory_facts(
 def peak_at(
     named: Symbolised, point: Mapping[str, int], *, donated: Sequence[int], rebuild: bool
 ) -> int:
-    """Return the peak of the program with the sizes that its formulas have at a point."""
-    known: dict[Any, Any] = {}
+    """Return the bytes of the peak if the named sizes have given values.
+
+    The program's decisions are those at the hints.
+
+    Args:
+      point: a value for each named size.
+      donated, rebuild: as in `candidate_peaks`.
+    """
+    numbers: dict[Any, Any] = {}
 
     def number(size: Any) -> Any:
-        if size not in known:
-            known[size] = Formula.of(size).at(point)
-        return known[size]
+        """Return the value of a size at the point; each distinct size is evaluated once."""
+        if size not in numbers:
+            numbers[size] = Formula.of(size).at(point)
+        return numbers[size]
 
     held = named.program.locals
     sized = (replace(local, shape=tuple(map(number, local.shape))) for local in held)
@@ -83,10 +95,11 @@ def peak_at(
 
 
 def undominated(formulas: Iterable[Formula]) -> tuple[Formula, ...]:
-    """Return the formulas that may be larger than all others at some sizes of at least 1.
+    """Return the formulas that may be the largest at some sizes of at least 1.
 
-    A formula dominates another one if the terms that it has in excess are at least as large as
-    the terms that it lacks. The test is incomplete: a formula that is kept may be dominated.
+    A formula is left out if another one is found to be at least as large at all such sizes: the
+    terms that the other has in excess are at least as large as the terms that it lacks. The test is
+    incomplete, so that a returned formula may still never be the largest.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, M = symbols("B M")
@@ -101,11 +114,14 @@ def undominated(formulas: Iterable[Formula]) -> tuple[Formula, ...]:
         if not any((rows[k] >= rows[at]).all() for k in kept):
             kept.append(at)
     left = [found[at] for at in kept]
+    # The exact test costs a subtraction per pair, so the comparison of coefficients comes first.
     return _outermost(f for f in left if not any(o is not f and _covers(o - f) for o in left))
 
 
 def _outermost(formulas: Iterable[Formula]) -> tuple[Formula, ...]:
-    """Return the formulas that are not below a mean of two others, hence below the larger one.
+    """Return the formulas that are not below a weighted mean of two others.
+
+    A formula below such a mean is below the larger of the two, so it is never the largest.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, M = symbols("B M")
@@ -130,7 +146,15 @@ def _outermost(formulas: Iterable[Formula]) -> tuple[Formula, ...]:
 
 
 def _mean(row: np.ndarray, others: np.ndarray) -> tuple[int, int, Fraction] | None:
-    """Return two rows and the weight of the first whose mean is at least a row, term by term."""
+    """Return two rows whose weighted mean is at least a given row in every column.
+
+    The result is (number of the first, number of the second, weight of the first); None if there
+    are no such rows.
+
+    Args:
+      row: coefficients of a formula.
+      others: coefficients of the other formulas, one row per formula.
+    """
     # weight * first + (1 - weight) * second >= row, for each term, bounds the weight from below
     # (positive slope) or from above. A pair is possible if its bounds leave an interval.
     firsts, seconds = np.triu_indices(len(others), 1)
@@ -148,7 +172,11 @@ def _mean(row: np.ndarray, others: np.ndarray) -> tuple[int, int, Fraction] | No
 
 
 def _covers(difference: Formula) -> bool:
-    """Return whether the positive terms of a difference cover its negative ones at sizes >= 1."""
+    """Return whether a formula is certainly at least 0 at all sizes of at least 1.
+
+    This is so if each negative term is matched by positive terms whose monomials are at least as
+    large.
+    """
     spare = {m: c for m, c in difference.terms.items() if c > 0}
     for monomial, lacking in difference.terms.items():
         need = -lacking
@@ -168,37 +196,42 @@ def _covers(difference: Formula) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _Terms:
-    """Positions of monomials in a row; coefficients are whole numbers in units of 1 / `scale`."""
+    """Columns for the monomials of some formulas, so that a formula is a row of coefficients.
+
+    Attributes:
+      places: the column of each monomial.
+      scale: factor that makes all coefficients whole numbers.
+    """
 
     places: Mapping[Monomial, int]
     scale: int
 
     @staticmethod
     def of(formulas: Iterable[Formula]) -> _Terms:
-        """Return positions for all monomials of some formulas."""
+        """Return columns for all monomials of some formulas."""
         terms = [(m, c) for formula in formulas for m, c in formula.terms.items()]
         scale = math.lcm(*(Fraction(c).denominator for _, c in terms))
         return _Terms({m: at for at, m in enumerate(dict(terms))}, scale)
 
     def row(self, formula: Formula) -> np.ndarray:
-        """Return the coefficients of a formula."""
+        """Return the coefficients of a formula, times `scale`, by column."""
         row = np.zeros(len(self.places))
         for monomial, coefficient in formula.terms.items():
             row[self.places[monomial]] = float(coefficient * self.scale)
         return row
 
     def formula(self, row: np.ndarray) -> Formula:
-        """Return the formula with given coefficients."""
+        """Return the formula with the coefficients of a row, the inverse of `row`."""
         pairs = zip(self.places, row, strict=True)
         return Formula({m: Fraction(int(c), self.scale) for m, c in pairs if c})
 
 
 @dataclass
 class _Rows(AliveBytes):
-    """Alive values, with the coefficients of their bytes at every instruction in `rows`.
+    """Count of the bytes alive that also records them as formulas, by their coefficients.
 
     Attributes:
-      sizes: coefficients of the bytes of each local value.
+      sizes: coefficients of the bytes of each local value (`_Terms.row`).
       row: coefficients of the bytes alive now.
       rows: coefficients of the bytes alive at each instruction so far.
     """
@@ -208,17 +241,17 @@ class _Rows(AliveBytes):
     rows: Rows = field(default_factory=list)
 
     def add(self, value: int, held: LiveValue) -> None:
-        """Count a value as alive from here on; replaces an earlier count of the value."""
+        """Count the bytes of a value as alive from now on, in place of its earlier bytes if any."""
         self.row = self.row + self.bytes(held) - self.bytes(self.alive.get(value, NOTHING))
         super().add(value, held)
 
     def drop(self, value: int) -> None:
-        """Count a value as freed."""
+        """Count the bytes of a value as freed."""
         self.row = self.row - self.bytes(self.alive.get(value, NOTHING))
         super().drop(value)
 
     def reach(self, i: int, inner: AliveBytes | None) -> None:
-        """Record the total while instruction `i` runs; `inner` is its loop body, if any."""
+        """Record the bytes alive while instruction `i` runs; `inner` is the count of its body."""
         super().reach(i, inner)
         inside = inner.rows if isinstance(inner, _Rows) else [0.0]
         self.rows += [self.row + row for row in inside]
@@ -230,7 +263,11 @@ class _Rows(AliveBytes):
 
 @dataclass(frozen=True)
 class _Candidates(Scan):
-    """Scan of a program at the hints that records the bytes alive at every instruction."""
+    """Scan of a program at the hints that records the bytes alive as formulas.
+
+    Attributes:
+      formulas: the same program with formulas for the sizes of its local values.
+    """
 
     formulas: SpmdProgram | None = None
 
@@ -242,7 +279,7 @@ class _Candidates(Scan):
 
     @cached_property
     def terms(self) -> _Terms:
-        """The monomials of all bytes."""
+        """The columns for all monomials in the bytes of local values."""
         return _Terms.of(dict.fromkeys(self.held))
 
     @cached_property
@@ -252,7 +289,7 @@ class _Candidates(Scan):
         return [known[size] for size in self.held]
 
     def begin(self, start: dict[int, LiveValue]) -> AliveBytes:
-        """Return totals that also record rows."""
+        """Return a count that also records formulas, with the values at the start of a block."""
         line = super().begin(start)
         found = _Rows(line.alive, line.total, totals=line.totals, sizes=self.rows)
         found.row = sum(map(found.bytes, start.values()), start=np.zeros(len(self.terms.places)))
@@ -260,27 +297,31 @@ class _Candidates(Scan):
         return found
 
     def largest(self, lines: list[AliveBytes], most: int) -> AliveBytes:
-        """Return the largest body at the hints, with the rows of all bodies."""
-        both = lines[most]
-        assert isinstance(both, _Rows), "begun by this scan"
-        both.rows = [row for line in lines if isinstance(line, _Rows) for row in line.rows]
-        return both
+        """Return the count of the body that is the largest at the hints.
+
+        Its `rows` are replaced by those of all bodies, because another one may be larger elsewhere.
+        """
+        line = lines[most]
+        assert isinstance(line, _Rows), "begun by this scan"
+        line.rows = [row for other in lines if isinstance(other, _Rows) for row in other.rows]
+        return line
 
 
 class _Unordered(AliveBytes):
-    """Values in memory, for callers that do not compare the totals of instructions."""
+    """Count of the bytes alive whose peak is not computed."""
 
     @property
     def peak(self) -> tuple[int, ProgramPoint]:
-        """A constant, so that no sizes are compared."""
+        """Always 0 bytes at the start of the program."""
+        # To find the peak, recorded sizes would be compared, and each comparison is a condition.
         return 0, ()
 
 
 @dataclass(frozen=True)
 class _Unranked(Scan):
-    """Scan of a program that does not compare the totals of its instructions."""
+    """Scan of a program that does not compare the bytes alive at different instructions."""
 
     def begin(self, start: dict[int, LiveValue]) -> AliveBytes:
-        """Return totals without a peak."""
+        """Return a count without a peak, with the values at the start of a block."""
         line = super().begin(start)
         return _Unordered(line.alive, line.total, totals=line.totals)
