@@ -1,4 +1,4 @@
-"""Rank of the orders in which mesh axes fill the links of a machine; products with idle axes.
+"""Ranking of the orders in which mesh axes can be placed on links; products with idle mesh axes.
 
 An axis is idle in a product if it shards none of the product's loops. All devices along the axis
 then repeat the same work.
@@ -31,11 +31,11 @@ from shardalg.tables import Table
 def rank_device_orders(
     mesh: Mesh, topology: Topology | str, *, sent_bytes: Mapping[str, float] | None = None
 ) -> Table:
-    """Return a row per order of axes: seconds of gathers along all axes, fastest first.
+    """Return a table with a row per order of the mesh axes on the links, the fastest first.
 
-    The first axis of an order is on the outermost links. JAX's own placement is a row too, with
-    the order "as JAX lays it". Each axis has a column with the bytes that a device receives per
-    second in a gather along this axis.
+    The first axis of an order is on the outermost links. JAX's own placement is the row "as JAX
+    lays it". The column "seconds" is the time to receive `sent_bytes` along all axes. Each axis has
+    a column with the bytes that a device receives per second in an all-gather along this axis.
 
     Args:
       topology: the topology or its text.
@@ -83,11 +83,16 @@ def rank_device_orders(
 
 
 def _weights(mesh: Mesh, sent_bytes: Any) -> dict[str, float]:
-    """Return the bytes along each axis that has any."""
+    """Return the bytes that a device receives along each axis; 1 GB each if none are given.
+
+    Raises:
+      HardwareError: a name is no axis of the mesh, or a number of bytes is negative or not finite.
+    """
     if sent_bytes is None:
         return dict.fromkeys(mesh.axis_names, 1e9)
 
     def is_amount(value: Any) -> bool:
+        """Return whether a value is a finite number from 0 on."""
         number = isinstance(value, int | float | np.number)
         return bool(number and math.isfinite(value) and value >= 0)
 
@@ -101,7 +106,7 @@ def _weights(mesh: Mesh, sent_bytes: Any) -> dict[str, float]:
 
 
 def replace_order(topology: Topology, order: Sequence[str]) -> Topology:
-    """Return the same machine with another order of axes, outermost first."""
+    """Return the same machine, on which mesh axes are placed in another order, outermost first."""
     return Topology(
         topology.hardware,
         topology.shape,
@@ -113,14 +118,14 @@ def replace_order(topology: Topology, order: Sequence[str]) -> Topology:
 
 @dataclass(frozen=True)
 class Idle:
-    """A product with mesh axes that shard none of its loops.
+    """A product with idle mesh axes: axes along which all devices compute the same result.
 
     Attributes:
-      node: the graph node of the product.
+      node: number of the product's graph node.
       axes: names of the idle mesh axes.
-      digits: digits of the idle axes.
+      digits: the idle axes as digits of device positions.
       count: executions per step.
-      flops: flops of a device per step, over all executions.
+      flops: flops of one device per step, over all executions.
     """
 
     node: int
@@ -137,17 +142,18 @@ class Idle:
 
 
 def idle(program: SpmdProgram, graph: Graph) -> tuple[Idle, ...]:
-    """Return the matrix products and convolutions with idle axes, in program order."""
+    """Return the matrix products and convolutions with idle mesh axes, in order of execution."""
     found = (_idle(program, graph, step) for step in walk(program))
     return tuple(one for one in found if one is not None)
 
 
 def redundant_flops(found: Iterable[Idle]) -> int | Fraction:
-    """Return the redundant flops of a device per step, over all products."""
+    """Return the sum of the flops per step that one device could save in some products."""
     return sum(one.redundant_flops for one in found)
 
 
 def _idle(program: SpmdProgram, graph: Graph, step: Execution) -> Idle | None:
+    """Return the idle axes of an instruction; None if it is no product or has no idle axis."""
     attributes, node = step.instruction.attributes, step.instruction.node
     if type(attributes) is not Apply or node is None:
         return None

@@ -1,11 +1,13 @@
 """Seconds of a program that computes and communicates at the same time.
 
-All-reduces are sent as one message if they have the same kind and the same axes, and if none
-depends on another.
+Several all-reduces are combined into one message if they have the same kind and the same axes, and
+if none depends on another.
 
-A ring of products (collective matmul) takes at each step the longer of a permute and a product:
+A collective matmul overlaps a product with a collective: a ring of n devices multiplies one block
+in each step, while a permute sends the next block. A step takes the longer of both:
 
-    ring = product + (n - 1) * max(permute, product)        n members, each step one block
+    ring = product + (n - 1) * max(permute, product)
+
 On a chip whose compiler starts no permute ahead (`Interconnect.asynchronous`) a step is their sum.
 The permutes send as many bytes as the collective alone, half of a block in each direction. The
 product of a block is priced like any product. A small block fills the matrix unit badly, and each
@@ -29,15 +31,17 @@ from shardalg.spmd.instructions import AllReduce, CollectiveMatmul, Control, Dir
 from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.rewrite import blocks
 
-# For each kind of all-reduce, the number of them in the longest chain up to a value.
+# For each kind of all-reduce: the most of them on a chain of dependences up to a value. All-reduces
+# with equal numbers cannot depend on each other, so they can be combined.
 Levels = dict[AllReduce, int]
 
 
 def together(block: Block) -> dict[int, tuple[Instruction, ...]]:
-    """Return the all-reduces that are sent as one message, by the `id` of each instruction.
+    """Return which all-reduces of a program are combined into one message.
 
-    All-reduces of one block with the same number in their chains are combined. The first has
-    the tuple of all of them, the others have an empty tuple. XLA's all-reduce combiner
+    A key is the `id` of an all-reduce. For the first one of a message the value is the tuple of all
+    its all-reduces, for the others (). All-reduces are combined if they are in one block, are equal
+    in kind and axes, and none depends on another. XLA's all-reduce combiner
     (`xla/service/all_reduce_combiner.h`) does the same: 50 all-reduces of an optimizer's step for
     25 weights become two.
     """
@@ -51,9 +55,9 @@ def together(block: Block) -> dict[int, tuple[Instruction, ...]]:
 def in_order(block: Block) -> tuple[Instruction, ...]:
     """Return the instructions of a block in the order in which a device runs them.
 
-    All-reduces that are sent as one run at the place of the last of them, whose operand is made
-    last. Their readers follow. If two such messages would wait for each other, the remaining
-    instructions keep the order of the program.
+    Combined all-reduces run together, as soon as the operands of all of them exist. Instructions
+    that read their results come later. If two such messages would wait for each other, the
+    remaining instructions keep the order of the program.
     """
     groups = [members for members in _groups(block) if len(members) > 1]
     if not groups:
@@ -68,14 +72,15 @@ def in_order(block: Block) -> tuple[Instruction, ...]:
 
 @dataclass
 class _Order:
-    """Instructions in the order of execution, and instructions that wait for a message.
+    """State of the search for an order of execution in which all-reduces are combined.
 
     Attributes:
-      group_of: for the `id` of each all-reduce, all all-reduces of its message.
+      group_of: for the `id` of each combined all-reduce, all all-reduces of its message.
       made: instructions in the order of execution so far.
-      waiting: instructions whose operands are missing.
-      missing: values that no instruction has made yet.
-      arrived: for each message, the number of its all-reduces whose operands are made.
+      waiting: instructions that cannot run yet, because an operand is missing.
+      missing: values that no instruction has produced yet.
+      arrived: for the `id` of a message's first all-reduce, the number of its all-reduces whose
+        operands exist.
     """
 
     group_of: Mapping[int, list[Instruction]]
@@ -85,7 +90,7 @@ class _Order:
     arrived: dict[int, int] = field(default_factory=dict)
 
     def take(self, instruction: Instruction) -> None:
-        """Place the next instruction of the program, then instructions that waited for it."""
+        """Add the next instruction of the program, then all instructions that waited for it."""
         before = len(self.made)
         self.waiting += [] if self.visit(instruction) else [instruction]
         # One placed instruction can release others, so the waiting ones are tried until none moves.
@@ -94,7 +99,10 @@ class _Order:
             self.waiting = [one for one in self.waiting if not self.visit(one)]
 
     def visit(self, instruction: Instruction) -> bool:
-        """Return whether the operands exist; if so, place the instruction or count its message."""
+        """Add an instruction to the order, and return True, if its operands exist.
+
+        A combined all-reduce is only counted, until all of its message are; then all are added.
+        """
         # Results are missing until the instruction is placed, so its readers wait.
         self.missing.update(instruction.results)
         if not self.missing.isdisjoint(instruction.operands):
@@ -109,7 +117,10 @@ class _Order:
 
 
 def executed(block: Block) -> Iterator[Instruction]:
-    """Yield every instruction in the order of execution; a body comes before its instruction."""
+    """Yield every instruction in the order of execution; the body of a loop comes before the loop.
+
+    See `in_order`.
+    """
     for instruction in in_order(block):
         for body in instruction.attributes.bodies:
             yield from executed(body)
@@ -117,6 +128,7 @@ def executed(block: Block) -> Iterator[Instruction]:
 
 
 def _groups(block: Block) -> Iterator[list[Instruction]]:
+    """Yield the all-reduces of each message in a block, in the order of the program."""
     reached: dict[int, Levels] = {}
     found: dict[tuple[AllReduce, int], list[Instruction]] = {}
     for instruction in block.instructions:
@@ -143,19 +155,20 @@ def _groups(block: Block) -> Iterator[list[Instruction]]:
     yield from found.values()
 
 
-# Returns the seconds of one execution of an instruction, with a program's local shapes.
+# Prices one execution of an instruction. The program is an argument, because a ring's product is
+# priced with the shapes of one block, which differ from those of the whole program.
 Seconds = Callable[[SpmdProgram, Instruction], float]
 Ring = Instruction[CollectiveMatmul]
 PERMUTE = "collective_permute"
 
 
 class RingTimes(NamedTuple):
-    """Seconds of one execution of a ring of products.
+    """Seconds of one execution of a collective matmul, with and without the overlap.
 
     Attributes:
-      apart_s: seconds of the collective and the product, one after the other.
-      ring_s: seconds of the ring.
-      exposed: seconds by cause that the ring takes longer than the product alone.
+      apart_s: seconds of the separate collective and product, one after the other.
+      ring_s: seconds of the ring, which overlaps them.
+      exposed: pairs (cause, seconds) whose sum is `ring_s` minus the seconds of the product alone.
     """
 
     apart_s: float
@@ -166,11 +179,12 @@ class RingTimes(NamedTuple):
 def ring_times(
     program: SpmdProgram, ring: Ring, seconds: Seconds, spans: Sequence[DigitSpan], chip: Hardware
 ) -> RingTimes:
-    """Return the seconds of a ring, and of the product and collective that it replaces.
+    """Return the seconds of a collective matmul, and of the separate product and collective.
 
     Args:
-      seconds: prices the product and the collective outside of a ring.
-      spans: the links under the ring.
+      ring: the instruction.
+      seconds: function that prices a product or a collective alone.
+      spans: the links under the mesh axes of the ring.
     """
     a = ring.attributes
     product_s = seconds(program, a.product)
@@ -191,7 +205,12 @@ def ring_times(
 
 
 def piece(program: SpmdProgram, a: CollectiveMatmul, direction: Direction) -> SpmdProgram:
-    """Return the program with the shapes of the product in one step of a ring."""
+    """Return a program in which the product of a collective matmul has the shapes of one step.
+
+    Args:
+      a: the collective matmul.
+      direction: the direction around the ring, whose block has its own size.
+    """
     product, found = a.product, list(program.locals)
     values = (*product.operands, *product.results)
     for local, dim in zip(values, a.along, strict=True):
@@ -208,15 +227,16 @@ def permute_s(
     spans: Sequence[DigitSpan],
     measured: tuple[float, float] | None,
 ) -> dict[str, float]:
-    """Return the seconds by cause of one step's permutes in all directions together.
+    """Return the seconds by cause of the permutes in one step of a collective matmul.
 
     Each step sends a block to the neighbours. A ring over a line of chips closes through the links
     of the opposite direction, so both directions together take as long as one. Cores that share
-    a link form one ring, in which only one of them sends to another chip.
+    a link form one ring, in which only one of them sends to another chip. If no block leaves
+    a chip, the result is {}.
 
     Args:
-      spans: the links under the ring.
-      measured: measured seconds of every permute, and bytes per second; None for the datasheet.
+      spans: the links under the mesh axes of the ring.
+      measured: measured (seconds of each permute, bytes per second); None for the data sheet.
     """
     a = ring.attributes
     moving = a.collective.operands if a.gathers else a.collective.results
@@ -237,11 +257,7 @@ OVERLAPS = ("measured", "none", "asynchronous", "dependences", "full")
 
 
 def check_overlap(overlap: str) -> None:
-    """Raise unless `overlap` is one of `OVERLAPS`.
-
-    Raises:
-      HardwareError: the value is another word.
-    """
+    """Raise `HardwareError` unless a name of an overlap mode is one of `OVERLAPS`."""
     if overlap not in OVERLAPS:
         raise HardwareError(
             f"overlap={overlap!r}: write 'measured' (the shares of communication that were found "
@@ -258,26 +274,31 @@ def scheduled_s(
 ) -> float:
     """Return the seconds of a block on a device that computes and sends at the same time.
 
-    There are two sorts of instructions: local operators and collectives. Instructions of each sort
-    start in the order of execution (`in_order`), when the previous one of their sort is done
-    and their operands exist. A loop starts when both sorts are idle. Its trips do not overlap.
-    The result is between `max(compute, communication)` and their sum, for each trip.
+    The device has two resources: the compute unit runs local operators, and the links run
+    collectives. Each resource runs its instructions in order (`in_order`), when the previous one is
+    done and the operands exist. A loop starts when both resources are idle. Its trips do not
+    overlap. The result is between `max(compute, communication)` and their sum, for each trip.
 
     Args:
-      seconds: returns the seconds of one execution of an instruction that is no loop.
-      asynchronous: kinds of collectives that are started ahead; during others nothing else runs.
+      seconds: function that returns the seconds of one execution of an instruction.
+      asynchronous: kinds of collectives that run during compute; during others nothing else runs.
     """
-    line, sent = _Line(seconds, asynchronous), together(block)
+    timeline, sent = _Line(seconds, asynchronous), together(block)
     for instruction in in_order(block):
         # A message of several all-reduces starts when the operands of all of them are there.
         members = sent.get(id(instruction)) or (instruction,)
-        line.run(instruction, [value for one in members for value in one.operands])
-    return max(line.free.values())
+        timeline.run(instruction, [value for member in members for value in member.operands])
+    return max(timeline.free.values())
 
 
 @dataclass
 class _Line:
-    """The times at which the compute unit and the links are free, and each value exists."""
+    """Times at which resources of a device are free, and values exist, while a block runs.
+
+    Attributes:
+      free: seconds from which the compute unit (key False) and the links (key True) are free.
+      ready: for each local value, the seconds at which it exists.
+    """
 
     seconds: Callable[[Instruction], float]
     asynchronous: Collection[str]
@@ -285,7 +306,11 @@ class _Line:
     ready: dict[int, float] = field(default_factory=dict)
 
     def run(self, instruction: Instruction, operands: Iterable[int]) -> None:
-        """Start an instruction as early as possible, given the operands of its message."""
+        """Run an instruction as early as possible.
+
+        Args:
+          operands: values that must exist; for combined all-reduces, the operands of all of them.
+        """
         attributes = instruction.attributes
         control, sends = isinstance(attributes, Control), is_collective(attributes)
         # A loop, and a collective that is not started ahead, occupies both the unit and the links.
@@ -300,7 +325,7 @@ class _Line:
         self.ready.update(dict.fromkeys(instruction.results, end))
 
     def inside(self, instruction: Instruction) -> float:
-        """Return the seconds of all bodies of a loop or branch, as often as `walk` counts them."""
+        """Return the seconds of all bodies of a loop or branch, times their trip counts."""
         control = instruction.attributes
         runs = zip(control.bodies, control.executions_of_bodies, strict=True)
         return sum(

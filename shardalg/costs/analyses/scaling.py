@@ -1,8 +1,9 @@
-"""Scaling of memory and communication for weights and activations; donated arguments.
+"""Bytes of weights and of activations, in memory and sent, and how they grow with the sizes.
 
-XLA aliases a donated argument with a result of the same block shape and item type, each once. The
-memory of other donated arguments stays taken until the program ends. So does the memory of an
-argument that nothing reads, because JAX does not pass it to the compiled program.
+`reused` finds the results that are written into the memory of donated arguments. XLA pairs
+a donated argument with a result of the same block shape and item type. The memory of all other
+donated arguments is taken until the program ends. So is the memory of an argument that nothing
+reads, because JAX does not pass it to the compiled program.
 """
 
 from __future__ import annotations
@@ -21,13 +22,12 @@ from shardalg.spmd.program import SpmdProgram
 
 
 def reused(program: SpmdProgram, donated: Sequence[int]) -> Mapping[int, int]:
-    """Return the donated argument in whose memory a result is written, by result.
+    """Return, for each result, the donated argument in whose memory it is written.
+
+    Keys and values are numbers of local values. Results without such an argument are left out.
 
     Args:
-      donated: positions of the flattened arguments.
-
-    Returns:
-      Local values. Results without such an argument are left out.
+      donated: positions of the flattened arguments whose buffers the program may take over.
     """
     held, found = program.locals, {}
     # XLA pairs results with arguments in order, each argument once. An argument that nothing reads
@@ -45,21 +45,22 @@ def reused(program: SpmdProgram, donated: Sequence[int]) -> Mapping[int, int]:
     return found
 
 
-Bytes = Any  # int, Fraction or Formula, by what the program's sizes are
+Bytes = Any  # an int or Fraction for a program in numbers, a Formula for one in formulas
 ACTIVATIONS = ("activation", "data")
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """Bytes of one device in one call of a program: the columns of the paper's Table 1.
+    """Bytes of one device in one call of a program, as in Table 1 of the GSPMD paper.
 
     Attributes:
-      weight_memory: parameters.
-      activation_memory: activations that are kept from the forward to the backward pass
-        (`costs.saved_activations`).
-      weight_communication: wire bytes of weights and of their gradients in these two passes.
-      activation_communication: wire bytes of activations.
-      update_communication: wire bytes of the optimizer; the paper's table has no such column.
+      weight_memory: bytes of the parameters.
+      activation_memory: bytes of the activations that are kept from the forward to the backward
+        pass (`costs.saved_activations`).
+      weight_communication: bytes that a device sends of weights and their gradients, in the forward
+        and backward pass.
+      activation_communication: bytes that a device sends of activations.
+      update_communication: bytes that the optimizer update sends; not in the paper's table.
 
     Source: GSPMD, arXiv:2105.04663, Table 1.
     """
@@ -71,30 +72,41 @@ class Scaling:
     update_communication: Bytes
 
     def __sub__(self, other: Scaling) -> Scaling:
-        """Return the additional cost compared with another plan."""
+        """Return the differences of all quantities from those of another plan."""
         pairs = zip(self.values(), other.values(), strict=True)
         return Scaling(*(ours - theirs for ours, theirs in pairs))
 
     def __add__(self, other: Scaling) -> Scaling:
-        """Return the sum of both."""
+        """Return the sums of all quantities with those of another program."""
         pairs = zip(self.values(), other.values(), strict=True)
         return Scaling(*(ours + theirs for ours, theirs in pairs))
 
     def at(self, sizes: Mapping[str, int]) -> Scaling:
-        """Return the numbers at given sizes."""
+        """Return the quantities as numbers, given a value of each named size."""
         return Scaling(*(Formula.of(value).at(sizes) for value in self.values()))
 
     def per(self, name: str) -> Scaling:
-        """Return the coefficient of a size in every quantity: bytes per layer, for L."""
+        """Return, for each quantity, its coefficient of a named size.
+
+        For a number of layers L, the coefficients are the bytes per layer.
+
+        Raises:
+          FormulaError: a quantity is not linear in the size.
+        """
         return Scaling(*(coefficient(Formula.of(value), name) for value in self.values()))
 
     def orders(self, growing: Iterable[str], shardings: Shardings = ()) -> tuple[Order, ...]:
-        """Return the order of each quantity in the sizes that grow; see `sizes.growth.order`."""
+        """Return how each quantity grows with some named sizes, in O notation.
+
+        Args:
+          growing: names of the sizes that grow.
+          shardings: pairs of a size and a mesh axis that shards it (see `sizes.growth.order`).
+        """
         pairs, names = tuple(shardings), tuple(growing)
         return tuple(order(value, growing=names, shardings=pairs) for value in self.values())
 
     def values(self) -> tuple[Bytes, ...]:
-        """Return the quantities, in order."""
+        """Return the quantities in the order of the fields."""
         return tuple(getattr(self, name) for name in QUANTITIES)
 
 
@@ -104,12 +116,13 @@ QUANTITIES = tuple(field.name for field in fields(Scaling))
 def scaling(
     program: SpmdProgram, graph: Graph, roles: Sequence[str], *, saved: Iterable[int] | None = None
 ) -> Scaling:
-    """Return the bytes of weights and activations in a program, in numbers or in formulas.
+    """Return the bytes of weights and activations that one device keeps and sends in a call.
 
     Args:
       program: a program in numbers, or with formulas for its sizes (`costs.symbolic`).
       roles: role of each graph value (`graph.ops.roles.roles`).
-      saved: local values that are kept; if None they are computed, from a program in numbers.
+      saved: local values that are kept for the backward pass; None computes them, which needs
+        a program in numbers.
     """
     kept = saved_values(program, graph) if saved is None else saved
     parameters = [v for v in program.block.arguments if _role(program, roles, v) == "parameters"]
@@ -119,12 +132,13 @@ def scaling(
 
 
 def _role(program: SpmdProgram, roles: Sequence[str], value: int) -> str | None:
+    """Return the role of a local value's graph value; None for an intermediate."""
     origin = program.locals[value].origin
     return None if origin is None else roles[origin]
 
 
 def _moved(program: SpmdProgram) -> tuple[Bytes, ...]:
-    """Return the wire bytes of weights and gradients, of activations, and of the update."""
+    """Return the bytes sent by collectives on (weights and gradients, activations, the update)."""
     moved: list[Bytes] = [0, 0, 0]
     for step in walk(program):
         attributes, instruction = step.instruction.attributes, step.instruction

@@ -1,4 +1,4 @@
-"""Seconds and memory of a plan with named sizes at millions of points."""
+"""Evaluation of a plan's seconds and memory at millions of values of its named sizes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,20 @@ from shardalg.tables import bytes_text, seconds_text
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sweep:
-    """Seconds and memory of a step at each point; arrays of the shape that the sizes broadcast to.
+    """Seconds and memory of a plan's step at many points.
+
+    A point is a value for each swept size. All arrays have the shape to which the arrays in `sizes`
+    broadcast.
 
     Attributes:
       hardware: the chip that the seconds are for.
-      sizes: the given sizes.
-      step_time_s, peak_memory_bytes: values in double precision.
-      holds: whether all guards of the plan have the same answers as at the hints, so that the
-        formulas are valid. False does not prove another decision. `Plan.holds` compares the plan
-        that is made at a point.
-      doubtful: whether only guards of functions that planning calls have other answers. Such
+      sizes: for each swept size, the array of its values.
+      step_time_s: seconds of a step, in double precision.
+      peak_memory_bytes: most bytes alive at once on a device, in double precision.
+      holds: True where all conditions that planning recorded have the same answers as at the hints,
+        so that the formulas are valid. False does not prove that the plan differs; `Plan.holds`
+        plans again at a point and compares.
+      doubtful: True where only conditions inside of called functions have other answers. Such
         functions may still return the same; `Plan.holds` decides.
       machine: text that names the chip, the number of devices, and the source of both.
     """
@@ -43,7 +47,7 @@ class Sweep:
 
     @property
     def fits(self) -> np.ndarray:
-        """True if the peak is within the memory of a device."""
+        """True where the peak is within the memory of a device."""
         return self.peak_memory_bytes <= self.hardware.hbm_bytes
 
     def __repr__(self) -> str:
@@ -71,7 +75,7 @@ class Sweeper:
     Args:
       step_time_s: seconds of a step.
       peaks: formulas whose largest is the peak of memory, in bytes.
-      asked: the guards of planning itself, and the guards of the functions that it calls.
+      asked: the conditions that planning recorded: in its own code, and in functions that it calls.
       known: values of the sizes that are not swept.
 
     >>> from shardalg.sizes.formula import symbols
@@ -99,7 +103,7 @@ class Sweeper:
         self.own, self.called = (Checked(facts, known) for facts in asked)
 
     def at(self, sizes: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
-        """Return seconds, peak bytes, `holds` and `doubtful` (see `Sweep`) at arrays of sizes."""
+        """Return (seconds, peak bytes, `holds`, `doubtful`) as in `Sweep`, at arrays of sizes."""
         seconds, peak = run(self.code, [self.time, self.peak], sizes)
         # The guards of called functions are checked only where the plan's own guards hold.
         own = self.own.hold(sizes)

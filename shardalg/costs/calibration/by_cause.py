@@ -1,9 +1,9 @@
 """Seconds of a program at the data sheet's rates, by cause; chains of fused operators.
 
-A chain consists of pointwise operators and reductions with no memory in between. A chain without
-a reduction next to a product runs together with the product, while the matrix unit works.
-A reduction must end before its result is broadcast over its operand again. A chain with
-a reduction is therefore a kernel of its own (softmax, norms), and so is one next to no product.
+A chain consists of pointwise operators and reductions whose intermediate values are never in
+memory. If a chain has no reduction and is next to a product, it runs together with the product,
+while the matrix unit works. Every other chain is a kernel of its own. For example, a softmax or
+a norm must end its reduction before it reads its operand again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Chains:
     """Chains of fused operators in a program.
 
     Attributes:
-      with_products: whether a chain runs together with a product, by the `id` of each instruction.
+      with_products: for the `id` of each instruction in a chain, whether the chain runs together
+        with a product.
     """
 
     with_products: Mapping[int, bool]
@@ -65,7 +66,7 @@ class Chains:
 
 
 def chains(program: SpmdProgram, graph: Graph, inside: frozenset[int]) -> Chains:
-    """Return the chains of a program.
+    """Return the chains of fused operators in a program.
 
     Args:
       inside: values that are never in memory (`costs.fusion.unwritten`).
@@ -80,7 +81,8 @@ def chains(program: SpmdProgram, graph: Graph, inside: frozenset[int]) -> Chains
         for value in ins.operands:
             if value in made and (value in inside or is_view(fusing[made[value]])):
                 joined.join(place, made[value])
-    # Results and operands of products, including views of these.
+    # A chain is next to a product if it reads a product's result or a view of it, or computes
+    # a product's operand, which the product may read through a view.
     by_product = {v for ins in products for v in ins.results}
     for_product = {v for ins in products for v in ins.operands}
     views = [ins for ins in fusing if is_view(ins)]
@@ -119,17 +121,20 @@ class _UnionFind:
 LOCAL = ("matrix", "kernel", "traffic", "passes")
 MOVED = ("link", "network", "dcn", "latency")
 SLICES, STARTS = "slices", "starts"
-# Causes of time. "matrix": operations of products at the peak. "kernel": the same for products that
-# a kernel keeps on the chip (`costs.fusion.on_chip`). "traffic": bytes that products, and chains
-# that run together with products, move from and to memory. "passes": bytes of all other chains.
-# "link", "network", "dcn": bytes of collectives over links, between hosts and between slices.
-# "latency": their hops. The quantity "slices" is the number of slices that a collective
-# joins, "starts" the number of messages.
+# Causes of time, each with a calibration constant of its own. "matrix": operations of products at
+# the peak. "kernel": operations of products in attention kernels, which reach another share of the
+# peak. "traffic": bytes that products, and chains that run together with products, move from and to
+# memory. "passes": bytes of all other chains. "link", "network", "dcn": bytes of collectives over
+# links, between islands and between slices. "latency": their hops. The quantity "slices" is the
+# number of slices that a collective joins, "starts" the number of messages.
 CAUSES = (*LOCAL, *MOVED)
 
 
 class Key(NamedTuple):
-    """Kind, axes, role and phase of instructions that are priced together (as in `Item`)."""
+    """Properties of an instruction; the work of instructions that agree in all is added up.
+
+    The fields are those of `costs.cost.Item`.
+    """
 
     kind: str
     axes: tuple[str, ...]
@@ -137,16 +142,19 @@ class Key(NamedTuple):
     phase: str
 
 
-# Amounts by "count", "flops", "wire_bytes", "slices" and the names in `CAUSES`; else 0.
+# Keys are "count", "flops", "wire_bytes", "slices", "starts" and the names in `CAUSES`, whose
+# amounts are seconds. A missing key means 0, because most instructions have few causes.
 Quantities = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class ProgramAmounts:
-    """Amounts of a program's work, with the data sheet's seconds by cause.
+    """Work of one call of a program on one device: flops, bytes, and seconds by cause.
+
+    The seconds are those at the data sheet's rates; constants are applied later.
 
     Attributes:
-      rows: quantities by kind, axes, role and phase.
+      rows: for each kind, axes, role and phase, the amounts of its instructions together.
       pipelined: whether the layers are stages of a pipeline (`costs.pipelines.overheads`).
     """
 
@@ -154,19 +162,19 @@ class ProgramAmounts:
     pipelined: bool = False
 
     def __add__(self, other: ProgramAmounts) -> ProgramAmounts:
-        """Return the sum of both."""
+        """Return the work of two programs together."""
         keys = dict.fromkeys((*self.rows, *other.rows))
         rows = {key: _sum(self.rows.get(key), other.rows.get(key)) for key in keys}
         return ProgramAmounts(rows, self.pipelined or other.pipelined)
 
     def __mul__(self, factor: float) -> ProgramAmounts:
-        """Return all amounts times a factor."""
+        """Return the work with all amounts multiplied by a factor."""
         rows = self.rows.items()
         made = {k: {name: factor * n for name, n in row.items()} for k, row in rows}
         return replace(self, rows=made)
 
     def by_cause(self) -> dict[str, float]:
-        """Return the seconds of each cause.
+        """Return the seconds of each cause in `CAUSES`, over all instructions.
 
         >>> key = Key("contraction", (), "", "forward")
         >>> found = (ProgramAmounts({key: {"matrix": 1.0}}) * 3).by_cause()
@@ -177,6 +185,7 @@ class ProgramAmounts:
 
 
 def _sum(one: Quantities | None, other: Quantities | None) -> Quantities:
+    """Return the sums of equal quantities; None counts as no quantities."""
     first, second = one or {}, other or {}
     names = dict.fromkeys((*first, *second))
     return {name: first.get(name, 0) + second.get(name, 0) for name in names}
@@ -184,17 +193,27 @@ def _sum(one: Quantities | None, other: Quantities | None) -> Quantities:
 
 @dataclass(frozen=True)
 class _Moved:
-    """Quantities of a collective, as a function of bytes on a device and of the executions.
+    """Function that computes the work of a collective from its bytes and its executions.
 
-    All-reduces that are sent as one (`analyses.overlap.together`) have the time of one message,
-    which counts for the first of them; the others take no time.
+    Combined all-reduces (`analyses.overlap.together`) have the time of one message, which counts
+    for the first of them; the others take no time.
+
+    Attributes:
+      attributes: the collective.
+      wiring: the links under the mesh axes.
     """
 
     attributes: Collective
     wiring: Wiring | UnplacedAxes
 
     def __call__(self, size: Any, *together_and_count: Any) -> dict[str, float]:
-        """Return the quantities, given the operand's bytes, those of the message, and the count."""
+        """Return the quantities of all executions.
+
+        Args:
+          size: bytes of the operands on one device.
+          together_and_count: bytes of each all-reduce in the same message, if any; at last the
+            number of executions.
+        """
         *message, count = together_and_count
         found = dict(seconds_by_cause(self.attributes, sum(message), wiring=self.wiring))
         if not message:
@@ -210,11 +229,11 @@ class _Moved:
 
 @dataclass(frozen=True)
 class _Computed:
-    """Quantities of a local operator, as a function of its amounts and executions.
+    """Function that computes the work of a local operator from its amounts and its executions.
 
     Attributes:
-      rates: for each amount, the name of its quantity and the rate that turns it into seconds;
-        the rate is None for a quantity that is not in seconds.
+      rates: for each amount, (name of its quantity, rate that turns it into seconds). The rate is
+        None for a quantity that is not in seconds, such as "flops".
       is_roofline: whether only the longest of the times counts, as at the rates of the data sheet.
     """
 
@@ -222,6 +241,10 @@ class _Computed:
     is_roofline: bool = False
 
     def __call__(self, *amounts: Any) -> dict[str, float]:
+        """Return the quantities of all executions, given the amounts and the number of executions.
+
+        The amounts are in the order of `rates`.
+        """
         *given, count = amounts
         found = {"count": 1.0 * count}
         for (name, rate), amount in zip(self.rates, given, strict=True):
@@ -234,7 +257,13 @@ class _Computed:
 
 
 class InstructionWork(NamedTuple):
-    """Work of one instruction: a function, and the sizes that it is called with."""
+    """Work of one instruction: a function, and the sizes that it is called with.
+
+    Attributes:
+      key: kind, axes, role and phase of the instruction.
+      quantities: function from `sizes` to the amounts of work, such as seconds by cause.
+      sizes: the arguments of the function: numbers, or recorded sizes.
+    """
 
     key: Key
     quantities: Callable[..., Mapping[str, float]]
@@ -243,9 +272,10 @@ class InstructionWork(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """Work of one call of a program on one device, step by step, in the program's own sizes.
+    """Work of one call of a program on one device, per instruction, before it is evaluated.
 
     Attributes:
+      steps: the work of each instruction, as a function and its arguments.
       pipelined: whether the layers are stages of a pipeline.
     """
 
@@ -253,11 +283,11 @@ class Work:
     pipelined: bool
 
     def amounts(self, each: Callable[..., Mapping[str, Any]] | None = None) -> ProgramAmounts:
-        """Return the sum of the quantities of all steps.
+        """Return the work of all instructions, added up.
 
         Args:
-          each: calls a function on sizes. For many points of a program in formulas it is
-            `ExactPoints.each`, and the quantities are arrays. None means that sizes are numbers.
+          each: function that calls another function on sizes. `ExactPoints.each` does so at many
+            values of named sizes, so that amounts become arrays. None calls it on numbers.
         """
         rows: dict[Key, dict[str, Any]] = defaultdict(dict)
         for key, quantities, sizes in self.steps:
@@ -278,11 +308,12 @@ def amounts(program: SpmdProgram, graph: Graph, machine: Hardware | Topology) ->
 def work(
     program: SpmdProgram, graph: Graph, machine: Hardware | Topology, *, as_priced: bool = False
 ) -> Work:
-    """Return the work of a program whose sizes are numbers or recorded sizes.
+    """Return the work of each instruction of a program; sizes are numbers or recorded sizes.
 
     Args:
-      as_priced: whether a chip without constants has the times of its prices, the longer of
-        arithmetic and traffic of each instruction. Constants are fitted on the times apart.
+      machine: the chip or topology whose rates turn amounts into seconds.
+      as_priced: whether an operator on a chip without constants has only the longer of its
+        arithmetic and its traffic, as in prices. Otherwise it has both, as fits of constants need.
     """
     split = _Split(program, graph, machine.shared(program.mesh.size), as_priced)
     steps = tuple(
@@ -294,7 +325,13 @@ def work(
 
 
 class _Split:
-    """Work of single instructions of a program."""
+    """Computation of the work of single instructions of a program.
+
+    Attributes:
+      kept: local values that attention kernels keep on the chip.
+      inside: local values that are never in memory.
+      is_roofline: whether an operator has only the longer of its arithmetic and its traffic.
+    """
 
     def __init__(
         self, program: SpmdProgram, graph: Graph, machine: Hardware | Topology, as_priced: bool
@@ -358,7 +395,10 @@ class _Split:
 
 
 def items(done: ProgramAmounts, calibration: Calibration) -> tuple[Item, ...]:
-    """Return the items of a cost: seconds of computation by the constants, and of the wire."""
+    """Return the items of a cost: the seconds of each cause, multiplied by the constants.
+
+    Shares of communication that computation hides are not applied here.
+    """
     # Products, and the products inside of kernels, reach a share of their peak.
     weights = {
         "matrix": (MATRIX, 1 / calibration["matrix_efficiency"]),
@@ -385,6 +425,6 @@ def items(done: ProgramAmounts, calibration: Calibration) -> tuple[Item, ...]:
 
 
 def step_time_s(done: ProgramAmounts, calibration: Calibration) -> float:
-    """Return the seconds of a step by the constants of a chip and its software."""
+    """Return the seconds of a step, given its work and the constants of a chip and its software."""
     used = calibration.pipelined() if done.pipelined else calibration
     return float(measured_step_s(items(done, used), used))

@@ -18,12 +18,19 @@ from shardalg.errors import HardwareError
 DATASHEET = "datasheet"
 # Share of an attention kernel's products that a causal mask hides; the kernel skips them.
 SKIPPED = 0.5
-# Expected errors of a chip that borrows the constants of another chip, as multiples of those.
+# A chip that has the constants of another chip is predicted worse, so its errors are multiplied.
 BORROWED = 2.0
 
 
 class Meaning(NamedTuple):
-    """Unit, default and bounds of a constant, and a description."""
+    """Definition of a calibration constant.
+
+    Attributes:
+      unit: "1" for a share, or "s".
+      default: the value that does not change the data sheet's seconds.
+      least, most: bounds of the value.
+      text: description for users.
+    """
 
     unit: str
     default: float
@@ -68,22 +75,23 @@ CONSTANTS: Mapping[str, Meaning] = {
     ),
 }
 PIPELINED = "pipelined"
-# Shares of communication; the part for each slice is added to the others.
+# Shares that replace each other; "exposed_per_slice" is added to "exposed_slices" instead.
 EXPOSED = tuple(n for n in CONSTANTS if n.startswith("exposed_") and n != "exposed_per_slice")
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Constants of a chip under a software stack.
+    """Constants that turn the data sheet's seconds on a chip into the seconds of real steps.
 
     Attributes:
-      software: "xla", "pytorch", a name of the user's own, or "datasheet" for no constants.
-      values: value of each constant; a missing constant keeps its default.
-      provenance: the source, the fitted constants, and per row its error and its leave-one-out
-        error. Plain data; it takes no part in comparisons.
-      borrowed: the chip whose rows gave the constants; "" for the chip itself.
-      was_chosen: whether the user asked for the constants (`Hardware.on`). Constants of a chip's
-        file that nobody asked for do not hold if figures of the chip are replaced.
+      software: the software stack: "xla", "pytorch", a name of the user's own, or "datasheet" for
+        no constants.
+      values: pairs (name in `CONSTANTS`, value); a missing constant has its default.
+      provenance: JSON object with the source, the fitted constants, and for each measured step its
+        error and its leave-one-out error. It is ignored by comparisons.
+      borrowed: the chip whose measured steps gave the constants; "" for the chip itself.
+      was_chosen: whether the user asked for the constants (`Hardware.on`). Otherwise they are
+        dropped if a figure of the chip is replaced.
 
     Raises:
       HardwareError: a constant is unknown, or a value is outside its bounds.
@@ -111,18 +119,18 @@ class Calibration:
 
     @property
     def is_datasheet(self) -> bool:
-        """True if prices are those of the data sheet alone."""
+        """True if there are no constants, so that prices are those of the data sheet alone."""
         return self.software == DATASHEET
 
     def __getitem__(self, name: str) -> float:
-        """Return a constant, or its default."""
+        """Return the value of the constant with a name, or its default."""
         for known, value in self.values:
             if known == name:
                 return value
         return CONSTANTS[name].default
 
     def changed(self, **values: float) -> Calibration:
-        """Return the calibration with other values of some constants, without their source.
+        """Return the calibration with other values of some constants, and without `provenance`.
 
         >>> Calibration("xla", (("traffic", 1.5),)).changed(passes=0.5).values
         (('traffic', 1.5), ('passes', 0.5))
@@ -150,10 +158,11 @@ class Calibration:
         return replace(self, values=tuple(found.items()))
 
     def exposed(self, kind: str, role: str) -> float:
-        """Return the share of a collective's bytes on links whose time nothing hides.
+        """Return the share of a collective's seconds on links that no computation hides.
 
         Args:
-          kind: kind of the collective; role: the role of the value that it moves.
+          kind: kind of the collective, such as "all_gather".
+          role: role of the value that it moves, such as "weight", "gradient" or "activation".
 
         >>> one = Calibration("xla", (("exposed_weights", 0.3), ("exposed_tensor", 0.9)))
         >>> one.exposed("all_gather", "weight"), one.exposed("all_gather", "activation")
@@ -168,9 +177,9 @@ class Calibration:
 
     @property
     def errors(self) -> tuple[float, float] | None:
-        """Expected errors of a step time: the median and the worst of the leave-one-out errors.
+        """Pair (median, worst) of the leave-one-out errors of the step time.
 
-        They are shares of the measured time. None if the constants have no rows.
+        They are shares of the measured time. None if the constants were not fitted on steps.
         """
         rows = self.provenance.get("rows", {})
         found = [abs(row["left_out"]) for row in rows.values()]
@@ -180,19 +189,25 @@ class Calibration:
         return wider * statistics.median(found), wider * max(found)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data that `from_json` reads."""
+        """Return a JSON object that `from_json` reads."""
         return {"values": dict(self.values), "provenance": dict(self.provenance)}
 
 
-# Prices at the rates of the data sheet.
+# With this value every constant has its default, which leaves the data sheet's seconds unchanged.
 NOTHING = Calibration()
 
 
 def from_json(data: Any, software: str, where: str = "calibration") -> Calibration:
-    """Return a `Calibration` from plain data: {"values": {constant: value}, "provenance": {...}}.
+    """Return a `Calibration` from parsed JSON.
+
+    The data is `{"values": {constant: value}, "provenance": {...}}`.
+
+    Args:
+      software: the software stack that the constants are for.
+      where: name of the file, for error messages.
 
     Raises:
-      HardwareError: a key is missing, or `Calibration` refuses a value.
+      HardwareError: a key is missing, a constant is unknown, or a value is outside its bounds.
 
     >>> from_json({"values": {"traffic": 1.5}, "provenance": {}}, "xla")["traffic"]
     1.5

@@ -1,8 +1,8 @@
 """Fits of constants and rates to measured steps, by least squares of relative errors.
 
-`fit` finds constants of chips, within their bounds, with leave-one-out errors.
-`rate_amounts` counts a program's use of each figure of `OperatorRates`, and `core_fit` finds
-the rates of one core from programs that ran on it.
+`fit` finds the calibration constants of chips, with leave-one-out errors. For a machine of which
+operators are measured, `rate_amounts` counts the flops, bytes and executions of a program for each
+rate. `core_fit` then finds the rates of one core from programs that ran on it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,14 @@ MEMORY = "hbm_bytes_per_s"
 
 
 class CostSample(NamedTuple):
-    """An instruction, its executions, and the amounts of one execution by figure."""
+    """Amounts of one instruction that determine its time by measured rates.
+
+    Attributes:
+      instruction: the `id` of the instruction.
+      times: number of executions per step.
+      amounts: for each figure, such as "operator_flops_per_s.matmul.float32", the flops, bytes or
+        executions that it is for, in one execution of the instruction.
+    """
 
     instruction: int
     times: int
@@ -47,11 +54,12 @@ class CostSample(NamedTuple):
 
 
 def rate_amounts(program: SpmdProgram, graph: Graph, *, finely: bool) -> tuple[CostSample, ...]:
-    """Return the amounts of every instruction, by figure: flops, bytes or executions.
+    """Return the amounts of every instruction of a program, by the figures of `OperatorRates`.
 
     Args:
-      finely: whether to tell apart size classes of contractions and axes of collectives. Otherwise
-        only products of bfloat16 and kinds of collectives are told apart.
+      finely: whether there is a figure for each operator class, item type, size class and mesh
+        axis. Otherwise there is one for products of bfloat16, one per other operator class, and one
+        per kind of collective.
     """
     # An amount is the seconds of an instruction on hardware on which one unit of the figure takes
     # a second and everything else takes no time. So the amounts are those that prices use.
@@ -80,7 +88,7 @@ def rate_amounts(program: SpmdProgram, graph: Graph, *, finely: bool) -> tuple[C
 
 
 def whole_step(taken: Iterable[CostSample]) -> dict[str, float]:
-    """Return the amounts of a whole step on one device."""
+    """Return the amounts of a whole step on one device, by figure, over all instructions."""
     total: Counter[str] = Counter()
     for one in taken:
         for name, amount in one.amounts.items():
@@ -91,7 +99,11 @@ def whole_step(taken: Iterable[CostSample]) -> dict[str, float]:
 def _rates(
     program: SpmdProgram, graph: Graph, prices: Sequence[Timed], *, finely: bool
 ) -> Iterable[str]:
-    """Yield the names of the rates of all operator classes in a program."""
+    """Yield the names of the figures for the rates of a program's local operators.
+
+    Args:
+      finely: as in `rate_amounts`.
+    """
     held = program.locals
     for price in prices:
         instruction = price.step.instruction
@@ -110,11 +122,11 @@ def _rates(
 
 @dataclass(frozen=True)
 class CoreTime:
-    """Measured core time of a program.
+    """Measured time that all cores of a machine together spent on a program.
 
     Attributes:
       name: name of the program.
-      amounts: flops, bytes or executions by figure, of all devices together.
+      amounts: for each figure of `OperatorRates`, flops, bytes or executions of all devices.
       seconds: busy seconds of all cores together.
     """
 
@@ -125,12 +137,12 @@ class CoreTime:
 
 @dataclass(frozen=True)
 class CoreFit:
-    """Result of a fit of core rates.
+    """Fitted rates of one core, and their errors.
 
     Attributes:
-      seconds: seconds per unit of each figure: the inverse of a rate.
-      errors: `predicted / measured - 1` of each program.
-      left_out: the same error, with rates that are fitted on all other programs.
+      seconds: for each figure of `OperatorRates`, the seconds per flop, byte or execution.
+      errors: for each program, `predicted / measured - 1`.
+      left_out: for each program, this error if the rates are fitted on all other programs.
     """
 
     seconds: Mapping[str, float]
@@ -139,7 +151,9 @@ class CoreFit:
 
 
 def core_fit(rows: Sequence[CoreTime]) -> CoreFit:
-    """Return the non-negative seconds per unit of every figure with the least relative errors.
+    """Return the rates of one core that predict measured programs best.
+
+    The method is least squares of the relative errors, with non-negative seconds per unit.
 
     >>> rows = [CoreTime("a", {"f": 2.0}, 4.0), CoreTime("b", {"f": 1.0, "g": 3.0}, 5.0)]
     >>> {name: round(s, 9) for name, s in core_fit(rows).seconds.items()}
@@ -173,13 +187,13 @@ def _least(weights: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Measured:
-    """A measured step.
+    """A measured training step, for a fit of constants.
 
     Attributes:
       name: name of the step.
       chip: name of the chip that it ran on.
-      amounts: amounts of its plan, on the machine that it ran on.
-      step_time_s: measured seconds.
+      amounts: work of its plan by cause, on the machine that it ran on.
+      step_time_s: measured seconds of the step.
     """
 
     name: str
@@ -189,7 +203,12 @@ class Measured:
 
 
 class Free(NamedTuple):
-    """Constants that have one value, to be fitted, and the chips that share it."""
+    """One value that a fit may change.
+
+    Attributes:
+      constants: names of the constants that have this value.
+      chips: names of the chips that share it.
+    """
 
     constants: tuple[str, ...]
     chips: tuple[str, ...]
@@ -197,12 +216,12 @@ class Free(NamedTuple):
 
 @dataclass(frozen=True)
 class Fit:
-    """Fitted constants, and their errors.
+    """Fitted constants of chips, and their errors.
 
     Attributes:
-      calibrations: the constants of each chip.
-      errors: `predicted / measured - 1` of each step.
-      left_out: the same error, with constants that are fitted on all other steps.
+      calibrations: for each chip name, its constants.
+      errors: for each measured step, `predicted / measured - 1` of its seconds.
+      left_out: for each step, this error if the constants are fitted on all other steps.
     """
 
     calibrations: Mapping[str, Calibration]
@@ -210,10 +229,10 @@ class Fit:
     left_out: Mapping[str, float]
 
     def apply(self, hardware: str | Machine) -> Machine:
-        """Return a chip or topology with the fitted constants of its chip.
+        """Return a chip or topology to which the fitted constants of its chip are given.
 
         Raises:
-          HardwareError: no step ran on that chip.
+          HardwareError: no measured step ran on that chip.
         """
         found = machine(hardware)
         chip = found.chip
@@ -227,7 +246,7 @@ class Fit:
 
     @property
     def median_left_out(self) -> float:
-        """Median of the absolute leave-one-out errors."""
+        """Median of the absolute leave-one-out errors, as a share of the measured seconds."""
         return statistics.median(map(abs, self.left_out.values()))
 
 
@@ -244,11 +263,11 @@ def fit(
     trust region).
 
     Args:
-      base: the constants of each chip before the fit; those that are not fitted keep their values.
+      base: the constants of each chip before the fit; constants that are not fitted do not change.
       free: the constants to fit.
       prior: weight of the constants' typical values (`TYPICAL`). A constant at twice its typical
-        value costs as much as a step whose relative error is `prior`. So a constant that the
-        steps determine hardly moves, and one that they do not determine stays typical.
+        value costs as much as a step whose relative error is `prior`. A constant that the steps
+        determine hardly changes through this; one that they do not determine stays typical.
 
     Raises:
       TableError: there are too few steps for the constants, or two steps have one name.
@@ -282,24 +301,29 @@ def fit(
 def errors_of(
     calibrations: Mapping[str, Calibration], measured: Iterable[Measured]
 ) -> dict[str, float]:
-    """Return `predicted / measured - 1` of each step, by its name."""
-    return {one.name: _error(calibrations, one) for one in measured}
+    """Return, for the name of each step, `predicted / measured - 1` of its seconds.
+
+    Args:
+      calibrations: for each chip name, the constants that predict.
+    """
+    return {step.name: _error(calibrations, step) for step in measured}
 
 
-def _error(calibrations: Mapping[str, Calibration], one: Measured) -> float:
-    return step_time_s(one.amounts, calibrations[one.chip]) / one.step_time_s - 1
+def _error(calibrations: Mapping[str, Calibration], step: Measured) -> float:
+    """Return `predicted / measured - 1` of the seconds of one step."""
+    return step_time_s(step.amounts, calibrations[step.chip]) / step.step_time_s - 1
 
 
 @dataclass(frozen=True)
 class _Problem:
-    """A search for constants: the constants before it, those that are free, and the prior."""
+    """Search for the constants that predict measured steps best; attributes as in `fit`."""
 
     base: Mapping[str, Calibration]
     free: tuple[Free, ...]
     prior: float
 
     def calibrations(self, values: Any) -> dict[str, Calibration]:
-        """Return the calibrations at a point of the search."""
+        """Return the constants of each chip, given a value for each entry of `free`."""
         found = dict(self.base)
         for (constants, chips), value in zip(self.free, map(float, values), strict=True):
             for chip in chips:
@@ -307,14 +331,16 @@ class _Problem:
         return found
 
     def solved(self, measured: Sequence[Measured]) -> dict[str, Calibration]:
-        """Return the least-squares constants, searched in units of their bounds."""
+        """Return the constants of each chip with the least squares of relative errors."""
         from scipy.optimize import least_squares
 
         bounds = [(CONSTANTS[c[0]].least, CONSTANTS[c[0]].most) for c, _ in self.free]
         low, high = np.array(bounds).T
         typical = np.array([TYPICAL.get(c[0], CONSTANTS[c[0]].default) for c, _ in self.free])
 
+        # Each x is from 0 to 1, the place of a constant between its bounds.
         def errors(x: Any) -> list[float]:
+            """Return the relative errors of all steps, and the weighted distances from typical."""
             values = low + x * (high - low)
             at = self.calibrations(values)
             found = [_error(at, step) for step in measured]

@@ -1,4 +1,4 @@
-"""Products that a causal mask covers by half, so that a fused attention kernel skips the half.
+"""Search for attention products of which a causal mask hides half, so that a kernel skips it.
 
 A mask is causal here if it compares positions with positions, and selects between scores and a
 constant or is added to scores. Both sides of the comparison are computed from `iota` alone, as in
@@ -29,10 +29,10 @@ Givers = Mapping[int, Sequence[int]]
 
 @once_per_graph
 def causal_products(graph: Graph) -> frozenset[int]:
-    """Return the products whose operand or result belongs to scores under a causal mask.
+    """Return the nodes of the products that read or compute scores under a causal mask.
 
-    Scores, weights and their gradients are one set of values: pointwise operators compute one from
-    the other, and borders of loops hand them on.
+    The softmax weights, and gradients of scores and weights, count as scores. They are the values
+    of equal size that pointwise operators and loops connect with the masked scores.
     """
     givers = defaultdict(list)
     for source, targets in handed_on(graph).items():
@@ -41,9 +41,11 @@ def causal_products(graph: Graph) -> frozenset[int]:
     masked = _masked_scores(graph, givers)
     if not masked:
         return frozenset()
+    # Union-find over the values of the graph: connected values have one representative.
     above = list(range(len(graph.values)))
 
     def first(value: int) -> int:
+        """Return the representative of a value's set."""
         while above[value] != value:
             above[value] = value = above[above[value]]
         return value
@@ -69,7 +71,13 @@ def causal_products(graph: Graph) -> frozenset[int]:
 
 
 def _masked_scores(graph: Graph, givers: Givers) -> set[int]:
-    """Return the values that a causal mask is applied to: by a select, or as an added constant."""
+    """Return the results of operators that apply a causal mask to scores.
+
+    The operator is a select by the mask, or for example an addition of a mask of constants.
+
+    Args:
+      givers: for each argument of a loop body and similar values, the values that it is equal to.
+    """
     found: set[int] = set()
     triangles = frozenset(_triangles(graph))
     # A comparison, and a select between constants, is a mask that another operator may add to the
@@ -93,7 +101,10 @@ def _masked_scores(graph: Graph, givers: Givers) -> set[int]:
 
 
 def _triangles(graph: Graph) -> Iterator[int]:
-    """Yield the captured masks that show each query its own key and those before it."""
+    """Yield the constants of a graph that are causal masks: square, true on and below the diagonal.
+
+    Such a mask is an array that the function captured.
+    """
     for value, array in graph.constants:
         if graph.values[value].type.dtype == "bool" and np.ndim(array) >= 2:
             mask = np.asarray(array)
@@ -103,7 +114,11 @@ def _triangles(graph: Graph) -> Iterator[int]:
 
 
 def _compares(graph: Graph, predicate: int, givers: Givers, triangles: frozenset[int]) -> bool:
-    """Return whether a comparison of positions, or a triangle, takes part in a predicate."""
+    """Return whether a predicate is computed by comparing positions, or from a captured triangle.
+
+    Args:
+      triangles: the constants that are causal masks.
+    """
     return any(
         value in triangles or (node is not None and _orders(graph, node, givers))
         for value, node in _sources(graph, predicate, givers, constants=True)
@@ -111,7 +126,11 @@ def _compares(graph: Graph, predicate: int, givers: Givers, triangles: frozenset
 
 
 def _orders(graph: Graph, node: Node, givers: Givers) -> bool:
-    """Return whether a node compares positions with positions."""
+    """Return whether a node is an order comparison of positions with positions.
+
+    Positions are computed from `iota` and constants alone, or are one argument of the function that
+    is compared with itself, once as rows and once as columns.
+    """
     if node.primitive not in ORDERS:
         return False
     sides = [[*_sources(graph, v, givers)] for v in node.operands]
@@ -136,9 +155,10 @@ def _reads_data(graph: Graph, value: int, givers: Givers) -> bool:
 def _sources(
     graph: Graph, value: int, givers: Givers, *, constants: bool = False
 ) -> Iterator[tuple[int, Node | None]]:
-    """Yield the values that a value is computed from, with their operators; None for data.
+    """Yield (value, node that computes it) for all values from which a value is computed.
 
-    Data are arguments, results of products and of calls. The search ends at them.
+    The node is None for data: arguments of the function, and results of products and loops. The
+    search ends at data.
 
     Args:
       constants: whether constants are yielded too, as if they were data.
