@@ -1,4 +1,4 @@
-"""Arithmetic on amounts that are numbers or formulas, block sizes, and divisibility."""
+"""Functions for amounts that are numbers or formulas: quotients, block sizes, divisibility."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from shardalg.sizes.formula import Ceil, Formula, ceiling, symbol
 
 
 def over(amount: Any, rate: float) -> Any:
-    """Return `amount / rate`: a float for a number; exact for a formula, with the rate's decimals.
+    """Return `amount / rate`: a float for a number, an exact formula for a formula.
+
+    In a formula, the rate is the decimal number that it prints as.
 
     >>> from shardalg.sizes.formula import symbol
     >>> over(3, 1e9), over(symbol("B"), 1e9), over(symbol("B"), math.inf)
@@ -23,11 +25,12 @@ def over(amount: Any, rate: float) -> Any:
 
 @lru_cache(maxsize=1 << 14)
 def _over(amount: Formula, rate: float) -> Formula:
+    """Return `amount / rate` for a formula; 0 for an infinite rate."""
     return amount / Fraction(repr(rate)) if math.isfinite(rate) else Formula({})
 
 
 def times(amount: Any, figure: float) -> Any:
-    """Return `amount * figure`, with the same types as `over`.
+    """Return `amount * figure`: a float for a number, an exact formula for a formula.
 
     >>> from shardalg.sizes.formula import symbol
     >>> times(3, 1e-6), times(symbol("X") - 1, 1e-6)
@@ -49,19 +52,23 @@ def quotient(above: Any, below: Any) -> Any:
 
 
 def number(value: Any) -> Any:
-    """Return an exact price as a table shows it: ints and formulas stay, else the nearest float."""
+    """Return the nearest float of a Fraction, and any other value unchanged, for tables."""
     return float(value) if type(value) is Fraction else value
 
 
-# Pairs (D, n) of which n is known to divide D, as a plan records them for its dimensions and axes.
+# Each pair (D, n) states that n divides D. A plan records such pairs, so that its formulas need no
+# ceilings.
 Divides = Iterable[tuple[Formula | int, Formula | int]]
 
 
 def tile(size: Any, parts: Any, *, divides: Divides = ()) -> Any:
-    """Return the block size of a dimension in `parts`: `ceil(size / parts)`, padding included.
+    """Return the block size of a dimension in some parts: `ceil(size / parts)`.
 
     Numbers give a number. A formula has no ceiling if `parts` divides `size` as polynomials do, or
     if that follows from `divides`.
+
+    Args:
+      divides: pairs (D, n) of which n is known to divide D.
 
     >>> from shardalg.sizes.formula import symbols
     >>> M, V, X, Y = symbols("M V X Y")
@@ -76,7 +83,10 @@ def tile(size: Any, parts: Any, *, divides: Divides = ()) -> Any:
 
 
 def given(formula: Formula, divides: Divides) -> Formula:
-    """Return a formula without the ceilings that `divides` makes exact, also inside sums.
+    """Return a formula in which ceilings of quotients that are known to be whole are left out.
+
+    Args:
+      divides: pairs (D, n) of which n is known to divide D.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, M, X, Y = symbols("B M X Y")
@@ -89,6 +99,7 @@ def given(formula: Formula, divides: Divides) -> Formula:
         return formula
 
     def new(factor: Any) -> Formula:
+        """Return a factor of the formula without ceilings of whole quotients."""
         if type(factor) is not Ceil:
             return symbol(factor)
         ratio = given(factor.ratio, divides_again)
@@ -103,11 +114,14 @@ def given(formula: Formula, divides: Divides) -> Formula:
 
 
 def is_whole(ratio: Formula, facts: tuple[Formula, ...] = ()) -> bool:
-    """Return whether a formula certainly is an integer, if each formula of `facts` is one.
+    """Return whether a formula is certainly an integer at all sizes.
 
-    It is one in three cases: its coefficients are integers and nothing divides; each of its terms
-    is one; or it is a multiple of a fact and the other factor is one. Incomplete: False means "not
-    known".
+    It is an integer in three cases. Its coefficients are integers and it has no division. Each of
+    its terms is an integer. Or it is the product of a formula in `facts` and another integer. The
+    test is incomplete: False means "not known".
+
+    Args:
+      facts: formulas that are known to be integers.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, M, X, Y = symbols("B M X Y")
@@ -126,7 +140,7 @@ def is_whole(ratio: Formula, facts: tuple[Formula, ...] = ()) -> bool:
 
 
 def multiple(formula: Formula, unit: Formula) -> Formula | None:
-    """Return the monomial c with `formula = c * unit`, or None if there is none."""
+    """Return the single term c with `formula = c * unit`; None if there is no such term."""
     if len(formula.terms) != len(unit.terms) or not unit:
         return None
     # The unit's first term must come from one of the formula's terms: try each quotient.
@@ -137,6 +151,6 @@ def multiple(formula: Formula, unit: Formula) -> Formula | None:
 
 
 def _debt(ratio: Formula) -> int:
-    """Return how far a formula is from a polynomial with integer coefficients; 0 if it is one."""
+    """Return how many divisions a formula has, as a number; 0 for an integer polynomial."""
     powers = sum(-e for m in ratio.terms for _, e in m if e < 0)
     return powers + sum(Fraction(c).denominator - 1 for c in ratio.terms.values())

@@ -1,8 +1,9 @@
-"""Formulas over numpy arrays: one program for several of them, which computes shared parts once.
+"""Evaluation of formulas on numpy arrays, by a program that computes shared parts once.
 
-A formula becomes numpy steps, and equal steps of several formulas are one. The program runs on
-arrays that broadcast. A step whose sizes span few points is computed once, on these points. All
-other steps run on blocks of points that fit into the cache.
+A program (`Code`) is a list of steps, each a numpy operation on results of earlier steps. Equal
+steps of several formulas are one. The program runs on arrays that broadcast. A step that depends on
+few of the sizes is computed once, on the points of these sizes. All other steps run on blocks of
+points that fit into the cache.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ _COMMUTE = ("add", "multiply", "max", "min")
 
 
 class Code:
-    """A program on arrays: steps in an order of evaluation, in which equal steps are one step.
+    """Program on arrays: a list of steps, in which equal steps are one step.
 
     Attributes:
-      steps: (operation, the numbers of its operand steps) to the step's number.
+      steps: the number of each step. A key is (operation, numbers of the operand steps), or ("name"
+        or "number", the name or number). The order is an order of evaluation.
 
     >>> code = Code()
     >>> x, y = code.name("x"), code.name("y")
@@ -53,7 +55,7 @@ class Code:
         self.steps: dict[Step, int] = {}
 
     def step(self, what: str, *operands: Any) -> int:
-        """Return the number of a step, which is added if it is new."""
+        """Return the number of the step with an operation and operands; add it if it is new."""
         # Sorted operands make `a + b` and `b + a` one step.
         given = tuple(sorted(operands)) if what in _COMMUTE else operands
         return self.steps.setdefault((what, *given), len(self.steps))
@@ -67,13 +69,17 @@ class Code:
         return self.step(NUMBER, float(number))
 
     def factor(self, factor: Any) -> int:
-        """Return the step of a monomial's factor: a name, or an atom that adds its own steps."""
+        """Return the number of the step that computes a factor of a formula.
+
+        A factor is a name, a ceiling, a maximum or a sum; missing steps are added.
+        """
         return self.name(factor) if type(factor) is str else factor.steps(self)
 
     def polynomial(self, terms: Mapping[Powers, Any]) -> int:
-        """Return the step of `sum coefficient * prod factor**exponent`.
+        """Return the number of the step that computes a formula; missing steps are added.
 
-        Each divisor is inverted once.
+        Args:
+          terms: the coefficient of each monomial (`Formula.terms`).
         """
         found: dict[Powers, Any] = {}
         for powers, coefficient in _with_minima(terms).items():
@@ -85,15 +91,18 @@ class Code:
         return self.sum(found)
 
     def power(self, factor: Any, exponent: int) -> int:
-        """Return the step of a factor, or of 1 over it if the exponent is negative."""
+        """Return the number of the step of a factor, or of 1 / factor for a negative exponent."""
         base = self.factor(factor)
         return base if exponent > 0 else self.step("divide", self.number(1), base)
 
     def sum(self, terms: Mapping[Powers, Any]) -> int:
-        """Return the step of a sum of products of steps, by Horner's scheme in several variables.
+        """Return the number of the step of a sum of products, by a Horner scheme.
 
-        The step that most terms share is factored out, recursively inside and outside of the
-        bracket.
+        The factor that most terms share is written in front of a bracket, then again inside and
+        outside of the bracket.
+
+        Args:
+          terms: coefficients; a key is a set of pairs (number of a step, exponent).
         """
         if not terms:
             return self.number(0)
@@ -116,7 +125,7 @@ class Code:
         return self.step("add", bracket, self.sum(outside)) if outside else bracket
 
     def product(self, powers: Powers, coefficient: Any = 1) -> int:
-        """Return the step of a number times powers of steps."""
+        """Return the number of the step of a coefficient times powers of other steps."""
         parts = [base for base, exponent in sorted(powers) for _ in range(exponent)]
         if coefficient != 1 or not parts:
             parts.append(self.number(coefficient))
@@ -124,7 +133,7 @@ class Code:
 
 
 def _fold(code: Code, what: str, parts: Sequence[int]) -> int:
-    """Return the step that combines all parts by one operation, from left to right."""
+    """Return the number of the step that combines some steps by one operation, left to right."""
     first, *rest = parts
     for part in rest:
         first = code.step(what, first, part)
@@ -132,9 +141,9 @@ def _fold(code: Code, what: str, parts: Sequence[int]) -> int:
 
 
 def _with_minima(terms: Mapping[Powers, Any]) -> Mapping[Powers, Any]:
-    """Return the sum with `min(a, b)` for each `a + b - max(a, b)`.
+    """Return the terms of a formula with `min(a, b)` in place of `a + b - max(a, b)`.
 
-    Formulas store a minimum in this form.
+    Formulas store a minimum in the second form.
     """
     found = dict(terms)
     for powers, coefficient in terms.items():
@@ -159,12 +168,23 @@ def _multiply(left: Powers, right: Powers) -> Powers:
 
 
 def run(code: Code, roots: Sequence[int], values: Mapping[str, Any]) -> list[np.ndarray]:
-    """Evaluate a program at arrays of sizes by name; return the results of the steps `roots`."""
+    """Return the results of some steps of a program, given an array for each named size.
+
+    Args:
+      roots: numbers of the steps whose results are returned.
+    """
     return Points(values).run(code, roots)
 
 
 def run_row(code: Code, root: int, values: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return one step of a program at a row of points; all steps of the program must lead to it."""
+    """Return the result of one step of a program at a row of points.
+
+    All steps of the program are evaluated.
+
+    Args:
+      root: number of the step.
+      values: for each named size, its values at the points, a one-dimensional array.
+    """
     found: list[Any] = []
     for what, *operands in code.steps:
         if what in (NAME, NUMBER):
@@ -175,11 +195,12 @@ def run_row(code: Code, root: int, values: Mapping[str, np.ndarray]) -> np.ndarr
 
 
 class Points:
-    """Arrays of sizes that broadcast against each other, and the order in which points are visited.
+    """Points at which a program is evaluated, given by arrays that broadcast against each other.
 
     Attributes:
-      shape: shape of the results. inner: shape in which points are visited.
-      arrays: array per name, all with the rank of `inner`.
+      shape: the broadcast shape, which results have.
+      inner: the shape during the evaluation: `shape`, or one row if the arrays are no grid.
+      arrays: for each named size, its array, with the rank of `inner`.
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -229,13 +250,14 @@ def blocks(shape: tuple[int, ...], most: int = BLOCK) -> Iterator[Index]:
 
 
 class _StepSchedule:
-    """The steps that are computed once, and the steps that are computed for every block.
+    """Evaluation of a program at given points: some steps run once, the others for every block.
 
     Attributes:
-      sizes: per step, the sizes that it depends on.
-      once: number of a step to its array over the points that its sizes span.
-      per_block: the steps of a block, in order of evaluation.
-      frees: for each of them, the steps whose arrays no later step of the block reads.
+      all: all steps of the program.
+      sizes: for each step, the names of the sizes that it depends on.
+      once: for the number of each step that runs once, its result.
+      per_block: numbers of the steps that run for every block, in order of evaluation.
+      frees: for each step in `per_block`, the steps whose results no later step reads.
     """
 
     def __init__(self, code: Code, roots: Sequence[int], points: Points) -> None:
@@ -256,12 +278,12 @@ class _StepSchedule:
                 self.frees[at].append(number)
 
     def _operands(self, number: int) -> tuple[Any, ...]:
-        """Return the steps that a step reads."""
+        """Return the numbers of the steps whose results a step reads."""
         what, *operands = self.all[number]
         return () if what in (NAME, NUMBER) else tuple(operands)
 
     def _block_steps(self) -> list[int]:
-        """Return the steps of a block; evaluate all other steps that these need."""
+        """Return the steps that must run for every block; evaluate the others that these need."""
         needed, here = set(self.roots), []
         # From the last step to the first, so that readers are visited before their operands.
         for number in range(len(self.all) - 1, -1, -1):
@@ -271,7 +293,7 @@ class _StepSchedule:
         return here[::-1]
 
     def _evaluate_if_small(self, number: int) -> bool:
-        """Evaluate a step that spans few points, and return whether it does."""
+        """Evaluate a step if it depends on few of the sizes, and return whether it was evaluated."""
         names, points = self.sizes[number], self.points
         shape = np.broadcast_shapes(*(points.arrays[name].shape for name in names))
         # A step without sizes is a number and is always evaluated once.
@@ -281,7 +303,7 @@ class _StepSchedule:
         return True
 
     def _evaluate_once(self, number: int) -> Any:
-        """Return a step at all points that its sizes span."""
+        """Return the result of a step, computed once at all points of the sizes it depends on."""
         if number not in self.once:
             what, *operands = self.all[number]
             if what in (NAME, NUMBER):
@@ -299,6 +321,7 @@ class _StepSchedule:
         known: dict[Any, Any] = {}
 
         def value(number: Any) -> Any:
+            """Return the result of a step on the block."""
             if number not in known:
                 # The block of a step that was computed once.
                 array = self.once[number]
@@ -319,7 +342,11 @@ class _StepSchedule:
 
 
 def rows_of(array: np.ndarray, index: Index) -> np.ndarray:
-    """Return the block of an array; a repeated dimension has one row."""
+    """Return the part of an array that belongs to a block; it broadcasts like the array.
+
+    Args:
+      index: a slice of each dimension of the points.
+    """
     if array.size == 1:
         return array
     # A dimension of size 1 is broadcast, so all of it belongs to every block.

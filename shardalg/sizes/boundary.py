@@ -1,7 +1,7 @@
-"""The boundary at which a difference of two prices changes its sign, as a short inequality.
+"""Short inequalities that say where one price is larger than another, near a point.
 
 Prices have maxima and ceilings. Near one point each maximum is one of its sides, and a ceiling is
-close to its quotient, so that the difference is a quotient of polynomials there.
+close to its quotient, so that a difference of prices is a quotient of polynomials there.
 """
 
 from __future__ import annotations
@@ -13,12 +13,17 @@ from shardalg.sizes.conditions import by_power
 from shardalg.sizes.formula import Ceil, Formula, Number, symbol
 from shardalg.sizes.maximum import SumFactor
 
-# Terms below this share of the largest term of their sign are left out.
+# Smaller shares than this of the largest term hardly move a boundary, but make an inequality long.
 SMALL = 0.01
 
 
 def branch(formula: Formula, values: Mapping[str, Number]) -> Formula:
-    """Return a formula without maxima, as it is near a point; ceilings become quotients.
+    """Return a formula in which each maximum is replaced by its larger side at a point.
+
+    Ceilings are replaced by their quotients.
+
+    Args:
+      values: the point, a number for each size.
 
     >>> from shardalg.sizes.formula import ceiling, symbols
     >>> from shardalg.sizes.maximum import larger
@@ -28,6 +33,7 @@ def branch(formula: Formula, values: Mapping[str, Number]) -> Formula:
     """
 
     def near(factor: Any) -> Formula:
+        """Return the replacement of one factor of the formula."""
         if type(factor) is str:
             return symbol(factor)
         if type(factor) is Ceil:
@@ -41,10 +47,14 @@ def branch(formula: Formula, values: Mapping[str, Number]) -> Formula:
 
 
 def inequality(difference: Formula, names: Sequence[str], values: Mapping[str, Number]) -> str:
-    """Return the inequality under which a difference is positive, near a point.
+    """Return text: the inequality under which a difference is positive, near a point.
 
     It is solved for the first of the names in which the difference is linear. Terms below 1 % of
     the largest one of their sign at the point are left out; factors have three digits.
+
+    Args:
+      names: sizes to solve for, in order of preference.
+      values: the point, a number for each size.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, D, X = symbols("B D X")
@@ -76,7 +86,7 @@ def inequality(difference: Formula, names: Sequence[str], values: Mapping[str, N
 
 
 def _quotient(above: Formula, below: Formula) -> str:
-    """Return a quotient of sums as text; common sizes and the first factor are divided out."""
+    """Return a quotient of two sums as text, in which common factors are divided out."""
     monomials = [dict(m) for m in (*above.terms, *below.terms)]
     shared = {f: min(m.get(f, 0) for m in monomials) for f in {f for m in monomials for f in m}}
     common = Formula({frozenset((f, e) for f, e in shared.items() if e): 1})
@@ -92,7 +102,7 @@ def _quotient(above: Formula, below: Formula) -> str:
 
 
 def _text(formula: Formula, scale: Number) -> str:
-    """Return a sum with factors of three digits, each divided by a scale.
+    """Return a sum as text, with coefficients that are divided by a scale and have three digits.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, X = symbols("B X")

@@ -1,7 +1,8 @@
 """Exact check of facts about sizes at many points at once.
 
-A fact that follows from the smallest and largest sizes is not evaluated. The other facts are
-checked in the order in which they exclude points, each only where all earlier ones hold.
+A fact that follows from the smallest and largest sizes is not evaluated. Of the other facts, those
+that are false at the most points are evaluated first, and the next ones only at the points that
+are left.
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ Ranges = Mapping[str, tuple[float, float]]
 
 
 class Checked:
-    """Facts with some sizes known, which are checked at arrays of the other sizes.
+    """Collection of facts that can be checked at arrays of sizes.
+
+    Args:
+      facts: the facts.
+      known: numbers of the sizes that are the same at all points.
 
     >>> from shardalg.sizes.formula import symbols
     >>> M, X = symbols("M X")
@@ -51,10 +56,11 @@ class Checked:
         self.checks = [_Check(f) for f in checks if f.formula.number is None]
 
     def hold(self, values: Mapping[str, Any], among: np.ndarray | None = None) -> np.ndarray:
-        """Return where every fact holds, at arrays that broadcast against each other.
+        """Return an array of booleans: whether all facts are true, at each point.
 
         Args:
-          among: the points to check; the others are False.
+          values: for each size, an array; the arrays broadcast against each other.
+          among: a mask of the points to check; the result is False at all others.
         """
         points = Points(values)
         ranges = {n: (float(a.min()), float(a.max())) for n, a in points.arrays.items() if a.size}
@@ -72,9 +78,9 @@ class Checked:
         return found.reshape(points.shape)
 
     def _rule_out(self, checks: list[_AskedFact], points: Points, found: np.ndarray) -> None:
-        """Set `found` to False at each point where a fact fails.
+        """Set `found` to False at each point where a fact is false.
 
-        Facts that share a few sizes are checked first, on the smaller grid of these sizes.
+        Facts about few of the sizes are checked first, on the smaller grid of these sizes.
         """
         arrays, many = points.arrays, []
         groups: dict[frozenset[str], list[_AskedFact]] = {}
@@ -94,7 +100,7 @@ class Checked:
 def _check_in_stages(
     checks: list[_AskedFact], arrays: Mapping[str, np.ndarray], found: np.ndarray
 ) -> None:
-    """Set `found` to False at each point where a fact fails, by blocks of points."""
+    """Set `found` to False at each point where a fact is false, in blocks of points."""
     if not checks or not found.any():
         return
     # A sample of the points tells which facts fail most often: these are checked first.
@@ -133,7 +139,7 @@ def _values_at(
 
 @dataclass(frozen=True, eq=False)
 class _Check:
-    """One fact, and the program that evaluates its formula on arrays."""
+    """One fact with the program that evaluates its formula on arrays."""
 
     fact: Fact
 
@@ -144,19 +150,23 @@ class _Check:
 
     @cached_property
     def sides(self) -> tuple[Formula, Formula]:
-        """Numerator and denominator of the fact's formula."""
+        """Pair (numerator, denominator) of the fact's formula."""
         return self.fact.formula.fraction
 
     @cached_property
     def program(self) -> tuple[Code, int]:
-        """The compared number as steps on arrays; comparisons with 0 need the numerator only."""
+        """Pair (program on arrays, number of its last step) that computes the compared number."""
+        # The denominator is positive, so comparisons with 0 need the numerator only.
         code, divides = Code(), self.fact.relation in (WHOLE, BROKEN)
         return code, (self.fact.formula if divides else self.sides[0]).steps(code)
 
     def follows(self, ranges: Ranges) -> bool:
-        """Return whether the ranges of the sizes prove the fact at all points.
+        """Return whether the fact is certainly true if each size is in a range.
 
-        False means "not proved": the points must be checked.
+        False means "not known", so that the points must be checked.
+
+        Args:
+          ranges: for each size, its smallest and largest value.
         """
         # Ranges say nothing about divisibility, and ceilings are not bounded here.
         if self.fact.relation not in (POSITIVE, NONNEGATIVE, NONZERO) or self.sides[0].atoms:
@@ -174,13 +184,18 @@ class _Check:
 
 
 class _AskedFact(NamedTuple):
-    """A fact that is checked at points, and the largest number in its evaluation there."""
+    """A fact that is checked at points.
+
+    Attributes:
+      check: the fact and its program.
+      most: a bound of all numbers in its evaluation at these points.
+    """
 
     check: _Check
     most: float
 
     def at(self, known_values: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return whether the fact holds, at each of a row of points."""
+        """Return an array of booleans: whether the fact is true, at each of a row of points."""
         fact, (code, root) = self.check.fact, self.check.program
         number = run_row(code, root, known_values)
         good = _COMPARE[fact.relation](number)
@@ -195,7 +210,11 @@ class _AskedFact(NamedTuple):
 
 
 def _largest_intermediate(largest: Mapping[Any, float], formula: Formula) -> float:
-    """Return a bound of all numbers in the evaluation of a formula; divisors are at least 1."""
+    """Return a bound of the absolute values of all numbers in the evaluation of a formula.
+
+    Args:
+      largest: the largest value of each size; the smallest is at least 1.
+    """
     known: dict[Any, Any] = dict(largest)
     inside = [0.0]
     for atom in formula.atoms:

@@ -1,4 +1,7 @@
-"""Facts that were found at the hints, for people: in words, with their margins and their limits."""
+"""Text and analysis of facts about sizes: inequalities, and the sizes at which they become false.
+
+A fact is a condition that was true at the hints, where a plan was computed.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,14 @@ from shardalg.sizes.growth import Shardings, without_ceilings
 
 
 def always(difference: Formula, *, shardings: Shardings = ()) -> bool:
-    """Return whether a formula is certainly >= 0 for all sizes >= 1 with D >= n for each sharding.
+    """Return whether a formula is certainly at least 0 at all sizes of at least 1.
 
-    It is if no coefficient is negative once each size s is written as 1 + s. Before that, a
-    dimension D over n is written as n*d with d >= 1, and a ceiling as a size >= 1, or as its
-    argument and a rest >= 0. Sufficient: False means "not known".
+    It is if no coefficient is negative once each size s is written as 1 + s. Before that, a sharded
+    dimension D is written as n*d with d >= 1, and a ceiling as a size >= 1, or as its argument and
+    a rest >= 0. False means "not known".
+
+    Args:
+      shardings: pairs (D, n) of a dimension and its number of shards, for which D >= n holds.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, M, X = symbols("B M X")
@@ -40,10 +46,12 @@ def always(difference: Formula, *, shardings: Shardings = ()) -> bool:
 def _replace_ceilings(
     formula: Formula, low: Callable[[Ceil, Formula], Formula], depth: int = 0
 ) -> Formula:
-    """Return the formula with a new size for each ceiling.
+    """Return the formula with a new size in place of each ceiling, also inside of ceilings.
 
-    `low` writes the ceiling in terms of the new size. A ceiling that divides is the new size
-    itself.
+    Args:
+      low: function of a ceiling and its new size; returns the formula that replaces the ceiling.
+        A ceiling that divides is replaced by the new size itself.
+      depth: number of levels of ceilings that were replaced already, for new names.
     """
     if not formula.atoms:
         return formula
@@ -56,9 +64,10 @@ def _replace_ceilings(
 
 
 def _substitute_quotients(formula: Formula, shardings: Shardings) -> Formula:
-    """Return the formula with `n*d` for each dimension D; the name of D then means `d = D/n`.
+    """Return the formula with `n*d` in place of each sharded dimension D of n shards.
 
-    If D is a part count itself, terms that divide by it use less than is true, never more.
+    The name of D then means `d = D/n`. If D is a number of shards itself, the result is a lower
+    bound of the formula.
     """
 
     def degree(product: Formula) -> tuple[int, Number]:
@@ -75,7 +84,7 @@ def _substitute_quotients(formula: Formula, shardings: Shardings) -> Formula:
 
 
 def _nonnegative(polynomial: Formula) -> bool:
-    """Return whether no coefficient is negative once each size is written as 1 + s."""
+    """Return whether no coefficient is negative once each size s is written as 1 + s."""
     # At sizes 1 the polynomial is the sum of its coefficients: a quick way to say no.
     if sum(polynomial.terms.values()) < 0:
         return False
@@ -86,9 +95,10 @@ def _nonnegative(polynomial: Formula) -> bool:
 
 
 def primitive(formula: Formula) -> Formula:
-    """Return the formula divided by its largest common product; proportional ones become equal.
+    """Return a formula divided by the largest product that divides all of its terms.
 
-    The product is positive at all sizes, so the sign of the formula is kept.
+    The product is positive at all sizes, so the sign does not change. Formulas that differ only by
+    such a product become equal.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, M, X = symbols("B M X")
@@ -117,15 +127,12 @@ def is_positive(formula: Formula) -> bool:
 
 
 def _is_size(factor: Any) -> bool:
-    """Return whether a factor is at least 1 at all sizes.
-
-    Names are, and ceilings of positive ratios.
-    """
+    """Return whether a factor is a name or a ceiling of a positive ratio, hence at least 1."""
     return type(factor) is str or is_positive(factor.ratio)
 
 
 def by_power(formula: Formula, name: str) -> dict[int, Formula]:
-    """Return the coefficients of a polynomial in one size, per power."""
+    """Return, for each power of one size in a polynomial, its coefficient."""
     found: dict[int, Formula] = {}
     for monomial, coefficient in formula.terms.items():
         power = dict(monomial).get(name, 0)
@@ -172,7 +179,7 @@ def crossovers(
 
 
 def words(fact: Fact) -> str:
-    """Return a fact as people write it: an inequality of sums, or a statement of divisibility.
+    """Return a fact as text for users: an inequality of sums, or a statement of divisibility.
 
     >>> from shardalg.sizes.formula import ceiling, symbols
     >>> B, M, X = symbols("B M X")
@@ -197,7 +204,7 @@ _SIGNS = {POSITIVE: "<", NONNEGATIVE: "<=", ZERO: "=", NONZERO: "!="}
 
 
 def split_of(fact: Fact) -> tuple[Formula, Formula] | None:
-    """Return the size and the number of parts of a fact about a split, or None for another fact.
+    """Return (size, number of parts) of a fact about divisibility; None for any other fact.
 
     >>> from shardalg.sizes.formula import symbols
     >>> M, X = symbols("M X")
@@ -210,9 +217,9 @@ def split_of(fact: Fact) -> tuple[Formula, Formula] | None:
 
 
 def _rest_of(formula: Formula) -> tuple[Formula, Formula] | None:
-    """Return `(a, b)` if the formula is `a - b * ceil(a / b)` or its negative, else None.
+    """Return (a, b) for the formula `a - b * ceil(a / b)` or its negative; None for another form.
 
-    The formula is 0 exactly if b divides a.
+    The formula is 0 if and only if b divides a.
     """
     for monomial, coefficient in formula.terms.items():
         for atom in (f for f, e in monomial if type(f) is Ceil and e == 1):
@@ -225,19 +232,21 @@ def _rest_of(formula: Formula) -> tuple[Formula, Formula] | None:
 
 
 def _as_positive(product: Formula) -> Formula:
-    """Return a product or its negative, whichever is positive."""
+    """Return a product of sizes or its negative, whichever is positive."""
     return product if is_positive(product) else -product
 
 
 def sides(difference: Formula) -> tuple[Formula, Formula]:
-    """Return sums (left, right) of positive terms with `right - left == difference`."""
+    """Return (left, right): two sums of positive terms with `right - left == difference`."""
     terms = difference.terms.items()
     left = Formula({m: -c for m, c in terms if c < 0})
     return left, Formula({m: c for m, c in terms if c > 0})
 
 
 def margin(fact: Fact, hints: Mapping[str, Number]) -> float | None:
-    """Return the distance of both sides as a share of the larger one, or None without a comparison.
+    """Return how far a comparison is from becoming false: the distance of its sides at the hints.
+
+    The distance is a share of the larger side. The result is None for equations and divisibility.
 
     >>> from shardalg.sizes.formula import symbols
     >>> M, X = symbols("M X")
@@ -251,7 +260,10 @@ def margin(fact: Fact, hints: Mapping[str, Number]) -> float | None:
 
 
 def is_open(fact: Fact, *, shardings: Shardings = ()) -> bool:
-    """Return whether a fact may fail at some sizes >= 1 with D >= n for each sharding.
+    """Return whether a fact may be false at some sizes of at least 1.
+
+    Args:
+      shardings: pairs (D, n) of a dimension and its number of shards, for which D >= n holds.
 
     >>> from shardalg.sizes.formula import symbols
     >>> M, X = symbols("M X")
@@ -270,9 +282,10 @@ def is_open(fact: Fact, *, shardings: Shardings = ()) -> bool:
 
 
 def flips(fact: Fact, hints: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """Return, per size, the nearest numbers below and above its hint at which a comparison changes.
+    """Return, for each size, the nearest values below and above its hint that make a fact false.
 
-    The other sizes keep their hints.
+    All other sizes have their hints. A size without such a value has no entry, and facts that are
+    no inequalities have none at all.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, M, X = symbols("B M X")
@@ -286,7 +299,7 @@ def flips(fact: Fact, hints: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
 
 
 def _flip_points(fact: Fact, name: str, hints: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the nearest sizes below and above the hint at which the fact changes."""
+    """Return the nearest values of one size, below and above its hint, that make a fact false."""
     hint, roots = hints[name], crossovers(fact.formula, name, values=hints)
     low, high = (math.floor(r) for r in reversed(roots)), (math.ceil(r) for r in roots)
     # With ceilings, a root is exact only up to one block, so its neighbourhood is tried as well.
@@ -294,6 +307,7 @@ def _flip_points(fact: Fact, name: str, hints: Mapping[str, int]) -> tuple[int, 
     above = [n for root in high if root >= hint for n in (root, root + 1, root * 2)]
 
     def holds(size: int) -> bool:
+        """Return whether the fact is true at one value of the size."""
         return fact.holds({**hints, name: size})
 
     found = []

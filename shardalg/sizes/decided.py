@@ -1,9 +1,10 @@
-"""Pure functions that decide on sizes: recorded call by call, and called again if a fact fails.
+"""Check whether planning gives the same result at other sizes, function call by function call.
 
-The facts of a whole run (`sizes.recorded`) are more than its result needs: a search for the
-cheapest path also compares candidates that it then drops. Each call of a `decided` function is
-therefore recorded separately. If one of its facts fails at other sizes, the function is called
-again with numbers. The run is still valid there if the call has the same result.
+Planning on recorded sizes stores facts (`sizes.recorded`), but more than its result needs. For
+example, a search for the cheapest path also compares candidates that it then drops. Therefore each
+call of a function with the decorator `decided` stores its own facts. If one of them is false at
+other sizes, the function is called again with the numbers there. The plan is still valid if the
+call returns the same result.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ Result = TypeVar("Result")
 
 @dataclass(eq=False)
 class DecidedCall:
-    """One call of a decided function, or a whole run.
+    """Record of one call of a `decided` function, or of the whole run of planning.
 
     Attributes:
-      function, args, result: the call in recorded numbers; None for the run.
-      facts: the call's facts about sizes, each with the decision that needed it
+      function, args, result: the function, its arguments and its result, in recorded sizes. For the
+        whole run they are None, () and None.
+      facts: the facts on which the result depends; each value is the decision that needed the fact
         (`Recorder.about`).
-      uses: the inner calls whose results the call read, each with the decision that needed it.
+      uses: the inner calls whose results the call read; each value is the decision that needed it.
     """
 
     function: Callable[..., Any] | None = None
@@ -45,12 +47,13 @@ class DecidedCall:
 
 
 class Calls:
-    """All calls of `decided` functions in a run.
+    """Records of all calls of `decided` functions in one run of planning.
 
     Each distinct call is recorded once, after the calls inside it.
 
     Attributes:
-      keys: the recorder whose numbers the stored arguments and results use.
+      keys: the recorder of the sizes in stored arguments and results.
+      found: the record for each (function, arguments).
     """
 
     def __init__(self, hints: Mapping[str, int]) -> None:
@@ -60,14 +63,19 @@ class Calls:
 
 @dataclass(frozen=True, eq=False)
 class _Host:
-    """Context of a recorder: the current call, and all calls of the run."""
+    """Context of a recorder.
+
+    Attributes:
+      call: the call whose facts the recorder stores.
+      calls: all calls of the run.
+    """
 
     call: DecidedCall
     calls: Calls
 
 
 def recorder(hints: Mapping[str, int]) -> Recorder:
-    """Return a recorder of a whole run of planning."""
+    """Return a new recorder for a run of planning at the hints, a number for each named size."""
     calls = Calls(hints)
     return Recorder(calls.keys.answers, host=_Host(DecidedCall(), calls))
 
@@ -75,17 +83,24 @@ def recorder(hints: Mapping[str, int]) -> Recorder:
 def decided(
     maxsize: int, numbers: Callable[..., Iterable[Any]]
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """Decorate a pure function of hashable values that decides on sizes, like `lru_cache`.
+    """Decorate a pure function whose result depends on comparisons of sizes.
+
+    The decorator caches results like `lru_cache`. If the arguments have recorded sizes, it also
+    records the call with its own facts (`DecidedCall`).
 
     Args:
-      numbers: function of the arguments that returns sizes in them. If an argument has recorded
-        sizes, one of them must be returned.
+      maxsize: number of cached results.
+      numbers: function of the same arguments that returns some sizes in them. If an argument has
+        recorded sizes, at least one must be among the returned sizes.
     """
 
     def decorator(function: Callable[..., Result]) -> Callable[..., Result]:
+        """Return the function with a cache and a record of its calls."""
+
         @lru_cache(maxsize=maxsize)
         @wraps(function)
         def cached(*args: Any) -> Result:
+            """Call the function, and record the call if a size is recorded."""
             asks = recorder_of(numbers(*args))
             return function(*args) if asks is None else _record_call(asks, (cached, function), args)
 
@@ -97,10 +112,10 @@ def decided(
 def _record_call(
     asks: Recorder, functions: tuple[Callable[..., Any], ...], args: tuple[Any, ...]
 ) -> Any:
-    """Return the result of a call in sizes of the caller's recorder; record a new call.
+    """Return the result of a call of a `decided` function, and record the call if it is new.
 
     Args:
-      asks: the caller's recorder.
+      asks: the recorder of the sizes in `args` and in the result.
       functions: the function with its cache, which identifies the call, and the plain function.
     """
     calls, (function, plain) = asks.host.calls, functions
@@ -121,13 +136,15 @@ def _record_call(
 def asked_again(
     whole: Recorder, work: Callable[[Recorder], None], found: Formula, there: Callable[..., Any]
 ) -> DecidedCall:
-    """Return a call outside a run that computes one number, and is valid if a formula equals it.
+    """Return a record that a formula is the result of a computation after the run, such as a peak.
+
+    The record is valid at other sizes if the computation returns the value of the formula there.
 
     Args:
       whole: the recorder of the run.
-      work: computation of the number, whose facts are stored in the recorder that it is given.
-      found: the formula of the number.
-      there: function from sizes by name to the number at these sizes.
+      work: does the computation on recorded sizes, with the recorder that it is given.
+      found: the formula of the result.
+      there: does the computation on numbers, given a number for each named size.
     """
     host: _Host = whole.host
     names = tuple(whole.answers.hints)
@@ -144,15 +161,15 @@ def asked_again(
 
 
 def rerecord(value: Any, target: Recorder) -> Any:
-    """Return a value with the same sizes, recorded by another recorder."""
+    """Return a copy of a nested value in which recorded sizes belong to the recorder `target`."""
     return Replaced(Recorded, lambda size: target.size(size.formula))(value)
 
 
 class Replaced:
-    """Function that copies a nested value with all numbers of one type replaced.
+    """Function that copies a nested value of tuples and dataclasses and replaces numbers in it.
 
     Args:
-      kind: the type of the numbers that are replaced.
+      kind: the type of the numbers that are replaced, such as `Recorded`.
       number: function from such a number to its replacement.
     """
 
@@ -180,7 +197,7 @@ class Replaced:
         return tuple(made) if type(values) is tuple else type(values)(*made)
 
     def mesh(self, mesh: Mesh) -> Mesh:
-        """Return the mesh with its sizes replaced; one object per mesh."""
+        """Return the mesh with its sizes replaced; equal meshes give the same object."""
         if mesh not in self.meshes:
             sizes = {name: self(size) for name, size in mesh.axes}
             same = all(sizes[name] is size for name, size in mesh.axes)
@@ -196,13 +213,15 @@ class Replaced:
 
 
 class Guards:
-    """The facts of a run, by call: they show whether the run has the same result at other sizes.
+    """Check whether a recorded run of planning has the same result at other sizes.
 
     Attributes:
-      traced: facts about the traced program. If one fails, only a new trace can show whether the
+      traced: facts about the traced program. If one is false, only a new trace can show whether the
         function is the same program there.
-      beside: calls outside the run, each of which must be valid too.
-      asked: the calls that depend on each fact.
+      beside: computations after the run (`asked_again`), which must have the same result too.
+      calls: the records of all calls, inner ones first; the last is the run itself.
+      asked: for each fact, the calls that depend on it.
+      facts: all facts, for a fast check at one point.
     """
 
     def __init__(
@@ -226,13 +245,14 @@ class Guards:
 
     @property
     def whole(self) -> DecidedCall:
-        """The run itself."""
+        """The record of the run itself."""
         return self.calls[-1]
 
     def hold(self, values: Mapping[str, int]) -> bool:
-        """Return whether the run has the same result at these sizes.
+        """Return whether the run has the same result at given sizes.
 
-        False may be wrong if only facts in `traced` fail: a new trace may show the same program.
+        False may be wrong if only facts in `traced` are false: a new trace may give the same
+        program.
         """
         if not all(fact.holds(values) for fact in self.traced):
             return False
@@ -244,20 +264,21 @@ class Guards:
         return self.whole not in doubtful and not self._other(values, doubtful)
 
     def _other(self, values: Mapping[str, int], doubtful: set[DecidedCall]) -> bool:
-        """Return whether a call that the run reads has another result at these sizes.
+        """Return whether the result of a call that the run reads differs at given sizes.
 
-        The doubtful calls, whose facts fail, are called again with numbers.
+        Args:
+          doubtful: calls with false facts, which are called again with numbers.
         """
         there = _PointCalls(values)
-        other: set[DecidedCall] = set()
+        changed: set[DecidedCall] = set()
         # Inner calls come first, so that a call whose inner results changed is called again.
         for call in self.calls[:-1]:
-            if (call in doubtful or not other.isdisjoint(call.uses)) and not there.same(call):
-                other.add(call)
-        return not other.isdisjoint({*self.whole.uses, *self.beside})
+            if (call in doubtful or not changed.isdisjoint(call.uses)) and not there.same(call):
+                changed.add(call)
+        return not changed.isdisjoint({*self.whole.uses, *self.beside})
 
     def holding(self, points: Sequence[Mapping[str, int]]) -> np.ndarray:
-        """Return whether the run has the same result, at each of many points (see `hold`)."""
+        """Return an array with the result of `hold` at each of many points."""
         exact = ExactPoints(points)
         arrays = {name: exact.of(symbol(name)) for name in points[0]}
         holds = {fact: Checked([fact], {}).hold(arrays) for fact in (*self.asked, *self.traced)}
@@ -266,22 +287,25 @@ class Guards:
         for fact in (*self.whole.facts, *self.traced):
             holding_points &= holds[fact]
         # The same steps as in `_other`, with a mask of points in place of one point.
-        other: dict[DecidedCall, np.ndarray] = {}
+        changed: dict[DecidedCall, np.ndarray] = {}
         for call in self.calls[:-1]:
             doubtful = np.zeros(len(points), bool)
-            for places in (*(~holds[f] for f in call.facts), *(other[c] for c in call.uses)):
+            for places in (*(~holds[f] for f in call.facts), *(changed[c] for c in call.uses)):
                 doubtful |= places
             doubtful &= holding_points
-            other[call] = doubtful & ~self._same(call, exact, doubtful)
+            changed[call] = doubtful & ~self._same(call, exact, doubtful)
         for call in (*self.whole.uses, *self.beside):
-            holding_points &= ~other[call]
+            holding_points &= ~changed[call]
         return holding_points
 
     def _same(self, call: DecidedCall, exact: ExactPoints, places: np.ndarray) -> np.ndarray:
-        """Return whether a call gives the recorded result, at some of the points.
+        """Return an array: whether a call has its recorded result at each of some points.
 
-        The call is recorded again at the first point. That record answers for all points at which
-        its facts hold. The remaining points are treated in the same way.
+        The call is recorded again at the first point. That record is valid for all points at which
+        its facts are true. The remaining points are treated in the same way.
+
+        Args:
+          places: the points that are checked, as a mask; the result is False at all others.
         """
         same, waiting = np.zeros(len(places), bool), places.copy()
         while waiting.any():
@@ -306,13 +330,17 @@ class Guards:
 
     @property
     def decisive(self) -> list[Fact]:
-        """The facts of the run and of its calls; facts of calls outside the run are left out."""
+        """The facts of the run and of its calls, except facts of computations after the run."""
         apart = {*self.beside, *(used for call in self.beside for used in call.uses)}
         return [fact for fact, calls in self.asked.items() if not apart.issuperset(calls)]
 
 
 class _PointCalls:
-    """Calls of functions with numbers in place of recorded sizes, at one point."""
+    """Repetition of recorded calls with the numbers that sizes have at one point.
+
+    Args:
+      values: the point, a number for each named size.
+    """
 
     def __init__(self, values: Mapping[str, int]) -> None:
         self.values = values
@@ -327,21 +355,22 @@ class _PointCalls:
         return found
 
     def same(self, call: DecidedCall) -> bool:
-        """Return whether the function gives the recorded result at the point."""
+        """Return whether a call has its recorded result at the point; the function is called."""
         assert call.function is not None  # the whole run alone has none
         return self.agree(call.result, call.function(*self.replaced(call.args)))
 
     def agree(self, recorded: Any, found: Any) -> bool:
-        """Return whether a result at the point equals the recorded one."""
+        """Return whether a result at the point equals a recorded result, evaluated there."""
         pairs: list[tuple[Any, Any]] = []
         alike = _same_except_sizes(recorded, found, pairs)
         return alike and all(self.number(size) == number for size, number in pairs)
 
 
 def _record_again(call: DecidedCall, point: Mapping[str, int]) -> tuple[Any, list[Fact]] | None:
-    """Return the result of a call that is recorded at a point, and all its facts there.
+    """Call a function again on recorded sizes whose hints are a point; return result and facts.
 
-    None if the function fails on recorded sizes, for example by a division that is no formula.
+    The result is None if the function raises an error on recorded sizes, for example by a division
+    that is no formula.
     """
     assert call.function is not None  # the whole run alone has none
     asks = recorder(point)
@@ -354,7 +383,10 @@ def _record_again(call: DecidedCall, point: Mapping[str, int]) -> tuple[Any, lis
 
 
 def _same_except_sizes(recorded: Any, found: Any, pairs: list[tuple[Any, Any]]) -> bool:
-    """Return whether two values are equal except for sizes, and collect the pairs of sizes."""
+    """Return whether two nested values are equal except for sizes.
+
+    The pairs of corresponding sizes are appended to `pairs`; the caller compares them.
+    """
     kind = type(recorded)
     if kind is Recorded or type(found) is Recorded:
         # Sizes may be numbers on one side and formulas on the other: the caller compares their

@@ -1,4 +1,4 @@
-"""Formulas at many points without rounding, and functions of numbers that are called there."""
+"""Exact evaluation of formulas, and calls of functions, at many values of the named sizes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import numpy as np
 from shardalg.sizes.formula import Formula
 from shardalg.sizes.recorded import formula_of
 
-# Below it no sum of 64-bit integers overflows.
+# A sum whose absolute terms stay below this number does not overflow in 64-bit integers.
 _SAFE = 1 << 62
 
 
 class ExactPoints:
-    """Points, given by the number of each named size.
+    """Points at which formulas are evaluated exactly, with caches.
+
+    A point is a dictionary from each named size to its number.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, X = symbols("B X")
@@ -33,7 +35,11 @@ class ExactPoints:
         self._called: dict[Any, Mapping[str, np.ndarray]] = {}
 
     def of(self, size: Any) -> np.ndarray:
-        """Return a number, a formula or a recorded size at each point."""
+        """Return an array with the exact value of a size at each point.
+
+        Args:
+          size: a number, a formula or a recorded size.
+        """
         formula = formula_of(size)
         if formula not in self._known:
             above, below = map(self._polynomial, formula.fraction)
@@ -46,7 +52,10 @@ class ExactPoints:
         return self._known[formula]
 
     def _polynomial(self, formula: Formula) -> np.ndarray:
-        """Return a sum of products of whole numbers, in 64 bits if these suffice."""
+        """Return the values of a formula without division at each point.
+
+        They are 64-bit integers if these cannot overflow, otherwise Python integers.
+        """
         for factor in dict.fromkeys(f for monomial in formula.terms for f, _ in monomial):
             # A factor is a name, a ceiling, or the larger of two formulas; formulas share factors.
             if factor not in self._columns:
@@ -68,10 +77,14 @@ class ExactPoints:
     def each(
         self, function: Callable[..., Mapping[str, float]], *sizes: Any
     ) -> Mapping[str, np.ndarray]:
-        """Return the results of a function of numbers at each point, as an array per result's name.
+        """Call a function at each point, and return an array for each key of its results.
 
-        The function is called once for each distinct row of sizes. A result that the function does
-        not return at a point is 0 there.
+        The function is called once for each distinct row of arguments. If its result lacks a key at
+        a point, the array is 0 there.
+
+        Args:
+          function: function from numbers to a dictionary of numbers.
+          sizes: its arguments: numbers, formulas or recorded sizes, evaluated at each point.
 
         >>> points = ExactPoints([{"B": 12}, {"B": 6}, {"B": 12}])
         >>> points.each(lambda n, m: {"half": n / m}, Formula({frozenset({("B", 1)}): 1}), 2)

@@ -1,7 +1,7 @@
-"""Facts about sizes, and a fast check of thousands of them at a point.
+"""Facts: conditions on named sizes, such as "X divides B"; and a fast check of thousands of them.
 
-A program's formulas are valid at all sizes at which its facts hold. The check takes a fraction of a
-millisecond.
+A fact is true at the hints, where a program was planned. The program's formulas are valid at all
+sizes at which its facts are true. A check at one point takes a fraction of a millisecond.
 """
 
 from __future__ import annotations
@@ -27,13 +27,17 @@ _HOLDS: dict[str, Callable[[Number], bool]] = {
     BROKEN: lambda number: type(number) is not int,
 }
 _REST = (WHOLE, BROKEN)
-# Bound below which sums of 64-bit integers do not overflow.
+# Above this bound, sums of 64-bit integers may overflow, so formulas are evaluated exactly instead.
 _EXACT = float(1 << 62)
 
 
 @dataclass(frozen=True)
 class Fact:
-    """A statement about a formula that was true at the hints: it is positive, zero, whole, ...
+    """Statement about a formula of named sizes, such as "M - 2*X > 0" or "M/X is whole".
+
+    Attributes:
+      formula: the formula.
+      relation: "> 0", ">= 0", "== 0", "!= 0", "is whole" or "is not whole".
 
     >>> from shardalg.sizes.formula import symbols
     >>> M, X = symbols("M X")
@@ -54,7 +58,7 @@ class Fact:
 
 
 class Facts:
-    """Facts about sizes, stored as arrays, so that numpy checks thousands of them at one point.
+    """Collection of facts, stored as arrays, so that numpy checks thousands of them at one point.
 
     >>> from shardalg.sizes.formula import symbols
     >>> M, X = symbols("M X")
@@ -81,7 +85,11 @@ class Facts:
         return tuple(self.facts[i] for i in np.flatnonzero(wrong))
 
     def _wrong(self, known: np.ndarray) -> np.ndarray | None:
-        """Return, per fact, whether it fails, or None if 64 bits may not suffice."""
+        """Return, for each fact, whether it fails; None if 64-bit integers may overflow.
+
+        Args:
+          known: the number 1, then the value of each name and ceiling in `_order`.
+        """
         factors, coefficients, starts, below, scale, relations = self._arrays
         # The sum of absolute values in floats bounds all intermediate integers.
         sizes = known.astype(float)[factors].prod(axis=1)
@@ -113,9 +121,9 @@ class Facts:
 
     @cached_property
     def _atoms(self) -> list[tuple[Any, ...]]:
-        """Numerator and denominator of every ceiling.
+        """For each ceiling in `_order`, the numerator and the denominator of its ratio.
 
-        Each is a list of (coefficient, indices of the factors) per term.
+        Each of these is a list with an entry (coefficient, indices of the factors) per term.
         """
         atoms = [atom for atom in self._order if type(atom) is Ceil]
         order = self._order
@@ -129,11 +137,11 @@ class Facts:
 
     @cached_property
     def _arrays(self) -> tuple[np.ndarray, ...]:
-        """The facts as arrays.
+        """The formulas and relations of all facts as six arrays.
 
-        For each term of a numerator: the indices of its factors, and its coefficient. For each
-        fact: the index of its first term, the indices of the denominator's factors, the
-        denominator's coefficient, and the code of the relation.
+        The first two have a row per term of a numerator: the indices of its factors, and its
+        coefficient. The others have a row per fact: the index of its first term, the indices of the
+        denominator's factors, the denominator's coefficient, and the code of the relation.
         """
         sides: list[tuple[Formula, Formula]] = []
         for formula in (fact.formula for fact in self.facts):
@@ -174,19 +182,22 @@ def _add_ceilings(formula: Formula, order: dict[Any, int]) -> None:
 
 
 def _factors(monomial: Monomial, order: Mapping[Any, int]) -> list[int]:
-    """Return the indices of a product's factors; a factor with exponent e occurs e times."""
+    """Return the indices in `order` of a product's factors; with exponent e, an index e times."""
     return [order[factor] for factor, exponent in monomial for _ in range(exponent)]
 
 
 def _sum(rows: list[tuple[int, list[int]]], known: list[int]) -> int:
-    """Return the sum of products, given as (coefficient, indices of the factors in `known`)."""
+    """Return a sum of products, given by (coefficient, indices of the factors in `known`) each."""
     return sum(c * math.prod(known[i] for i in factors) for c, factors in rows)
 
 
 def _places(monomials: list[Monomial], order: Mapping[Any, int]) -> np.ndarray:
-    """Return the indices of each product's factors as a row.
+    """Return a matrix with a row per product: the indices of its factors, plus 1.
 
-    Indices are larger by 1 than in `order`. Index 0 is the number 1, which fills shorter rows.
+    Index 0 means the number 1, which fills shorter rows.
+
+    Args:
+      order: index of each name and ceiling.
     """
     found = [[i + 1 for i in _factors(m, order)] for m in monomials]
     # Rows of equal length make one array, which numpy multiplies along.
@@ -199,7 +210,13 @@ Size = Formula | int
 
 @dataclass(frozen=True)
 class Divides:
-    """The statement that `parts` divides `size`, or that it does not.
+    """Statement that `parts` divides `size`, or that it does not; an assumption about block sizes.
+
+    Attributes:
+      kind: name of this kind of statement, for tables.
+      decides: the property of a program that depends on it, for tables.
+      size, parts: a dimension, and the product of the axes that shard it.
+      divides: whether `parts` divides `size`.
 
     >>> from shardalg.sizes.formula import symbols
     >>> M, X = symbols("M X")
@@ -221,21 +238,21 @@ class Divides:
 
     @property
     def where(self) -> str:
-        """The size and the number of parts."""
+        """Text that names the size and the number of parts, such as "M in X"."""
         return f"{self.size} in {self.parts}"
 
     def otherwise(self, values: Mapping[str, int]) -> str:
-        """Return the opposite statement, which is true at sizes where this one is not."""
+        """Return the text of the opposite statement, which is true where this one is false."""
         return str(replace(self, divides=not self.divides))
 
     @property
     def fact(self) -> Fact:
-        """The same statement as a fact."""
+        """The statement as a `Fact` that `size / parts` is whole, or is not."""
         return Fact(Formula.of(self.size) / self.parts, WHOLE if self.divides else BROKEN)
 
     @property
     def divided(self) -> tuple[tuple[Size, Size], ...]:
-        """The size and its divisor as a pair, if the statement is that one divides the other."""
+        """The pair (size, parts) if `parts` divides `size`, else no pair."""
         return ((self.size, self.parts),) if self.divides else ()
 
     def __repr__(self) -> str:
@@ -245,10 +262,16 @@ class Divides:
 
 @dataclass(frozen=True)
 class Exactly:
-    """The statement that an axis has the size of its hint.
+    """Statement that a mesh axis has the size of its hint, such as "X = 4".
 
-    A collective runs along a part of this axis, which is a number. It depends on the factors of the
-    sizes, for which there is no formula.
+    It is assumed if a collective runs along a part of the axis. The size of the part depends on the
+    factors of the axis size, for which there is no formula.
+
+    Attributes:
+      kind: name of this kind of statement, for tables.
+      decides: the property of a program that depends on it, for tables.
+      size: the size of the axis.
+      number: its hint.
 
     >>> from shardalg.sizes.formula import symbol
     >>> fact = Exactly(symbol("X"), 4)
@@ -267,21 +290,21 @@ class Exactly:
 
     @property
     def where(self) -> str:
-        """The axis."""
+        """Text that names the axis."""
         return str(self.size)
 
     def otherwise(self, values: Mapping[str, int]) -> str:
-        """Return the statement that is true at sizes where this one is not."""
+        """Return text with the size that the axis has at other sizes, such as "X = 8"."""
         return f"{self.size} = {self.size.at(values)}"
 
     @property
     def fact(self) -> Fact:
-        """The same statement as a fact."""
+        """The statement as a `Fact` that `size - number` is 0."""
         return Fact(self.size - self.number, ZERO)
 
     @property
     def divided(self) -> tuple[tuple[Size, Size], ...]:
-        """No pair, because the statement has one size."""
+        """No pair (size, parts), because nothing is divided."""
         return ()
 
     def __repr__(self) -> str:

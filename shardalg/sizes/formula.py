@@ -1,10 +1,11 @@
-"""Exact prices in named sizes: Laurent polynomials in which `ceil(D/n)` is one factor.
+"""Exact formulas of named sizes: Laurent polynomials in which `ceil(D/n)` is one factor.
 
-A price is `sum coefficient * product of sizes to integer powers`. The code that prices a collective
-or a block only adds, multiplies and divides by products, so it runs on `int`, `Fraction` and
-`Formula` alike. Every size is a positive integer; tensor dimensions and mesh axes share one name
-space. Compared with sympy, equality is a dictionary compare, and expansion is never needed.
-`sizes.amounts` creates the ceilings, and `sizes.growth` gives the order of a formula.
+A formula is `sum coefficient * product of sizes to integer powers`. The code that prices
+a collective or a block only adds, multiplies and divides by products, so it runs on `int`,
+`Fraction` and `Formula` alike. Every size is a positive integer; tensor dimensions and mesh axes
+share one name space. In contrast to sympy, a formula is always expanded, so that equal formulas
+have equal dictionaries. `sizes.amounts` creates the ceilings, and `sizes.growth` gives the order of
+a formula.
 """
 
 from __future__ import annotations
@@ -32,11 +33,15 @@ UNIT: Monomial = frozenset()
 
 
 class FormulaError(ShardalgError, ValueError):
-    """An operation whose result is no formula, or a size without a value."""
+    """Error: the result of an operation is no formula, or a size has no value."""
 
 
 def _formula_operator(method: Callable[[Formula, Formula], Any]) -> Callable[[Formula, Any], Any]:
-    """Decorate an operator: exact numbers become formulas, and other types get NotImplemented."""
+    """Decorate a binary operator of `Formula`, so that the other operand may be a number.
+
+    An integer or fraction becomes a formula; for any other type the operator returns
+    `NotImplemented`.
+    """
 
     @wraps(method)
     def operator(self: Formula, other: Any) -> Any:
@@ -50,16 +55,16 @@ def _formula_operator(method: Callable[[Formula, Formula], Any]) -> Callable[[Fo
 
 
 def _constant(value: Any) -> Formula:
-    """Return a number as a formula."""
+    """Return the constant formula of a number."""
     return Formula({UNIT: value})
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Formula:
-    """`sum coefficient * monomial`, exact and hashable; a constant formula equals its number.
+    """Exact sum of products of named sizes; a constant formula equals its number.
 
     Attributes:
-      terms: coefficient (int or Fraction) per monomial. A monomial is the set of its
+      terms: the coefficient (int or Fraction) of each monomial. A monomial is a set of pairs
         (factor, exponent). A factor is a name, a `Ceil`, a `MaximumFactor` or a `SumFactor`.
 
     Raises:
@@ -156,6 +161,7 @@ class Formula:
 
     @cached_property
     def _hash(self) -> int:
+        """The hash, cached, because formulas are keys of many dictionaries."""
         # A constant formula has the hash of its number, because it is equal to it.
         number = self.number
         return hash(frozenset(self.terms.items()) if number is None else number)
@@ -174,7 +180,7 @@ class Formula:
 
     @cached_property
     def atoms(self) -> frozenset[Any]:
-        """The ceilings, maxima and sums that are factors, without those inside other factors."""
+        """The factors that are no names: ceilings, maxima and sums, without their inner ones."""
         factors = {factor for monomial in self.terms for factor, _ in monomial}
         return frozenset(factor for factor in factors if type(factor) is not str)
 
@@ -186,7 +192,7 @@ class Formula:
 
     @cached_property
     def fraction(self) -> tuple[Formula, Formula]:
-        """Numerator and denominator: a sum without division, and the product that divides it.
+        """Pair (numerator, denominator): a sum without division, and a product that divides it.
 
         >>> B, X, Y = symbols("B X Y")
         >>> (B / X + B / (6 * Y)).fraction
@@ -203,7 +209,10 @@ class Formula:
         return self * below, below
 
     def at(self, values: Mapping[str, Number]) -> Number:
-        """Return the exact value at sizes: an int if it is whole, else a Fraction.
+        """Return the exact value at given sizes: an int if it is whole, else a Fraction.
+
+        Args:
+          values: a number for each name in the formula.
 
         Raises:
           FormulaError: a size has no value, or a divisor is 0.
@@ -247,17 +256,20 @@ class Formula:
         return self.replace(new)
 
     def replace(self, new: Callable[[Any], Formula]) -> Formula:
-        """Return the formula with each factor, a name or an atom, replaced by a formula."""
+        """Return the formula with each factor replaced by `new(factor)`.
+
+        A factor is a name, a ceiling, a maximum or a sum.
+        """
         total = Formula({})
         for monomial, coefficient in self.terms.items():
             total += math.prod((new(f) ** e for f, e in monomial), start=coefficient)
         return total
 
     def lambdify(self) -> Callable[..., np.ndarray]:
-        """Return a numpy function of the sizes, for sweeps: keyword arguments that broadcast.
+        """Return a function that evaluates the formula at numpy arrays of its sizes.
 
-        Values have double precision. Ceilings are exact while their numerators are below 2**52.
-        Other sizes are ignored.
+        The sizes are keyword arguments, whose arrays broadcast; other names are ignored. The result
+        has double precision. Ceilings are exact if their numerators are below 2**52.
 
         >>> cost = (ceiling(symbol("M") / symbol("X")) * 3).lambdify()
         >>> cost(M=np.array([8, 9, 13]), X=4)
@@ -273,22 +285,21 @@ class Formula:
         return sweep
 
     def steps(self, code: Code) -> int:
-        """Return the step of the formula as one division of two polynomials.
-
-        A product with 1/n would be inexact where `ceil(D/n)` jumps.
-        """
+        """Add the formula to a program on arrays, and return the number of its last step."""
+        # One division of two polynomials, because a product with 1/n would be inexact where
+        # `ceil(D/n)` jumps.
         above, below = (code.polynomial(part.terms) for part in self.fraction)
         return above if below == code.number(1) else code.step("divide", above, below)
 
     def sympy(
         self, *, factored: bool = True, symbols: Mapping[str, sympy.Symbol] | None = None
     ) -> sympy.Expr:
-        """Return the formula in sympy, in positive integer symbols.
+        """Return the formula as a sympy expression in positive integer symbols.
 
         Args:
-          factored: give a product if it is one, as the price of one collective is; else a sum of
-            products that differ in more than the sizes that divide.
-          symbols: symbols for some of the names, for example ones with a hint.
+          factored: whether common factors are written in front of brackets, as in `B*(X - 1)/X`.
+            Otherwise the result is the expanded sum.
+          symbols: sympy symbols for some of the names; the others get new symbols.
 
         >>> B, M, X = symbols("B M X")
         >>> (2 * B - 2 * B / X).sympy(), (2 * M - 2 * M / X + B * X + B).sympy()
@@ -306,7 +317,8 @@ class Ceil:
     """The factor `ceil(ratio)` of a monomial: an integer that has no simpler formula.
 
     Attributes:
-      pair: empty, unlike the pair of a `MaximumFactor`.
+      ratio: the formula that is rounded up.
+      pair: always (). The same attribute of a `MaximumFactor` has its two sides.
     """
 
     ratio: Formula
@@ -314,6 +326,7 @@ class Ceil:
 
     @cached_property
     def _hash(self) -> int:
+        """The hash, cached, because ceilings are parts of keys of many dictionaries."""
         return hash((Ceil, self.ratio))
 
     def __hash__(self) -> int:
@@ -333,7 +346,7 @@ class Ceil:
         return ceiling(self.ratio.subs(values))
 
     def steps(self, code: Code) -> int:
-        """Return the number of the step that computes the ceiling in a program on arrays."""
+        """Add the ceiling to a program on arrays, and return the number of its last step."""
         return code.step("ceil", self.ratio.steps(code))
 
     def __repr__(self) -> str:
@@ -341,7 +354,7 @@ class Ceil:
         return f"ceil({text(above.terms, within='/')}/{text(below.terms, within='**')})"
 
     def sympy(self, symbols: Mapping[str, sympy.Symbol]) -> sympy.Expr:
-        """Return `ceiling(ratio)`."""
+        """Return the sympy expression `ceiling(ratio)`; `symbols` as in `Formula.sympy`."""
         import sympy
 
         above, below = self.ratio.fraction
@@ -349,7 +362,7 @@ class Ceil:
 
 
 def has_formula(sizes: Iterable[Any]) -> bool:
-    """Return whether one of the sizes is a formula."""
+    """Return whether at least one of the sizes is a `Formula`."""
     return any(type(size) is Formula for size in sizes)
 
 
@@ -369,7 +382,7 @@ def _times(left: Monomial, right: Monomial) -> Monomial:
 
 @lru_cache(maxsize=4096)
 def symbol(name: str) -> Formula:
-    """Return the size `name`, a positive integer.
+    """Return the formula that is the size `name` alone; a size is a positive integer.
 
     Raises:
       FormulaError: `name` is no identifier.
@@ -380,13 +393,13 @@ def symbol(name: str) -> Formula:
 
 
 def symbols(names: str) -> tuple[Formula, ...]:
-    """Return several sizes, whose names are separated by blanks."""
+    """Return the formulas of several sizes, whose names are separated by blanks."""
     return tuple(symbol(name) for name in names.split())
 
 
 @lru_cache(maxsize=1 << 14)
 def ceiling(ratio: Formula) -> Formula:
-    """Return the smallest integer at or above a formula.
+    """Return the formula of the smallest integer at or above a formula, simplified if possible.
 
     `ceil(k + r) = k + ceil(r)` for an integer k; `ceil(ceil(a)/n) = ceil(a/n)` for an integer n >=
     1 (Graham, Knuth, Patashnik, "Concrete Mathematics", 3.11); `ceil(1/n) = 1`.
@@ -413,7 +426,7 @@ def ceiling(ratio: Formula) -> Formula:
 
 
 def flooring(ratio: Formula) -> Formula:
-    """Return the largest integer at or below a formula.
+    """Return the formula of the largest integer at or below a formula.
 
     `floor(a/n) = ceil((a + 1)/n) - 1` for integers a and n >= 1. So the floor of a positive formula
     consists of ceilings of positive ones.
@@ -430,7 +443,11 @@ def flooring(ratio: Formula) -> Formula:
 
 
 def _nested_ceiling(monomial: Monomial, coefficient: Number) -> Formula | None:
-    """Return `a/n` for the monomial `ceil(a)/n`, or None for another one."""
+    """Return `a/n` for the term `ceil(a)/n`; None for a term of another form.
+
+    Args:
+      monomial, coefficient: the term.
+    """
     above = [(f, e) for f, e in monomial if e > 0]
     if len(above) != 1 or above[0][1] != 1 or type(above[0][0]) is not Ceil:
         return None

@@ -1,4 +1,4 @@
-"""The order of a formula: the O(...) of a cost in some of its sizes."""
+"""Order of growth of a formula in some of its sizes, in O notation."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ import numpy as np
 
 from shardalg.sizes.formula import Ceil, Formula, FormulaError, Monomial, symbol
 
-# Pairs (D, n): a dimension of size D is sharded into n parts, so that D/n >= 1.
+# Pairs (D, n): a dimension of size D has n shards. Then D/n >= 1, which decides whether a term such
+# as D/n or a constant is the larger one.
 Shardings = Iterable[tuple[Formula | int, Formula | int]]
 
 
 @dataclass(frozen=True, repr=False)
 class Order:
-    """`O(...)`: products of the growing sizes, none of which is bounded by another.
+    """Order of growth of a formula, printed as O(...).
 
     Attributes:
-      terms: the products, with the coefficient 1; empty for a formula that is 0.
+      terms: products of the growing sizes whose sum is the order. None of them is bounded by
+        another; empty for a formula that is 0.
       leading: the largest terms of the formula, with their coefficients and all sizes.
     """
 
@@ -32,7 +34,7 @@ class Order:
 
 
 def order(formula: Formula, *, growing: Iterable[str], shardings: Shardings = ()) -> Order:
-    """Return the order of a nonnegative cost in the sizes that grow.
+    """Return the order of growth of a nonnegative formula in some of its sizes.
 
     1. A term a is dropped if another term b bounds it: `a <= constant * b` wherever all sizes are
        >= 1 and D/n >= 1 for each sharding. This holds exactly if `b/a` is a product of nonnegative
@@ -42,8 +44,12 @@ def order(formula: Formula, *, growing: Iterable[str], shardings: Shardings = ()
 
     `ceil(D/n)` is replaced by its bound `D/n + 1`. Step 1 drops the 1 if D/n >= 1 is known.
 
+    Args:
+      growing: names of the sizes that grow.
+      shardings: pairs (D, n) of a dimension and its number of shards, for which D/n >= 1 holds.
+
     Raises:
-      FormulaError: a negative term that no other bounds; division by a ceiling.
+      FormulaError: no other term bounds a negative term, or the formula divides by a ceiling.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, M, S, X, Y = symbols("B M S X Y")
@@ -74,7 +80,7 @@ def order(formula: Formula, *, growing: Iterable[str], shardings: Shardings = ()
 
 
 def _upper_bound(formula: Formula) -> Formula:
-    """Return an upper bound without ceilings: `q <= ceil(q) <= q + 1`, by the term's sign."""
+    """Return an upper bound of a formula that has no ceilings, by `q <= ceil(q) <= q + 1`."""
     total = Formula({})
     for monomial, coefficient in formula.terms.items():
         if any(e < 0 for f, e in monomial if type(f) is Ceil):
@@ -92,14 +98,14 @@ def _positive(formula: Formula) -> list[Monomial]:
 
 
 def without_ceilings(rounding: int) -> Callable[[Any], Formula]:
-    """Return the argument of `Formula.replace` that puts `q + rounding` for `ceil(q)`."""
+    """Return a function for `Formula.replace` that replaces `ceil(q)` by `q + rounding`."""
     return lambda f: f.ratio + rounding if type(f) is Ceil else symbol(f)
 
 
 def _largest(
     monomials: Sequence[Monomial], dominates: Callable[[Monomial, Monomial], bool]
 ) -> list[Monomial]:
-    """Return the monomials that no other monomial bounds; of equal ones, the first.
+    """Return the monomials that no other monomial bounds; of two that bound each other, the first.
 
     Args:
       dominates: function that returns whether its first argument bounds the second.
@@ -116,13 +122,17 @@ def _largest(
 
 @dataclass(frozen=True)
 class _Cone:
-    """The region in which all sizes and all `ratios` are at least 1."""
+    """Region of sizes in which all sizes, and some quotients of sizes, are at least 1.
+
+    Attributes:
+      ratios: the quotients, such as a dimension over its number of shards.
+    """
 
     ratios: tuple[Monomial, ...]
 
     @staticmethod
     def of(shardings: Shardings) -> _Cone:
-        """Return the region in which every sharded dimension has an element per part."""
+        """Return the region in which every sharded dimension has at least one element per shard."""
         ratios = [Formula.of(size) / parts for size, parts in shardings]
         # A size such as V - 1 is at most a constant times its largest term, if it has one.
         tops = [_largest(_positive(_upper_bound(ratio)), _Cone(()).dominates) for ratio in ratios]
@@ -150,7 +160,12 @@ def _quotient(big: Monomial, small: Monomial) -> Monomial:
 
 @lru_cache(maxsize=1 << 14)
 def _in_cone(need: Monomial, ratios: tuple[Monomial, ...]) -> bool:
-    """Return whether exponents are a nonnegative combination of ratios and single sizes."""
+    """Return whether a monomial is a product of nonnegative powers of ratios and of sizes.
+
+    Args:
+      need: the monomial, a set of (factor, exponent).
+      ratios: monomials that are at least 1.
+    """
     from scipy.optimize import nnls
 
     # Nonnegative least squares: the distance is 0 exactly if such a combination exists.

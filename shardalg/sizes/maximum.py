@@ -1,4 +1,7 @@
-"""Maxima, minima and sums as factors of a formula, where the sizes decide which one is larger."""
+"""Maxima, minima and sums as factors of a formula.
+
+`larger(B, M)` is `max(B, M)` in a formula, because the sizes decide which one is larger.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,7 @@ class MaximumFactor:
 
     @cached_property
     def _hash(self) -> int:
+        """The hash, cached, because factors are parts of keys of many dictionaries."""
         return hash((MaximumFactor, self.first, self.second))
 
     def __hash__(self) -> int:
@@ -37,7 +41,7 @@ class MaximumFactor:
         return self.first.names | self.second.names
 
     def at(self, values: Mapping[str, Number]) -> Number:
-        """Return the exact value at sizes."""
+        """Return the exact value of the maximum at given sizes."""
         return max(self.first.at(values), self.second.at(values))
 
     def subs(self, values: Mapping[str, Formula | Number]) -> Any:
@@ -55,14 +59,15 @@ class MaximumFactor:
         return Least(self)
 
     def steps(self, code: Code) -> int:
-        """Return the number of the step that computes the maximum in a program on arrays."""
+        """Add the maximum to a program on arrays, and return the number of its last step."""
         return code.step("max", *map(code.polynomial, self.pair))
 
     def __repr__(self) -> str:
         return f"max({self.first}, {self.second})"
 
     def sympy(self, symbols: Mapping[str, sympy.Symbol]) -> sympy.Expr:
-        """Return `Max(first, second)`, whose arguments sympy does not compare."""
+        """Return the expression `Max(first, second)`; `symbols` as in `Formula.sympy`."""
+        # sympy's own `Max` compares its arguments, and decides some signs wrongly.
         from shardalg.algebra import dims
 
         return dims.Max(*(to_sympy(f.terms, symbols) for f in (self.first, self.second)))
@@ -70,13 +75,19 @@ class MaximumFactor:
 
 @dataclass(frozen=True)
 class SumFactor:
-    """A sum as one factor of a monomial, so that it may divide."""
+    """A sum as one factor of a monomial, so that a formula can be divided by it.
+
+    Attributes:
+      inside: the sum.
+      pair: always (). The same attribute of a `MaximumFactor` has its two sides.
+    """
 
     inside: Formula
     pair = ()
 
     @cached_property
     def _hash(self) -> int:
+        """The hash, cached, because factors are parts of keys of many dictionaries."""
         return hash((SumFactor, self.inside))
 
     def __hash__(self) -> int:
@@ -88,7 +99,7 @@ class SumFactor:
         return self.inside.names
 
     def at(self, values: Mapping[str, Number]) -> Number:
-        """Return the exact value at sizes."""
+        """Return the exact value of the sum at given sizes."""
         return self.inside.at(values)
 
     def subs(self, values: Mapping[str, Formula | Number]) -> Formula:
@@ -96,19 +107,19 @@ class SumFactor:
         return grouped(self.inside.subs(values))
 
     def steps(self, code: Code) -> int:
-        """Return the number of the step that computes the sum in a program on arrays."""
+        """Add the sum to a program on arrays, and return the number of its last step."""
         return self.inside.steps(code)
 
     def __repr__(self) -> str:
         return f"({self.inside})"
 
     def sympy(self, symbols: Mapping[str, sympy.Symbol]) -> sympy.Expr:
-        """Return the sum in sympy."""
+        """Return the sum as a sympy expression; `symbols` as in `Formula.sympy`."""
         return to_sympy(self.inside.terms, symbols)
 
 
 def grouped(amount: Any) -> Any:
-    """Return an amount in which a sum is one factor, so that a formula can be divided by it.
+    """Return an equal amount in which a sum is a single factor, so that formulas can divide by it.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, H = symbols("B H")
@@ -125,13 +136,16 @@ def grouped(amount: Any) -> Any:
 class Least:
     """The factor `min(first, second)`, which occurs only in programs on arrays.
 
-    Formulas write a minimum as `a + b - max(a, b)`, and `Code` restores it.
+    Formulas write a minimum as `a + b - max(a, b)`, and `Code` replaces this by the minimum.
+
+    Attributes:
+      of: the maximum of the same two formulas.
     """
 
     of: MaximumFactor
 
     def steps(self, code: Code) -> int:
-        """Return the number of the step that computes the minimum in a program on arrays."""
+        """Add the minimum to a program on arrays, and return the number of its last step."""
         return code.step("min", *map(code.polynomial, self.of.pair))
 
 
@@ -184,7 +198,7 @@ def smaller(first: Any, second: Any) -> Any:
 
 @lru_cache(maxsize=1 << 12)
 def _larger(first: Formula, second: Formula) -> Formula:
-    """Return the larger formula, or one with a `MaximumFactor` if sizes decide."""
+    """Return the larger of two formulas; their `MaximumFactor` if that depends on the sizes."""
     if _is_nonnegative(first - second):
         return first
     if _is_nonnegative(second - first):
@@ -196,9 +210,10 @@ def _larger(first: Formula, second: Formula) -> Formula:
 
 
 def _is_nonnegative(difference: Formula) -> bool:
-    """Return whether a formula is a sum of positive products in sizes less 1.
+    """Return whether a formula is certainly at least 0 at all sizes of at least 1.
 
-    It is then at least 0 at all sizes.
+    It is if it has no negative coefficient once each size s is written as 1 + s. False means "not
+    known".
     """
     factors = {factor for monomial in difference.terms for factor, _ in monomial}
     least = {factor: _lower_bound(factor) for factor in factors}
@@ -223,10 +238,10 @@ def _is_nonnegative(difference: Formula) -> bool:
 
 
 def _drop_ceilings(difference: Formula) -> Formula | None:
-    """Return `a - b + q` for `ceil(a) - ceil(b) + q`; None for a difference of another form.
+    """Return `a - b + q` for the formula `ceil(a) - ceil(b) + q`; None for another form.
 
-    q is an integer, so the difference is `ceil(a + q) - ceil(b)`. It is at least 0 where `a + q` is
-    at least b.
+    If the result is at least 0, so is the formula: q is an integer, so the formula is
+    `ceil(a + q) - ceil(b)`.
     """
     ends: dict[int, Formula] = {}
     rest: dict[Monomial, Number] = {}
@@ -259,7 +274,7 @@ def _lower_bound(factor: Any) -> int | None:
 
 
 def _common_factor(first: Formula, second: Formula) -> Formula:
-    """Return the largest product of positive factors that is in every term of both."""
+    """Return the largest product that divides every term of two formulas, with its number."""
     terms = [dict(m) for formula in (first, second) for m in formula.terms]
     factors = {factor for found in terms for factor in found if _lower_bound(factor)}
     least = {f: min(found.get(f, 0) for found in terms) for f in factors}

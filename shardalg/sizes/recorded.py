@@ -1,12 +1,12 @@
-"""Recorded sizes: numbers with a formula, whose comparisons are noted as facts about named sizes.
+"""Recorded sizes: numbers with a formula that store each comparison as a fact about named sizes.
 
 Planning is ordinary code on integers. It also runs on `Recorded` sizes instead of integers. Every
 comparison or division of a size is then stored with its outcome as a `Fact`, such as `M/X is
-whole`. At all sizes at which these facts hold, the code takes the same branches again. The facts
-are complete, because a `Recorded` returns no plain number without storing a fact.
+whole`. At all sizes at which these facts are true, the code takes the same branches again. The
+facts are complete, because a `Recorded` returns no plain number without storing a fact.
 
-The file also has sums of many prices, and the smallest of several sums with the range in which it
-stays the smallest.
+The file also has sums of many prices. `least_sum` finds the smallest of several sums, and the range
+of sizes in which it stays the smallest.
 """
 
 from __future__ import annotations
@@ -23,16 +23,20 @@ from shardalg.sizes.conditions import is_positive, primitive
 from shardalg.sizes.facts import NONNEGATIVE, NONZERO, POSITIVE, WHOLE, ZERO, Fact
 from shardalg.sizes.formula import UNIT, Formula, Number, ceiling
 
+# A size as (its number at the hints, its formula): the number decides, and the formula is recorded.
 Compared = tuple[Number, Formula]
-# Result of an operation (a `Compared`, a number or a truth value), and its facts.
+# The result of an operation (a `Compared`, a number or a truth value), and the facts that must be
+# true for this result. Results are cached together with their facts.
 Answer = tuple[Any, tuple[Fact, ...]]
 
 
 class Answers:
-    """Formulas and operations on them, computed once for all recorders of one plan.
+    """Cache of operations on sizes, shared by all recorders of one plan.
 
     Attributes:
-      hints: the number of each name.
+      hints: for each named size, the number at which the plan is computed.
+      sides: for each formula, its pair (number at the hints, formula).
+      found: results of operations so far.
     """
 
     def __init__(self, hints: Mapping[str, int]) -> None:
@@ -41,14 +45,20 @@ class Answers:
         self.found: dict[Hashable, Answer] = {}
 
     def side(self, formula: Formula) -> Compared:
-        """Return the number at the hints and the formula; equal formulas are one object."""
+        """Return the pair (number at the hints, formula) of a formula; equal formulas share it."""
         found = self.sides.get(formula)
         if found is None:
             found = self.sides[formula] = (formula.at(self.hints), formula)
         return found
 
     def ask(self, name: str, a: Compared, b: Compared | Number) -> Answer:
-        """Return the result of an operation on two sides, or on a side and a number."""
+        """Return the result of an operation on two sizes, with the facts that it depends on.
+
+        Args:
+          name: a key of `_DO`, such as "add" or "gt".
+          a: the first operand, a result of `side`.
+          b: the second operand, a result of `side` or a number.
+        """
         # Sides are one object per formula and live as long as the table, so an `id` is a quick key.
         number = None if isinstance(b, tuple) else b
         key = (name, id(a), id(b) if number is None else None, number)
@@ -63,13 +73,13 @@ class Answers:
 
 @dataclass(eq=False)
 class Recorder:
-    """The facts about sizes on which the decisions of one run depend.
+    """Store for the facts on which the decisions of one run of planning depend.
 
     Attributes:
-      answers: answers shared by the plan.
-      facts: the facts in their order, each with the decision during which it was first noted.
+      answers: cache of operations, shared by all runs of the plan.
+      facts: the facts in order; each value is the decision that first needed the fact, or None.
       about: the current decision, as the caller describes it, or None.
-      host: the run's record of the calls inside it; see `sizes.decided`.
+      host: the calls of decided functions inside the run (`sizes.decided`), or None.
     """
 
     answers: Answers
@@ -82,38 +92,43 @@ class Recorder:
         self.done: dict[Hashable, Any] = {}
 
     def size(self, formula: Formula | Number) -> Any:
-        """Return the size with a formula, or a number if it is one.
+        """Return the recorded size with a formula; a constant formula gives its number.
 
-        Equal formulas are one object.
+        Equal formulas give the same object.
         """
         formula = Formula.of(formula)
         number = formula.number
         return self._of(self.answers.side(formula)) if number is None else number
 
     def _of(self, side: Compared) -> Recorded:
-        """Return the recorded size of a side; equal sides are one object."""
+        """Return the recorded size for a pair (number, formula); equal pairs give one object."""
         found = self.known.get(id(side))
         if found is None:
             found = self.known[id(side)] = Recorded(self, side)
         return found
 
     def ask(self, name: str, a: Compared, b: Compared | Number) -> Any:
-        """Return the result of an operation in numbers of this recorder, and note its facts."""
+        """Return the result of an operation, and store the facts that it depends on.
+
+        The result is a recorded size of this recorder, a number or a truth value. Arguments as in
+        `Answers.ask`.
+        """
         result, facts = self.answers.ask(name, a, b)
         self.note(facts)
         return self._of(result) if type(result) is tuple else result
 
     def note(self, facts: tuple[Fact, ...]) -> None:
-        """Store facts with the current decision."""
+        """Store facts, together with the current decision (`about`)."""
         for fact in facts:
             if self.facts.get(fact) is None:
                 self.facts[fact] = self.about
 
 
 def _operator(name: str) -> Callable[[Recorded, Any], Any]:
-    """Return the method of `Recorded` for an operator of `_DO`, with a cache per recorder."""
+    """Return the method of `Recorded` for an operation of `_DO`; each recorder caches results."""
 
     def method(self: Recorded, other: Any) -> Any:
+        """Return the result of the operation, or `NotImplemented` for another type."""
         recorder = self.recorder
         if type(other) is Recorded:
             # Sizes of two runs may not be mixed: their facts would be noted in one run only.
@@ -133,20 +148,25 @@ def _operator(name: str) -> Callable[[Recorded, Any], Any]:
     return method
 
 
+# The functions below take two pairs (number at the hints, formula). Sums, differences and products
+# are formulas at all sizes, so they need no facts; the other results hold only where facts do.
 def _sum(a: Compared, b: Compared) -> Answer:
+    """Return `a + b`, without facts."""
     return a[1] + b[1], ()
 
 
 def _difference(a: Compared, b: Compared) -> Answer:
+    """Return `a - b`, without facts."""
     return a[1] - b[1], ()
 
 
 def _product(a: Compared, b: Compared) -> Answer:
+    """Return `a * b`, without facts."""
     return a[1] * b[1], ()
 
 
 def _quotient(a: Compared, b: Compared) -> Answer:
-    """Return `a / b`; if that is no formula, note that both keep their numbers."""
+    """Return `a / b`; if that is no formula, a number and the facts that fix both operands."""
     ratio = _ratio(a[1], b[1])
     if ratio is None:
         return Fraction(a[0]) / b[0], (*_fixed_facts(*a), *_fixed_facts(*b))
@@ -154,7 +174,10 @@ def _quotient(a: Compared, b: Compared) -> Answer:
 
 
 def _floor(a: Compared, b: Compared) -> Answer:
-    """Return `a // b`, without a floor if the quotient is whole at the hints, which is noted."""
+    """Return `a // b`.
+
+    If the quotient is whole at the hints, the result has no floor, and "a/b is whole" is a fact.
+    """
     ratio = _ratio(a[1], b[1])
     if ratio is None:
         return a[0] // b[0], (*_fixed_facts(*a), *_fixed_facts(*b))
@@ -173,24 +196,24 @@ def _rest(a: Compared, b: Compared) -> Answer:
 
 
 def _ratio(above: Formula, below: Formula) -> Formula | None:
-    """Return the quotient as a formula, or None if it is none or the divisor may be 0."""
+    """Return `above / below` as a formula; None if there is none or the divisor may be 0."""
     if not is_positive(below):
         return None
     return above / below if len(below.terms) == 1 else multiple(above, below)
 
 
 def _fixed_facts(value: Number, formula: Formula) -> tuple[Fact, ...]:
-    """Return the fact that a formula keeps its number, or none if it is a number."""
+    """Return the fact that a formula equals a number; no fact for a constant formula."""
     return () if formula.number is not None else (Fact(primitive(formula - value), ZERO),)
 
 
 def _is_above(a: Compared, b: Compared) -> Answer:
-    """Return `a > b`."""
+    """Return whether `a > b` at the hints, with the fact that makes it so."""
     return _sign_answer(a[1] - b[1], True, a[0] > b[0])
 
 
 def _is_at_least(a: Compared, b: Compared) -> Answer:
-    """Return `a >= b`."""
+    """Return whether `a >= b` at the hints, with the fact that makes it so."""
     return _sign_answer(a[1] - b[1], False, a[0] >= b[0])
 
 
@@ -212,7 +235,7 @@ def _sign_answer(difference: Formula, strict: bool, outcome: bool) -> Answer:
 
 
 def _is_equal(a: Compared, b: Compared) -> Answer:
-    """Return `a == b`."""
+    """Return whether `a == b` at the hints, with the fact that makes it so."""
     outcome, found = a[0] == b[0], primitive(a[1] - b[1])
     # A difference that is positive at all sizes needs no note: it is never 0.
     known = not outcome and (is_positive(found) or is_positive(-found))
@@ -222,6 +245,7 @@ def _is_equal(a: Compared, b: Compared) -> Answer:
 
 
 def _swap_operands(act: Callable[[Compared, Compared], Answer]) -> Callable[..., Answer]:
+    """Return an operation with its operands exchanged, such as `<` for `>`."""
     return lambda a, b: act(b, a)
 
 
@@ -245,11 +269,17 @@ _DO: dict[str, Callable[[Compared, Compared], Answer]] = {
 
 
 class Recorded:
-    """A number that is a formula of named sizes; made by `Recorder.size`.
+    """Number with a formula of named sizes, which records comparisons as facts.
 
-    It can be used like a number: arithmetic gives another one, and each question about it is noted.
-    Where code needs a plain number (a `range`, a `gcd`), the note is that the size keeps this
-    number. It is no `int`, so that nothing reads the number without a note.
+    `Recorder.size` creates it. Arithmetic gives another recorded size. A comparison or a division
+    stores a fact in the recorder. Where code needs a plain integer (a `range`, a `gcd`), the fact
+    is that the size has this number. The class is no `int`, so that no code reads the number
+    without a fact.
+
+    Attributes:
+      value: the number at the hints.
+      formula: the formula.
+      side: the pair (value, formula).
 
     >>> from shardalg.sizes.formula import symbols
     >>> recorder = Recorder(Answers({"M": 12, "X": 4}))
@@ -318,10 +348,10 @@ _NUMBERS = {int, bool, Fraction}
 
 
 def first_largest(amounts: Sequence[Any]) -> int:
-    """Return the index of the largest amount; of equal ones, of the first.
+    """Return the index of the largest amount; if several are equal, of the first.
 
-    Only comparisons with the largest amount become facts. The order of the smaller amounts may
-    therefore change with the sizes.
+    If amounts are recorded sizes, only comparisons with the largest become facts. Other amounts may
+    change their order with the sizes.
 
     >>> first_largest([3, 7, 5, 7])
     1
@@ -341,14 +371,14 @@ def first_least(
     ranks: Sequence[Callable[[], tuple[Any, ...]]],
     about: Callable[[int, int], Any],
 ) -> int:
-    """Return the index of the least rank; of equal ones, of the first.
+    """Return the index of the candidate with the least rank; if several are equal, of the first.
 
-    Numbers: ranks are computed in the order of their bounds, until the remaining bounds exceed the
-    least rank. Recorded sizes: all ranks are computed, and only comparisons with the least rank
-    become facts. The order of the other ranks may therefore change with the sizes.
+    A rank is a tuple of numbers, compared from left to right. For plain numbers, ranks are computed
+    in the order of their bounds, until the remaining bounds exceed the least rank. For recorded
+    sizes, all ranks are computed, and only comparisons with the least rank become facts.
 
     Args:
-      numbers: sizes; a recorded one is among them if there is any.
+      numbers: some sizes of the ranks. If ranks have recorded sizes, one must be among them.
       bounds: lower bounds of the first number of each rank.
       ranks: functions that compute the ranks.
       about: function of the indices of the least rank and of another rank. It returns the
@@ -420,10 +450,10 @@ def _value_of(amount: Any) -> Number:
 
 
 def summed(tally: Mapping[tuple[Hashable, Any, Any], int]) -> dict[Any, Any]:
-    """Return the sum of amounts, each times a factor, per quantity.
+    """Return, for each quantity, the sum of its amounts times their factors.
 
     Args:
-      tally: (quantity, amount, factor) to its number of occurrences.
+      tally: for each triple (quantity, amount, factor), the number of times that it occurs.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, L = symbols("B L")
@@ -440,7 +470,7 @@ def summed(tally: Mapping[tuple[Hashable, Any, Any], int]) -> dict[Any, Any]:
 
 
 def total(amounts: Iterable[Any]) -> Any:
-    """Return the sum of amounts: a formula if one of them is.
+    """Return the sum of amounts, which is a formula if at least one amount is a formula.
 
     >>> from shardalg.sizes.formula import symbol
     >>> total([symbol("B"), 2, symbol("B")]), total([])
@@ -450,7 +480,10 @@ def total(amounts: Iterable[Any]) -> Any:
 
 
 def weighted_sum(amounts: Iterable[tuple[Any, int]]) -> Any:
-    """Return the sum of amounts, each times a number: a formula if one of them is."""
+    """Return the sum of `amount * times` over pairs (amount, times).
+
+    It is a formula if at least one amount is a formula.
+    """
     # All terms go into one dictionary: adding formulas one by one would copy the sum each time.
     terms: dict[Any, Any] = {}
     number = 0
@@ -470,16 +503,16 @@ _FARTHEST = 1 << 10
 def least_sum(
     sizes: Sequence[Any], ask: Callable[[tuple[int, ...]], frozenset[int]]
 ) -> frozenset[int]:
-    """Return the set of indices that `ask` finds: the set whose sizes have the least sum.
+    """Return the set of indices, chosen by `ask`, whose sizes have the least sum.
 
     If all recorded sizes have the form `a*x + c` with one product x, two facts are stored: the ends
     of the range of x in which the same set has the least sum. The ends suffice. The sum of a set is
     a line in x, and the minimum of lines is concave, so a line that is the minimum at two points is
-    the minimum between them. Sizes of another form are stored as constants.
+    the minimum between them. Sizes of another form must keep their numbers, which become facts.
 
     Args:
-      ask: function of numbers that returns the set with the least sum; of sets with equal sums, one
-        that contains no other.
+      ask: function from the sizes as numbers to the allowed set with the least sum. Of sets with
+        equal sums, it returns one that contains no other.
 
     >>> from shardalg.sizes.formula import symbol
     >>> from shardalg.sizes.recorded import Answers, Recorder
@@ -518,8 +551,9 @@ def _range_end(
 
     Args:
       lines: (a, c) for each size `a*x + c`.
-      ask: function of the sizes in numbers; see `least_sum`.
-      found: the answer at the first end.
+      ask: as in `least_sum`.
+      found: the set that `ask` returns at the first end.
+      ends: the values of x between which the search runs.
     """
     here, far = ends
     step = 1 if far > here else -1
