@@ -293,7 +293,7 @@ class _StepSchedule:
         return here[::-1]
 
     def _evaluate_if_small(self, number: int) -> bool:
-        """Evaluate a step if it depends on few of the sizes, and return whether it was evaluated."""
+        """Evaluate a step that depends on few of the sizes; return False for any other step."""
         names, points = self.sizes[number], self.points
         shape = np.broadcast_shapes(*(points.arrays[name].shape for name in names))
         # A step without sizes is a number and is always evaluated once.
