@@ -250,12 +250,12 @@ class Traffic:
 
     @cached_property
     def made_by(self) -> Mapping[int, Instruction]:
-        """The instruction that produces each local value."""
+        """For each local value, the instruction that produces it; arguments have no entry."""
         return {r: step.instruction for step in self.steps for r in step.instruction.results}
 
     @cached_property
     def readers(self) -> Mapping[int, list[Instruction]]:
-        """The instructions that read each local value."""
+        """For each local value, the instructions that read it."""
         found: dict[int, list[Instruction]] = {}
         for step in self.steps:
             for operand in dict.fromkeys(step.instruction.operands):

@@ -53,11 +53,11 @@ def signature_local_flops(signature: Signature, loops: tuple[tuple[str, Digits],
 def shaped_flops(
     signature: Signature, shapes: Shapes, params: Params = (), row: Rule | None = None
 ) -> Any:
-    """Return the flops of an operator on operands and results of other shapes.
+    """Return the flops of an operator on other shapes than those of its signature.
 
-    The size of a loop is read from the dimensions that the loop indexes. Local shapes give
-    the flops of a device, padding of blocks included. Formulas give a formula. If an operator
-    reads through windows, only the iterations that read an element count.
+    Local shapes give the flops of a device, padding of blocks included. Formulas give a formula.
+    The size of a loop is read from the dimensions that the loop indexes. If an operator reads
+    through sliding windows, only the iterations that read an element count.
 
     Args:
       shapes: shapes of the operands, then of the results.
@@ -222,9 +222,10 @@ def useful_flops(graph: Graph) -> int:
 
 
 def node_flops(graph: Graph, node: Node) -> int:
-    """Return the flops of a node on global shapes, trip counts included.
+    """Return the flops of a node on global shapes, times its executions per call.
 
-    A node of a manual region is one operator per device, so its flops count once per device.
+    A node in the body of a `shard_map` runs on each device of the manual axes, so its flops are
+    multiplied by their number.
     """
     devices = math.prod(graph.manual_axes(node.region).values())
     return signature_flops(node.signature) * graph.trip_count(node) * devices

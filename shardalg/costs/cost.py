@@ -151,7 +151,8 @@ class Totals:
 
     @cached_property
     def peak_bytes(self) -> Any:
-        """Most bytes alive at once; in formulas, the largest of the candidates."""
+        """Most bytes alive at once on one device, a number or a formula."""
+        # In formulas the sizes decide which instruction is the peak, so all candidates count.
         return largest_of(self.peaks()) if self.peaks else self.memory.peak_bytes
 
     def sum(self, quantity: str, *, communication: bool | None = None) -> Any:
@@ -260,7 +261,7 @@ class Cost:
 
     @property
     def memory(self) -> Liveness:
-        """Bytes alive at the peak, by class, in numbers or formulas."""
+        """The values alive when a device needs the most memory, and their bytes."""
         return replace(self.totals.memory, peak_bytes=self.totals.peak_bytes)
 
     @cached_property
@@ -310,13 +311,13 @@ class Cost:
 
     @cached_property
     def limits(self) -> StepLimits:
-        """The parts of the step's time, at the hints: products, memory, exposed communication.
+        """The causes of the step's time, each with the seconds that removing it would save.
 
-        Bubbles, recomputation, padding and idle devices are parts of their own. Each has the
-        seconds that removing it would save (`costs.analyses.limits`).
+        The causes are products, memory traffic, exposed communication, pipeline bubbles,
+        recomputation, padding and idle devices (`costs.analyses.limits`). Seconds are at the hints.
 
         Raises:
-          TableError: no plan made the program.
+          TableError: the program is from no plan.
         """
         if self.analysis is None:
             raise TableError("no plan made this program: ask the cost of a plan, plan.cost(...).")
@@ -453,7 +454,10 @@ class Cost:
 
     @property
     def fits(self) -> Any:
-        """True if the peak is within the memory of a device; with named sizes, the inequality."""
+        """Whether the peak is within the memory of a device.
+
+        With named sizes it is the inequality of sizes, as a sympy expression.
+        """
         return self.peak_memory_bytes <= self.hardware.hbm_bytes
 
     @cached_property
@@ -661,7 +665,7 @@ class Cost:
 
     @property
     def _error_text(self) -> str:
-        """The expected error of the step time, with the runs that it is from; "" if unknown."""
+        """Text on the expected error of the step time and its source; "" for other overlaps."""
         if self.overlap != MEASURED:
             return ""
         constants = self.hardware.calibration

@@ -227,7 +227,7 @@ def _reduces(signature: Signature) -> bool:
 
 @lru_cache(maxsize=65536)
 def _expands(signature: Signature) -> bool:
-    """Return whether an operator repeats its operand along a result loop (broadcast, iota)."""
+    """Return whether an operator repeats elements of its operand, as a broadcast does."""
     return any(r.result_loops - r.operand_loops and not r.guards for r in rules(signature) or ())
 
 
@@ -478,7 +478,7 @@ def kernel_bytes(program: SpmdProgram, graph: Graph, instruction: Instruction) -
 
 
 def is_view(instruction: Instruction) -> bool:
-    """Return whether an instruction only changes its operand's layout (a free operator in XLA)."""
+    """Return whether an instruction moves no bytes in XLA: it only changes shape or layout."""
     attributes = instruction.attributes
     return type(attributes) is Apply and attributes.primitive in VIEWS
 

@@ -310,7 +310,7 @@ class Scan:
 
     @cached_property
     def on_chip(self) -> frozenset[int]:
-        """Values that a kernel keeps on the chip."""
+        """Values that attention kernels keep on the chip, so that they take no memory."""
         return on_chip(self.program, self.graph) if self.graph else frozenset()
 
     @cached_property

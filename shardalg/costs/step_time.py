@@ -267,7 +267,7 @@ class Pricing:
 
     @cached_property
     def kernels(self) -> frozenset[int]:
-        """Values that an attention kernel keeps on the chip."""
+        """Local values that attention kernels keep on the chip, so that they move no bytes."""
         return on_chip(self.program, self.graph)
 
     @cached_property

@@ -539,7 +539,8 @@ def machine_text(
     """Return the text of `chip_text`, followed by the links between the devices.
 
     Args:
-      mesh: places a chip alone as `arranged` does; None gives each axis links of its own.
+      mesh: the mesh. Chips without a topology are joined for it as the vendor joins so many
+        (`arranged`). With None each mesh axis has links of its own.
 
     >>> machine_text("v3", 8)
     '8 x tpu_v3 (as asked for; devices of the mesh), each mesh axis on links of its own'

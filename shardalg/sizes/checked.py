@@ -129,7 +129,12 @@ def _check_in_stages(
 def _values_at(
     places: np.ndarray, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]
 ) -> dict[str, np.ndarray]:
-    """Return the arrays' values at flat indices of the shape to which they broadcast."""
+    """Return, for each size, its values at some points.
+
+    Args:
+      places: flat indices of the points in `shape`.
+      arrays: for each size, an array that broadcasts to `shape`.
+    """
     along = np.unravel_index(places, shape)
     return {
         name: array[tuple(0 if n == 1 else at for n, at in zip(array.shape, along, strict=True))]

@@ -178,7 +178,7 @@ class Replaced:
         self.meshes: dict[Mesh, Mesh] = {}
 
     def __call__(self, value: Any) -> Any:
-        """Return the value with its numbers replaced, or itself if it has none."""
+        """Return a copy of a nested value with its numbers replaced, or itself if it has none."""
         kind = type(value)
         if kind is self.kind:
             return self.number(value)
@@ -407,7 +407,7 @@ _SIZES = (Recorded, int, Fraction)
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """Yield the items of a tuple, or the fields of a dataclass."""
+    """Yield the items of a tuple, or the values of a dataclass's fields."""
     if isinstance(value, tuple):
         yield from value
     else:

@@ -71,7 +71,7 @@ class Facts:
         self.facts = tuple(dict.fromkeys(facts))
 
     def failing(self, values: Mapping[str, int]) -> tuple[Fact, ...]:
-        """Return the facts that do not hold at these sizes."""
+        """Return the facts that are false at given sizes, a number for each name."""
         known = [values[name] for name in self._names]
         # Inner ceilings come first in `_order`, so their values are known here.
         for above, below in self._atoms:

@@ -1,4 +1,8 @@
-"""Formulas as a line of text, and in sympy."""
+"""Conversion of formulas to a line of text, and to sympy expressions.
+
+`Terms` are the coefficients of a formula by monomial (`Formula.terms`). Factors that are no names,
+such as ceilings and maxima, are called atoms.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,11 @@ Terms = Mapping[frozenset[tuple[Any, int]], Any]
 
 
 def text(terms: Terms, *, within: str = "") -> str:
-    """Return a formula in Python's notation, highest degree first.
+    """Return a formula as text in Python's notation, terms of highest degree first.
 
     Args:
-      within: "/" puts a sum in brackets, "**" a sum or a product, as a divisor needs.
+      within: "/" puts a sum in brackets; "**" puts a sum or a product in brackets, as a divisor
+        needs; "" adds no brackets.
 
     >>> text({frozenset({("B", 1), ("X", -1)}): Fraction(-3, 2), frozenset(): 1})
     '-3*B/(2*X) + 1'
@@ -49,38 +54,41 @@ def _term(monomial: frozenset[tuple[Any, int]], coefficient: Fraction) -> str:
 
 
 def _is_product(line: str) -> bool:
-    """Return whether a text must be in brackets behind `/`: a product, a quotient or a sign."""
+    """Return whether a text needs brackets after `/`: it has a product, a quotient or a sign."""
     if line.startswith("(") and line.find(")") == len(line) - 1:
         return False
     return bool(set(line.replace("**", "")) & set("*/-"))
 
 
 def _product(powers: Iterable[tuple[Any, int]]) -> str:
-    """Return a product of (factor, exponent) as text, in the order of the factors' texts."""
+    """Return a product of factors with exponents as text, such as "B*M**2", sorted by text."""
     ordered = sorted((_name(factor), exponent) for factor, exponent in powers)
     return "*".join(name if e == 1 else f"{name}**{e}" for name, e in ordered)
 
 
 def _name(factor: Any) -> str:
-    """Return a name, or the text of an atom."""
+    """Return the text of a factor: the name itself, or for example "ceil(B/X)"."""
     return factor if type(factor) is str else _text_of(factor)
 
 
 # Many prices share few atoms, and terms are sorted by their text.
 @lru_cache(maxsize=1 << 14)
 def _text_of(atom: Any) -> str:
+    """Return the text of an atom, cached."""
     return str(atom)
 
 
 def to_sympy(terms: Terms, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
-    """Return a formula as a sum in sympy; a name without a symbol gets a positive integer one.
+    """Return a formula as an expanded sum in sympy.
 
     Args:
-      symbols: symbol by name, or by ceiling.
+      symbols: sympy symbols for some factors: names, or atoms. Any other name becomes a positive
+        integer symbol, any other atom its own expression.
     """
     import sympy
 
     def factor(f: Any) -> sympy.Expr:
+        """Return the sympy expression of a factor."""
         if f in symbols:
             return symbols[f]
         return _symbol(f) if type(f) is str else _in_sympy(f, symbols)
@@ -90,7 +98,11 @@ def to_sympy(terms: Terms, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
 
 
 def _term_in_sympy(powers: Mapping[sympy.Expr, int], coefficient: Any) -> sympy.Expr:
-    """Return a product of powers in sympy's order, without sympy's slow sorting."""
+    """Return a coefficient times powers as a sympy product, without sympy's slow sorting.
+
+    Args:
+      powers: the exponent of each factor.
+    """
     import sympy
 
     number = _number_in_sympy(coefficient, alone=not powers)
@@ -105,7 +117,7 @@ def _term_in_sympy(powers: Mapping[sympy.Expr, int], coefficient: Any) -> sympy.
     return found[0] if len(found) == 1 else sympy.Mul(*found, evaluate=False)
 
 
-# A larger divisor is a chip's rate. A smaller one is a product of mesh axes.
+# A divisor from here on must be a rate of a chip, because products of mesh axes are smaller.
 _RATE = 10**9
 # A float prints up to 15 digits exactly. A fraction with a numerator of 12 digits is hard to read.
 _SHOWN = 10**15
@@ -113,13 +125,14 @@ _READABLE = 10**12
 
 
 def _number_in_sympy(number: Any, *, alone: bool) -> sympy.Rational | sympy.Float:
-    """Return a coefficient as sympy prints it: exact, or a float if a rate divides it.
+    """Return a coefficient as an exact number in sympy, or as a float if a chip's rate divides it.
 
-    Only seconds are divided by a rate. Their integers are hard to read, and a float is closer to
-    them than a chip's figures are. Bytes and flops stay exact.
+    Only seconds are divided by a rate. Their fractions are hard to read, and a float is more exact
+    than a chip's rates are. Bytes and flops stay exact.
 
     Args:
-      alone: whether the term has no size. `1258678679615/8` is then 157334834951.875, also exact.
+      alone: whether the term has no size. Then a large fraction with few decimals is also a float,
+        such as 157334834951.875 for `1258678679615/8`.
     """
     import sympy
 
@@ -132,7 +145,11 @@ def _number_in_sympy(number: Any, *, alone: bool) -> sympy.Rational | sympy.Floa
 
 @lru_cache(maxsize=1 << 14)
 def _order(powers: frozenset[tuple[str, int, type]]) -> tuple[tuple[str, int], ...]:
-    """Return names and exponents of a product of symbols in sympy's order, whatever their hints."""
+    """Return pairs (name, exponent) of a product of symbols, in the order in which sympy sorts it.
+
+    Args:
+      powers: (name, exponent, class of the symbol) for each factor.
+    """
     import sympy
 
     from shardalg.algebra.dims import Size
@@ -156,10 +173,14 @@ _PRODUCT_TERMS = 12
 
 
 def factored_sum(terms: Terms, symbols: Mapping[str, sympy.Symbol]) -> sympy.Expr:
-    """Return a formula in sympy as one product, or as a sum of few products.
+    """Return a formula in sympy with common factors in front of brackets, such as `B*(X - 1)/X`.
 
-    Terms that differ only in sizes that divide somewhere (the mesh axes) are factored together.
-    They are one collective, or several of one tensor.
+    The result is one product, or a sum of few products. Terms that differ only in sizes that divide
+    some term (the mesh axes) are factored together, because they are the price of one collective,
+    or of several on one tensor.
+
+    Args:
+      symbols: sympy symbols for some of the names; the others get new symbols.
     """
     # Symbols replace ceilings, maxima and sums during factoring, because sympy would expand their
     # arguments.
@@ -170,17 +191,22 @@ def factored_sum(terms: Terms, symbols: Mapping[str, sympy.Symbol]) -> sympy.Exp
 
 
 def _in_sympy(atom: Any, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
-    """Return an atom in the symbols of its names."""
+    """Return the sympy expression of an atom, with the given symbols for its names."""
+    # Only the symbols that the atom uses are part of the cache's key.
     return _atom_once(atom, frozenset((n, symbols[n]) for n in atom.names if n in symbols))
 
 
 @lru_cache(maxsize=4096)
 def _atom_once(atom: Any, used: frozenset[Any]) -> sympy.Expr:
+    """Return the sympy expression of an atom, cached; `used` has (name, symbol) pairs."""
     return atom.sympy(dict(used))
 
 
 def _products(terms: Terms, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
-    """Return one product if its brackets are short, else a sum with a product per group."""
+    """Return a formula as one product if its brackets are short, else as a sum of products.
+
+    Each of these products is for one group of terms (`_groups`).
+    """
     import sympy
 
     if len(terms) <= _PRODUCT_TERMS:
@@ -193,7 +219,7 @@ def _products(terms: Terms, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
 
 
 def _factored(terms: Terms, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
-    """Return the product of the common factor of all terms and the factors of the rest."""
+    """Return a formula as one product: the common factor of all terms, times the factored rest."""
     used = ((f, symbols[f]) for f in {f for m in terms for f, _ in m} if f in symbols)
     return _factored_once(frozenset(terms.items()), frozenset(used))
 
@@ -201,7 +227,7 @@ def _factored(terms: Terms, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
 # Prices share sums: classes of memory occur in the peak again, and compute in the step time.
 @lru_cache(maxsize=4096)
 def _factored_once(items: frozenset[Any], used: frozenset[Any]) -> sympy.Expr:
-    """Return the result of `_factored` for its two tables, given as hashable items."""
+    """Return the result of `_factored`, whose two dictionaries are given as sets of items."""
     import sympy
 
     terms, symbols = dict(items), dict(used)
@@ -217,7 +243,10 @@ def _factored_once(items: frozenset[Any], used: frozenset[Any]) -> sympy.Expr:
 
 
 def _common_factor(terms: Terms) -> tuple[Terms, Terms]:
-    """Return the largest product that all terms share, and a polynomial of coprime integers."""
+    """Return (the largest product that divides all terms, the remaining polynomial).
+
+    The coefficients of the polynomial are coprime integers.
+    """
     powers = [dict(monomial) for monomial in terms]
     names = {factor for found in powers for factor in found}
     least = {f: min(found.get(f, 0) for found in powers) for f in names}
@@ -237,7 +266,11 @@ def _common_factor(terms: Terms) -> tuple[Terms, Terms]:
 # All prices consist of few brackets, such as X - 1; sympy takes milliseconds for each.
 @lru_cache(maxsize=4096)
 def _factors(terms: frozenset[Any]) -> tuple[sympy.Expr, sympy.Expr]:
-    """Return a polynomial of coprime terms, in plain symbols, as a number and a product."""
+    """Return (number, product) whose product is a polynomial, factored by sympy.
+
+    Args:
+      terms: items of the polynomial's terms, which have no common factor.
+    """
     import sympy
 
     plain = {f: _symbol(_name(f)) for monomial, _ in terms for f, _ in monomial}
@@ -255,7 +288,10 @@ def _factors(terms: frozenset[Any]) -> tuple[sympy.Expr, sympy.Expr]:
 
 
 def _groups(terms: Terms) -> list[Terms]:
-    """Return the terms in groups; terms of a group differ only in sizes that divide some term."""
+    """Return the terms of a formula in groups, each of which is factored by itself.
+
+    Terms of one group differ only in coefficients and in sizes that divide some term.
+    """
     dividing = {f for monomial in terms for f, e in monomial if e < 0}
     groups: dict[frozenset[Any], dict[frozenset[tuple[Any, int]], Any]] = {}
     for monomial, coefficient in terms.items():

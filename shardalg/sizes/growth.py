@@ -139,7 +139,7 @@ class _Cone:
         return _Cone(tuple(dict.fromkeys(top[0] for top in tops if len(top) == 1)))
 
     def dominates(self, big: Monomial, small: Monomial) -> bool:
-        """Return whether `small <= constant * big` everywhere in the region."""
+        """Return whether `small <= constant * big` for some constant, everywhere in the region."""
         need = _quotient(big, small)
         if all(e >= 0 for _, e in need):
             return True

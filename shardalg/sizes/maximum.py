@@ -45,7 +45,7 @@ class MaximumFactor:
         return max(self.first.at(values), self.second.at(values))
 
     def subs(self, values: Mapping[str, Formula | Number]) -> Any:
-        """Return the maximum with some sizes replaced."""
+        """Return the maximum with some sizes replaced by numbers or formulas."""
         return larger(self.first.subs(values), self.second.subs(values))
 
     @property
@@ -103,7 +103,7 @@ class SumFactor:
         return self.inside.at(values)
 
     def subs(self, values: Mapping[str, Formula | Number]) -> Formula:
-        """Return the sum with some sizes replaced."""
+        """Return the sum with some sizes replaced by numbers or formulas."""
         return grouped(self.inside.subs(values))
 
     def steps(self, code: Code) -> int:

@@ -1,4 +1,4 @@
-"""Sizes that users write in sympy, read as formulas."""
+"""Conversion of sympy expressions, in which users write sizes, to formulas."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fractions import Fraction
 
 
 def from_sympy(expression: sympy.Expr | int) -> Formula:
-    """Return a sympy expression as a formula.
+    """Return the formula of a sympy expression.
 
-    It may contain names, numbers, `+ - * /`, powers, ceilings and floors.
+    The expression may contain names, numbers, `+ - * /`, integer powers, ceilings and floors.
 
     Raises:
-      FormulaError: anything else, such as a root or a maximum, or division by a sum.
+      FormulaError: the expression has another function, such as a root, or divides by a sum.
 
     >>> import sympy
     >>> B, S, X = sympy.symbols("B S X", positive=True, integer=True)
@@ -43,7 +43,7 @@ def from_sympy(expression: sympy.Expr | int) -> Formula:
 
 @cache
 def _readers() -> Mapping[type, Callable[..., Formula]]:
-    """Return the function from arguments to a formula for each class of expressions."""
+    """Return, for each class of sympy expressions, the function from its arguments to a formula."""
     import sympy
 
     return {
@@ -56,7 +56,7 @@ def _readers() -> Mapping[type, Callable[..., Formula]]:
 
 
 def _power(base: sympy.Expr, exponent: Any) -> Formula:
-    """Return a power as a formula; raise FormulaError unless the exponent is an integer."""
+    """Return the formula of `base ** exponent`; raise FormulaError for a fractional exponent."""
     if not exponent.is_Integer:
         raise FormulaError(f"({base})**({exponent}): the exponent of a formula is an integer.")
     return from_sympy(base) ** int(exponent)

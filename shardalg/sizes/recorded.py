@@ -430,7 +430,7 @@ def _least_number(
 
 
 def formula_of(size: Any) -> Formula:
-    """Return the formula of a recorded size, of a number, or a formula as it is."""
+    """Return the formula of a recorded size or of a number; a formula is returned unchanged."""
     return size.formula if type(size) is Recorded else Formula.of(size)
 
 
@@ -440,12 +440,12 @@ def are_numbers(sizes: Iterable[Any]) -> bool:
 
 
 def recorder_of(numbers: Iterable[Any]) -> Recorder | None:
-    """Return the recorder of these numbers, or None if none is recorded."""
+    """Return the recorder of the first recorded size among some numbers; None without one."""
     return next((number.recorder for number in numbers if type(number) is Recorded), None)
 
 
 def _value_of(amount: Any) -> Number:
-    """Return the number at the hints, without a fact."""
+    """Return the number of a recorded size at the hints, and store no fact; a number unchanged."""
     return amount.value if type(amount) is Recorded else amount
 
 

@@ -257,7 +257,7 @@ class _Rows(AliveBytes):
         self.rows += [self.row + row for row in inside]
 
     def bytes(self, held: LiveValue) -> Any:
-        """Return the coefficients of the bytes of an alive value."""
+        """Return the bytes of a value that is alive, as the coefficients of a formula."""
         return sum((self.sizes[v] for v in held.of), start=np.zeros_like(self.sizes[0]))
 
 

@@ -61,7 +61,10 @@ class Chains:
     with_products: Mapping[int, bool]
 
     def along(self, instruction: Instruction) -> bool:
-        """Return whether an instruction is a product, or runs together with one."""
+        """Return whether an instruction is in no chain, or its chain runs together with a product.
+
+        Products are in no chain.
+        """
         return self.with_products.get(id(instruction), True)
 
 

@@ -1,8 +1,8 @@
-"""The rows that the busiest device has, where experts or ragged blocks are divided among devices.
+"""Work of the busiest device if experts, or blocks of ragged size, are sharded over devices.
 
-The sizes of groups are run-time numbers, so a price needs an assumption. The load factor is the
-rows of the busiest device divided by the average: 1.0 is a perfect balance. With "worst", all rows
-meet the groups of one device.
+The number of rows per expert is known only at run time, so a price needs an assumption. The load
+factor is the number of rows of the busiest device divided by the average: 1.0 is a perfect balance.
+With "worst", all rows belong to the experts of one device. A group is the rows of one expert:
 
     rows of the busiest device = min(all rows, load * all rows * own groups / all groups)
 """
@@ -30,7 +30,10 @@ LOADED = ("grouped_dot", "ragged_all_to_all")
 
 
 def with_expert_load(graph: Graph, load: float | str) -> Graph:
-    """Return the graph whose ragged operators are priced with this load factor."""
+    """Return the graph with a load factor as a parameter of each ragged operator.
+
+    Prices of these operators depend on it.
+    """
     nodes = list(graph.nodes)
     is_same = True
     for node in graph.nodes_of(LOADED):
@@ -46,10 +49,12 @@ def with_expert_load(graph: Graph, load: float | str) -> Graph:
 
 
 def busiest(amount: Any, load: Fraction | None, own: Any, whole: Any) -> Any:
-    """Return the part of an amount that the busiest device has.
+    """Return the part of an amount of work that the busiest device has.
 
     Args:
-      amount: the amount of all groups. own, whole: the groups of a device, and all groups.
+      amount: the work of all groups, such as rows, flops or bytes.
+      load: the load factor; None if the device may have all groups ("worst").
+      own, whole: number of groups of one device, and of all groups.
 
     >>> [busiest(96, load, 2, 8) for load in (Fraction(1), Fraction(3, 2), Fraction(5), None)]
     [24, 36, 96, 96]
@@ -63,9 +68,12 @@ def busiest(amount: Any, load: Fraction | None, own: Any, whole: Any) -> Any:
 
 
 def busiest_flops(rule: Rule, sizes: Mapping[str, Any], count: Any) -> Any:
-    """Return the flops of a product by groups, from its flops if all rows met the device's groups.
+    """Return the flops of the busiest device in a product whose rows are divided into groups.
 
-    With formulas for sizes they are unchanged: the number of all groups is not in the row.
+    Args:
+      sizes: size of each loop on a device.
+      count: the flops if all rows belong to the groups of the device. It is returned unchanged if
+        sizes are formulas; `of_named_groups` is for these.
     """
     for guard in rule.guards if rule.load is not None else ():
         assert guard.loop.loop is not None, "a group is one loop"
@@ -101,10 +109,13 @@ def busiest_bytes(ragged: RaggedAllToAll, rows: Any, into: Any) -> Any:
 
 
 def of_named_groups(signature: Signature, sides: tuple[Any, Any], amount: Any) -> Any:
-    """Return the part of an amount that the busiest device has, if the sizes are formulas.
+    """Return the part of an operator's work that the busiest device has, for sizes in formulas.
+
+    If sizes are numbers, or the operator has no groups, `amount` is returned unchanged.
 
     Args:
-      sides: the local and the global shapes of the operands, then of the results.
+      sides: the local shapes and the global shapes; each of the operands, then of the results.
+      amount: the work, such as flops, if all rows belong to the groups of the device.
     """
     for rule in rules(signature) or ():
         for guard in rule.guards if rule.load is not None else ():
@@ -121,7 +132,7 @@ def of_named_groups(signature: Signature, sides: tuple[Any, Any], amount: Any) -
 
 
 def loads(program: SpmdProgram, graph: Graph) -> tuple[tuple[str, float | str], ...]:
-    """Return the lines whose price depends on the load factor, each with this factor."""
+    """Return (source line, load factor) for each operator whose price depends on the factor."""
     found: dict[tuple[str, float | str], None] = {}
     for instruction in instructions(program.block):
         attributes, node = instruction.attributes, instruction.node

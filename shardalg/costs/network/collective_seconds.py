@@ -75,10 +75,10 @@ class LinkStage:
 
     @property
     def steps(self) -> Any:
-        """Number of consecutive messages until all devices have the farthest device's data.
+        """Number of messages, one after the other, until data of each device reaches all devices.
 
-        Through a switch the number is log2 n (recursive doubling). On a torus a chip passes data on
-        to its neighbours, so the number is the sum of the hops along all dimensions.
+        Through a switch the number is log2 n (recursive doubling). On a torus data pass from chip
+        to chip, so the number is the sum of the hops along all dimensions.
         """
         if self.medium in _SWITCHED:
             return (self.count - 1).bit_length()

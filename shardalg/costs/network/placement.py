@@ -75,16 +75,17 @@ class DigitSpan:
 
     @property
     def bytes_per_s(self) -> float:
-        """Bytes per second that one device sends while all groups along the level send.
+        """Bytes per second that one device sends in a collective along the span.
 
-        A ring is used both ways. An end of a line has only one neighbour, so one way is the bound.
+        All groups of devices on the level send at the same time. A ring is used both ways. An end
+        of a line has only one neighbour, so that only one way counts.
         """
         ways = 2 if self.wraps and self.count > 2 else 1
         return self.one_way_bytes_per_s * ways
 
     @property
     def one_way_bytes_per_s(self) -> float:
-        """Bytes per second that one device sends to one neighbour."""
+        """Bytes per second that one device sends to one neighbour, while all other devices send."""
         # On a torus the groups in between send over the same links; a switch has a link per device.
         groups = self.stride if self.level.medium == TORUS else 1
         return self.level.bytes_per_s / (self.level.sharing * groups)

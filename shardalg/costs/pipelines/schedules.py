@@ -98,7 +98,7 @@ class Schedule:
         return self.iterations
 
     def layers_per_round(self, layers: int) -> int:
-        """Return the number of layers that a stage runs in one iteration.
+        """Return the number of a model's layers that a stage runs in one iteration.
 
         Raises:
           PipelineError: the number of layers is no multiple of stages times rounds.

@@ -1,8 +1,11 @@
-"""Named sizes of a traced function: formulas of all its sizes, and the function at other sizes.
+"""Named sizes of a traced function: a formula for every dimension, and the graph at other sizes.
 
-Planning itself uses integers only. `symbols.py` traces the function at the hints, and again at
-unrelated sizes (`retrace.py`). `lift.py` names every dimension along the rows. Another program, or
-two names on one loop, is an error with its line. `plan.at` gives the plan at numbers. The plan is
-valid at other sizes if the facts that planning noted hold there (`planner/guards.py`): `at` and
-`holds` check them, `plan.conditions` shows them.
+A hint is an example number for each named size. `symbols.py` traces the function at the hints, and
+again at unrelated sizes (`retrace.py`). `lift.py` finds a formula for every dimension, from the
+relations between the dimensions of each operator. If the second trace is another program, or two
+names must be equal, an error names the line.
+
+Planning itself uses integers only. `plan.at` returns the plan at other sizes. A plan is valid there
+if the conditions that planning recorded are true (`planner/guards.py`). `at` and `holds` check the
+conditions, and `plan.conditions` shows them.
 """

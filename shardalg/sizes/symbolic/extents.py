@@ -1,4 +1,7 @@
-"""Relations between sizes that a row implies: equal dimensions, products, sums and shifts."""
+"""Relations between the sizes of an operator's dimensions: equal sizes, products, sums and shifts.
+
+They follow from the operator's rows: the index of each dimension in the operator's loops.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,20 @@ from shardalg.graph.ops.loops import dim_loops
 from shardalg.graph.ops.rows import rules
 from shardalg.graph.ops.rule import Rule
 
-# (position, dimension); operands count first, then results. (-1, k) is the k-th inner loop.
+# (number of a tensor, number of its dimension); operands are numbered first, then results. A loop
+# that no dimension runs over alone needs an entry too: (-1, k) is the k-th of these inner loops.
 TensorDim = tuple[int, int]
 PRODUCT, SUM = "product", "sum"
 
 
 @dataclass(frozen=True)
 class Equation:
-    """The products, or the sums, of the sizes on both sides are equal."""
+    """Statement that the sizes of two groups of dimensions have equal products, or equal sums.
+
+    Attributes:
+      kind: `PRODUCT` or `SUM`.
+      left, right: the two groups.
+    """
 
     kind: str
     left: tuple[TensorDim, ...]
@@ -28,16 +37,18 @@ class Equation:
 
 @dataclass(frozen=True)
 class Shift:
-    """A dimension `target` that iterates over the dimension `source` with an affine index.
+    """Relation between two dimensions that a slice, padding or a window connects.
 
-    `target = floor((base * source + c) / stride)`, in sizes. The row does not state how much is
-    cut off or padded at the end, so c is unknown.
+    The sizes satisfy `target = floor((base * source + c) / stride)`. The operator's row does not
+    state how much is cut off or padded at the end, so c is unknown.
 
     Attributes:
+      source, target: the dimension that is read, and the dimension that iterates over it.
+      stride, base: distance of reads, and distance of elements in a dilated source.
       slack: the likely values of c, likeliest first.
       repeats: whether the target iterates over the source several times, as in `tile`.
-      free: whether the row leaves the relation of the two sizes open, because a window has a
-        run-time place or the target counts taps. Only a second trace can give a formula then.
+      free: whether the row does not relate the two sizes, because a window has a run-time place or
+        the target counts taps. Only a second trace can give a formula then.
       start: the first element of the source that the target reads, if it reads every element from
         there on; else None.
     """
@@ -57,8 +68,10 @@ class Extents:
     """Relations between the sizes of one operator's dimensions.
 
     Attributes:
-      equal: pairs of dimensions on one loop.
-      inner: extents of loops that are no dimension of their own; (-1, k) names the k-th.
+      equal: pairs of dimensions of equal size, because they run over the same loop.
+      equations: equal products or sums of sizes.
+      shifts: dimensions that a slice, padding or a window connects.
+      inner: extents of loops that no dimension runs over alone; (-1, k) refers to the k-th.
     """
 
     equal: tuple[tuple[TensorDim, TensorDim], ...]
@@ -69,7 +82,7 @@ class Extents:
 
 @lru_cache(maxsize=65536)
 def extents(signature: Signature) -> Extents:
-    """Return the relations that the rows of one primitive imply; none if it has no row.
+    """Return the relations between the sizes of an operator's dimensions; none without a row.
 
     >>> from shardalg.graph.ir import ValueType
     >>> x, y = ValueType((6, 5), "float32"), ValueType((2, 3, 5), "float32")
@@ -81,7 +94,17 @@ def extents(signature: Signature) -> Extents:
 
 
 class _IndexSorter:
-    """Sorts the indices of the rows into single loops, nested, folded and shifted ones."""
+    """Collection of the relations of one operator, from the index of each of its dimensions.
+
+    Attributes:
+      loop_at: the first dimension that runs over each loop alone.
+      equal: pairs of dimensions that run over the same loop.
+      nested: dimensions that run over several loops, such as `4*i + j`, with these loops.
+      folded: per loop and tensor, the dimensions with a quotient or remainder of it, such as `i//4`
+        and `i%4`.
+      shifted: dimensions with any other index, such as `2*o + r - 1`.
+      inner: extents of loops that no dimension runs over alone.
+    """
 
     def __init__(self, signature: Signature) -> None:
         self.count = len(signature.operands)
@@ -100,7 +123,12 @@ class _IndexSorter:
                     self._index(rule, tensor, dim, (position, dim))
 
     def _index(self, rule: Rule, tensor: int, dim: int, place: TensorDim) -> None:
-        """Store the relation that one index of a row implies for the dimension `place`."""
+        """Store the relation that follows from the index of one dimension.
+
+        Args:
+          tensor, dim: the dimension, as the row numbers tensors.
+          place: the same dimension, as `TensorDim`.
+        """
         index = rule.indices(tensor)[dim]
         loops = dim_loops(rule, tensor, dim)
         # A reversed index runs over the whole loop too, so the sizes are equal.
@@ -117,7 +145,7 @@ class _IndexSorter:
             self.shifted.append((place, index, rule))
 
     def extents(self) -> Extents:
-        """Return the relations that were found."""
+        """Return all relations between the sizes of the operator's dimensions."""
         # A repeated dimension is no product of independent loops, and tiles of a concatenation are
         # no shifts: the more specific relation replaces the general one.
         repeats = list(self._repeat_shifts())
@@ -133,7 +161,7 @@ class _IndexSorter:
         return Extents(tuple(self.equal), equations, tuple(kept), tuple(self.inner))
 
     def _products(self) -> Iterator[Equation]:
-        """Yield the equations in which products of sizes are equal."""
+        """Yield the equations of products, as for a reshape."""
         for place, loops in self.nested:
             yield Equation(PRODUCT, (place,), tuple(self._loop(*loop) for loop in loops))
         # Dimensions that do not nest, `[i//4, i%4] -> [i//6, i%6]`, share one flat loop. Its extent
@@ -144,14 +172,17 @@ class _IndexSorter:
                 yield Equation(PRODUCT, tuple(left), tuple(right))
 
     def _loop(self, name: str, extent: int) -> TensorDim:
-        """Return the dimension that runs over one loop; if there is none, an entry of `inner`."""
+        """Return the dimension that runs over a loop alone; without one, a new entry of `inner`."""
         if name not in self.loop_at:
             self.loop_at[name] = (-1, len(self.inner))
             self.inner.append(extent)
         return self.loop_at[name]
 
     def _repeat_shifts(self) -> Iterator[Shift]:
-        """Yield dimensions that are repeated by a loop which no other index has."""
+        """Yield a shift for each dimension that repeats another one, as in `tile`.
+
+        Such a dimension runs over two loops, one of which occurs in no other index.
+        """
         found = [name for _, loops in self.nested for name, _ in loops]
         for place, loops in self.nested:
             sources = [self.loop_at[name] for name, _ in loops if name in self.loop_at]
@@ -201,7 +232,7 @@ class _IndexSorter:
         return (1 - base + low + high - _span(index, rule) + stride,)
 
     def _free_shifts(self) -> Iterator[Shift]:
-        """Yield pairs of dimensions whose sizes may be related, although no row says how."""
+        """Yield a shift with `free` set for dimensions whose sizes may be related in any way."""
         # A guard `k == o + $t`: a window with loop o at the run-time place $t in dimension k.
         for rule in self.rules:
             for guard in rule.guards:
@@ -224,7 +255,7 @@ class _IndexSorter:
                         yield from (Shift(*ends, *by, free=True) for by in ((2, 1), (1, 2)))
 
     def _sizes(self) -> dict[TensorDim, int]:
-        """Return the size of each dimension of the rows' tensors."""
+        """Return the size of each dimension of the operator's tensors at the hints."""
         found = {}
         for number, rule in enumerate(self.rules):
             for tensor in rule.tensors:
@@ -235,14 +266,18 @@ class _IndexSorter:
 
 
 def _span(index: Index, rule: Rule) -> int:
-    """Return the number of elements from the first to the last one that a window reads."""
+    """Return the number of elements from the first to the last that one window position reads."""
     # Loops that are not in the result are the taps of a window.
     taps = ((abs(c), rule.extents.get(v, 1)) for v, c in index.terms if v not in rule.result_loops)
     return 1 + sum(c * (n - 1) for c, n in taps)
 
 
 def _is_reversed(rule: Rule, index: Index, at: TensorDim) -> bool:
-    """Return whether an index is `n-1-d` over all of a dimension."""
+    """Return whether an index is `n - 1 - d` and runs over a whole dimension of n elements.
+
+    Args:
+      at: number of the tensor and of its dimension.
+    """
     shape = rule.shape(at[0])
     if len(index.terms) != 1 or index.mod or index.div > 1 or shape is None:
         return False
@@ -252,7 +287,10 @@ def _is_reversed(rule: Rule, index: Index, at: TensorDim) -> bool:
 
 
 def _tilings(shifts: list[Shift], sizes: dict[TensorDim, int]) -> Iterator[Equation]:
-    """Yield a sum for pieces that fill one dimension without a gap, as in concatenate."""
+    """Yield an equation of sums for each dimension that pieces fill without a gap.
+
+    This is how a concatenation appears in the shifts of an operator.
+    """
     groups: dict[TensorDim, list[tuple[int, TensorDim]]] = {}
     for shift in shifts:
         if shift.start is not None:

@@ -1,4 +1,7 @@
-"""Names for every dimension of a graph, from the arguments' declared dimensions, along its rows."""
+"""Formulas for every dimension of a graph, from the declared dimensions of its arguments.
+
+The relations between the dimensions of each operator (`extents.py`) give one formula from another.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,13 @@ Shape = tuple[Expr, ...]
 
 @dataclass(frozen=True)
 class Constant:
-    """A size that no argument determines: it remains a number in every formula.
+    """A size that is a number in every formula, because no argument determines it.
 
     Attributes:
+      size: the number.
+      source: the user's line where it occurs first, "" if unknown.
       value: name of the first value with this size.
-      varies: whether a second trace had another size there; None without one.
+      varies: whether a second trace had another number there; None without a second trace.
     """
 
     size: int
@@ -38,12 +43,13 @@ class Constant:
 
 @dataclass(frozen=True, eq=False)
 class Lifted:
-    """A graph with a formula per dimension.
+    """A graph with a formula for each dimension.
 
     Attributes:
-      shapes: per value, an int or a sympy expression per dimension.
-      trip_counts: per region, executions per step.
-      constants: the sizes that remained numbers, one per size and source line.
+      graph: the graph at the hints.
+      shapes: for each value, its shape: integers and sympy expressions.
+      trip_counts: for each region, its executions per call of the function.
+      constants: sizes that no argument determines, one entry per size and source line.
     """
 
     graph: Graph
@@ -52,12 +58,16 @@ class Lifted:
     constants: tuple[Constant, ...] = field(default=())
 
     def shapes_at(self, values: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:
-        """Return every shape in numbers, at sizes by name and the hints of the others."""
+        """Return the shapes of all values as numbers.
+
+        Args:
+          values: numbers of some named sizes; all others have their hints.
+        """
         # Few expressions occur in many shapes, and sympy is slow: evaluate each one once.
         distinct = {e for shape in self.shapes for e in shape if not isinstance(e, int)}
-        known = {e: evaluate(e, values) for e in distinct}
+        numbers = {e: evaluate(e, values) for e in distinct}
         return tuple(
-            tuple(e if isinstance(e, int) else known[e] for e in shape) for shape in self.shapes
+            tuple(e if isinstance(e, int) else numbers[e] for e in shape) for shape in self.shapes
         )
 
 
@@ -65,21 +75,22 @@ class Lifted:
 def lift(graph: Graph, argument_dims: Sequence[Shape], second: Retrace | None = None) -> Lifted:
     """Return formulas for every dimension of a normalised graph that was traced at the hints.
 
-    Dimensions on one loop of a row have one size. A reshape implies equal products of sizes, and a
-    concatenation or a split a sum. Slices, padding and windows give an affine formula. A name
-    propagates along these relations, never because two numbers are equal. Sizes that no argument
-    determines remain numbers, which are listed in `Lifted.constants`.
+    Dimensions that share a loop of an operator have the same size. A reshape implies equal products
+    of sizes; a concatenation or a split implies a sum. Slices, padding and windows give an affine
+    formula. A name propagates along these relations, never because two numbers are equal. Sizes
+    that no argument determines are numbers, which are listed in `Lifted.constants`.
 
     Args:
-      argument_dims: per flattened argument, an int or a sympy expression in `dims` per dimension.
+      argument_dims: for each flattened argument, its declared shape: integers and sympy
+        expressions of the sizes that `algebra.dims.dims` returns.
       second: the function traced at other sizes. One trace cannot distinguish `x[:S-1]` from
         `x[:1023]`, nor show which factor of `reshape(B, S, 8, M//8)` is a number. Without a second
         trace, the likelier formula is used.
 
     Raises:
-      SymbolError: declared sizes do not fit the arguments, a hint is 1, two sizes meet on one
-        loop, or the second trace is another program or refutes a formula (a constant that
-        changes there is no error: it is listed as one that `varies`).
+      SymbolError: declared sizes do not fit the arguments; a hint is 1; an operator needs two sizes
+        to be equal; or the second trace is another program or refutes a formula. A constant that
+        differs there is no error, but has `varies` set.
 
     >>> import jax
     >>> from shardalg.algebra.dims import dims
@@ -113,12 +124,14 @@ def lift(graph: Graph, argument_dims: Sequence[Shape], second: Retrace | None = 
 def compare(
     lifted: Lifted, second: Retrace, *, aligned: Alignment | None = None
 ) -> Difference | None:
-    """Return the first difference between a trace at other sizes and the formulas, or None.
+    """Return the worst difference between a trace at other sizes and the formulas, or None.
 
-    Another program comes first, then a named size that is wrong, then a constant that changed.
+    The worst is another program, then a wrong formula, then a constant with another number.
 
     Args:
-      aligned: both graphs, value by value, if they are aligned already.
+      lifted: the graph at the hints with its formulas.
+      second: the trace at other sizes.
+      aligned: the correspondence of both graphs, if it exists already.
     """
     aligned = aligned or Alignment(lifted.graph, second.graph)
     if aligned.difference is not None:
@@ -128,7 +141,7 @@ def compare(
 
 
 def _wrong_sizes(lifted: Lifted, second: Retrace, aligned: Alignment) -> Iterator[Difference]:
-    """Yield a difference per value whose formulas do not give its shape in the second trace."""
+    """Yield a difference for each value whose formulas do not give its shape in a second trace."""
     producer = lifted.graph.producer
     for value, shape in enumerate(lifted.shapes_at(second.values)):
         other = aligned.partner[value]
@@ -146,11 +159,12 @@ def _wrong_sizes(lifted: Lifted, second: Retrace, aligned: Alignment) -> Iterato
 
 
 def _shape_text(shape: Shape) -> str:
+    """Return a shape as text, such as "[B, 4*M]"."""
     return f"[{', '.join(map(str, shape))}]"
 
 
 def _check_declared(graph: Graph, argument_dims: Sequence[Shape]) -> None:
-    """Raise unless the declared dimensions fit the traced arguments."""
+    """Raise `SymbolError` unless the declared dimensions give the shapes of the arguments."""
     if len(argument_dims) != len(graph.arguments):
         raise SymbolError(
             f"dimensions of {len(argument_dims)} arguments for {len(graph.arguments)}: "
@@ -176,7 +190,7 @@ def _check_declared(graph: Graph, argument_dims: Sequence[Shape]) -> None:
 
 
 def _with_formulas(names: Names) -> Lifted:
-    """Return the graph with the formulas of its solved classes of equal sizes."""
+    """Return the graph with the formulas that were found for its sets of equal sizes."""
     graph = names.graph
     classes = [names.root(slot) for slot in range(names.base[-1])]
     formula = {root: names.formula(root) for root in set(classes)}
@@ -196,7 +210,13 @@ def _with_formulas(names: Names) -> Lifted:
 
 
 def _constants(names: Names, classes: list[int]) -> Iterator[Constant]:
-    """Yield one constant per size and line, at the first value with it; loop lengths last."""
+    """Yield the sizes that no argument determines, one per number and source line.
+
+    Each has the name of the first value with this size. Trip counts of loops come last.
+
+    Args:
+      classes: for each dimension, the representative of its set of equal sizes.
+    """
     loops = {names.root(slot): region for region, slot in names.trip.items()}
     left = {root for root in {*classes, *loops} if names.is_constant(root)}
     found: dict[tuple[int, str], Constant] = {}
@@ -215,7 +235,12 @@ def _constants(names: Names, classes: list[int]) -> Iterator[Constant]:
 
 
 def _constant(names: Names, root: int, value: int) -> Constant:
-    """Return the constant of a class of sizes, with the source line of a node at `value`."""
+    """Return the constant for a set of equal sizes.
+
+    Args:
+      root: the representative of the set.
+      value: a value with this size; its producer or a reader gives the source line.
+    """
     graph = names.graph
     nodes = [graph.producer[value], *graph.users[value]]
     source = next((graph.nodes[n].source for n in nodes if n is not None), "")

@@ -1,4 +1,7 @@
-"""The sizes of a graph's dimensions: classes of equal sizes, and a formula for each class."""
+"""Search for formulas of a graph's dimensions: sets of equal sizes, and a formula for each set.
+
+A slot is one dimension of one value, or the trip count of one loop.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,20 @@ ONE = sympy.Integer(1)
 
 
 class Names:
-    """Union-find over (value, dimension) slots; each class has a formula once it is known."""
+    """Sets of dimensions of equal size (union-find), and the formula of each set once it is known.
+
+    Attributes:
+      second: the function traced at other sizes, or None.
+      base: the first slot of each value; a slot is a dimension of a value, or a loop's trip count.
+      number: the size of each slot at the hints.
+      other: the size of each slot in the second trace, or None.
+      trip: the slot of each loop's trip count, by region.
+      parent: the union-find forest over slots.
+      name: the formula of each set, stored at its representative; None if it is not known.
+      fixed: representatives of sets whose formula is a number that no argument determines.
+      equations: equal products or sums of slots: (node, kind, (left slots, right slots)).
+      shifts: slots related by a slice, padding or window: (node, source, target, shift).
+    """
 
     def __init__(self, graph: Graph, second: Retrace | None) -> None:
         self.graph, self.second = graph, second
@@ -43,7 +59,11 @@ class Names:
         self.shifts: list[tuple[Node, int, int, Shift]] = []
 
     def _second_numbers(self) -> list[int | None]:
-        """Return, per slot, its size in the second trace, or None."""
+        """Return the size of each slot in the second trace, or None where it has no counterpart.
+
+        Raises:
+          SymbolError: the second trace is another program.
+        """
         if self.aligned is None:
             return [None] * len(self.number)
         found = self.aligned.difference
@@ -61,18 +81,18 @@ class Names:
         return numbers
 
     def root(self, slot: int) -> int:
-        """Return the representative of the class of `slot`."""
+        """Return the representative of the set of slots that `slot` belongs to."""
         parent = self.parent
         while parent[slot] != slot:
             parent[slot] = slot = parent[parent[slot]]  # path halving
         return slot
 
     def span(self, value: int) -> tuple[int, int]:
-        """Return the first slot of a value, and the one after its last."""
+        """Return (first slot, last slot + 1) of a value."""
         return self.base[value], self.base[value + 1]
 
     def loop_result(self, region: int) -> int:
-        """Return a value that the loop of a region computes."""
+        """Return the first result of the loop whose body is a region."""
         owner = self.graph.regions[region].node
         assert owner is not None, "a loop's body has a call"
         return self.graph.nodes[owner].results[0]
@@ -82,7 +102,10 @@ class Names:
         self.name[slot] = size
 
     def join_loops(self) -> None:
-        """Join dimensions on one loop, and store the other relations of the rows."""
+        """Join the slots of dimensions that share a loop of an operator.
+
+        Other relations between dimensions are stored in `equations` and `shifts`.
+        """
         base, parent = self.base, self.parent
         for node in self.graph.nodes:
             if node.bodies:
@@ -99,7 +122,7 @@ class Names:
         self._join_pieces()
 
     def _add_relations(self, node: Node, at: tuple[int, ...]) -> None:
-        """Store the equations and shifts of an operator's rows, in slots.
+        """Store the equations and shifts of one operator, with slots in place of its dimensions.
 
         Args:
           at: the operands of the node, then its results.
@@ -113,6 +136,7 @@ class Names:
             self.name.append(None)
 
         def slot(place: tuple[int, int]) -> int:
+            """Return the slot of (tensor, dimension), or of an inner loop."""
             return first + place[1] if place[0] < 0 else self.base[at[place[0]]] + place[1]
 
         for equation in found.equations:
@@ -122,7 +146,10 @@ class Names:
             self.shifts.append((node, slot(shift.source), slot(shift.target), shift))
 
     def _join_pieces(self) -> None:
-        """Add sums for slices of one value that fill a dimension without a gap."""
+        """Add an equation for each dimension that slices of a value cover without a gap.
+
+        The size of the dimension is the sum of the sizes of the slices.
+        """
         pieces: dict[int, dict[int, tuple[int, Node]]] = {}
         for node, source, target, shift in self.shifts:
             if shift.start is not None and shift.start >= 0:
@@ -136,7 +163,13 @@ class Names:
                 self.equations.append((found[0][1], SUM, ([source], targets)))
 
     def join_regions(self) -> None:
-        """Join both sides of each region's border, and stacked dimensions with trip counts."""
+        """Join the slots of a loop's operands and results with those of values in its body.
+
+        The leading dimension of a stacked value is joined with the trip count of the loop.
+
+        Raises:
+          SymbolError: the graph has a `shard_map`, or two sizes must be equal.
+        """
         graph, base = self.graph, self.base
         for tie in graph.region_arguments:
             node = graph.nodes[tie.call]
@@ -156,11 +189,15 @@ class Names:
                     self._join(self.trip[body], base[stacked], node)
 
     def _join(self, first: int, second: int, node: Node) -> None:
-        """Unite the classes of two slots; raise SymbolError if they have different formulas."""
+        """Unite the sets of two slots; raise SymbolError if they have different formulas.
+
+        Args:
+          node: the operator that needs equal sizes, for the message.
+        """
         a, b = self.root(first), self.root(second)
         if a == b:
             return
-        # The class that has a name becomes the root.
+        # The formula is stored at the representative, so the set with a formula provides it.
         name, other = self.name[a], self.name[b]
         if name is None:
             a, b = b, a
@@ -169,7 +206,7 @@ class Names:
         self.parent[b] = a
 
     def _clash(self, node: Node, pair: tuple[sympy.Expr, sympy.Expr], number: int) -> SymbolError:
-        """Return the error for two formulas of one loop, which have one number at the hints."""
+        """Return the error for two different formulas of one size, whose number is `number`."""
         value = self.graph.values[node.results[0]].name
         return SymbolError(
             f"two sizes meet on one loop of {value} ({node.source or 'unknown line'}): {pair[0]} "
@@ -178,7 +215,7 @@ class Names:
         )
 
     def solve(self) -> None:
-        """Solve products and sums, then one reading of a shift, and repeat to a fixed point."""
+        """Find the formulas of all sizes, by repeated steps until no step finds another one."""
         # A size that is the same in both traces is a number; 1 may also be a broadcast dimension.
         pairs = enumerate(zip(self.number, self.other, strict=True))
         self._fix(slot for slot, (ours, theirs) in pairs if ours == theirs != 1)
@@ -187,7 +224,7 @@ class Names:
             pass
 
     def _fix(self, slots: Iterator[int]) -> bool:
-        """Make the sizes of unnamed slots numbers; return whether there was one."""
+        """Give slots without a formula their numbers as formulas; return whether there was one."""
         before = len(self.fixed)
         for slot in slots:
             root = self.root(slot)
@@ -197,24 +234,34 @@ class Names:
         return len(self.fixed) > before
 
     def _known(self, slot: int) -> sympy.Expr | None:
-        """Return the formula of a slot, 1 for a size of 1, or None if it is not known yet."""
+        """Return the formula of a slot; 1 for a size of 1; None if it is not known yet."""
         root = self.root(slot)
         return self.name[root] or (ONE if self._is_one(root) else None)
 
     def _is_one(self, root: int) -> bool:
-        """Return whether a size is 1, and also 1 in the second trace."""
+        """Return whether a size is 1 at the hints and in the second trace, if there is one."""
         return self.number[root] == 1 and self.other[root] in (None, 1)
 
     def _solve_equations(self) -> bool:
-        """Solve the equations with one unknown; return whether an equation was finished."""
+        """Solve the equations that have one unknown size, and remove them from `equations`.
+
+        Return whether an equation was solved, or checked because it has no unknown size.
+        """
         before = len(self.equations)
         self.equations = [e for e in self.equations if not self._solve_equation(*e)]
         return len(self.equations) < before
 
     def _solve_equation(self, node: Node, kind: str, sides: tuple[list[int], list[int]]) -> bool:
-        """Solve an equation for its only unknown; return whether the equation is finished.
+        """Solve an equation for its only unknown size, and return True.
 
-        An equation without unknowns is checked, and finished too.
+        An equation without an unknown size is only checked. One with several, or with a size of 0,
+        is not solved, and the result is False.
+
+        Args:
+          kind: `PRODUCT` or `SUM`: the operation on the sizes of each side.
+
+        Raises:
+          SymbolError: the equation has no unknown size, and is false.
         """
         unknown = [s for side in sides for s in side if self._known(s) is None]
         # A size of 0 makes a product useless for a division.
@@ -231,7 +278,10 @@ class Names:
         return True
 
     def _read_shifts(self) -> bool:
-        """Read every shift whose source is known, and return whether one was read."""
+        """Find the sizes of shifts' targets from known sources; return whether one was tried.
+
+        A shift is a slice, padding or window; see `extents.Shift`.
+        """
         kept, before = [], len(self.shifts)
         for node, source, target, shift in self.shifts:
             known = self._known(source)
@@ -243,10 +293,10 @@ class Names:
         return len(kept) < before
 
     def _reading(self, known: sympy.Expr, at: tuple[int, int], shift: Shift) -> sympy.Expr | None:
-        """Return the formula of a shift's target size; None if no candidate fits.
+        """Return the formula of the target size of a shift; None if no candidate is right.
 
         Args:
-          known: the formula of the source's size.
+          known: the formula of the source size.
           at: the slots of source and target.
         """
         s, n = (self.number[slot] for slot in at)
@@ -265,7 +315,10 @@ class Names:
         return None
 
     def _match_pairs(self) -> bool:
-        """Name sizes by their numbers in both traces, if only one known formula has them."""
+        """Give a size the only known formula with the same numbers in both traces.
+
+        Return whether there was such a size.
+        """
         if self.second is None:
             return False
         known: dict[tuple[int, int | None], set[sympy.Expr]] = {}
@@ -285,10 +338,11 @@ class Names:
         return bool(found)
 
     def _fix_leaves(self) -> bool:
-        """Make the sizes of values without array operands numbers, if there is no second trace.
+        """Give the sizes of values without array operands their numbers as formulas.
 
-        Python code chose such a size, for example of an iota. A second trace would show whether it
-        depends on an argument.
+        Python code chose such a size, for example of an iota. This is done only without a second
+        trace, which would show whether the size depends on an argument. Return whether there was
+        such a size.
         """
         if self.second is not None:
             return False
@@ -301,31 +355,36 @@ class Names:
         return self._fix(s for s in slots if self.number[s] != 1)
 
     def formula(self, slot: int) -> Expr:
-        """Return the size of a slot: an int, or a formula."""
+        """Return the size of a slot: its formula, or its number if no formula is known."""
         root = self.root(slot)
         name = self.name[root]
         return self.number[root] if name is None or name.is_Integer else name
 
     def is_constant(self, slot: int) -> bool:
-        """Return whether no argument determines the size, and it is not 1."""
+        """Return whether a size other than 1 is a number that no argument determines."""
         root = self.root(slot)
         return not self._is_one(root) and (self.name[root] is None or root in self.fixed)
 
     def varies(self, slot: int) -> bool | None:
-        """Return whether the second trace has another size there, or None without one."""
+        """Return whether a size differs in the second trace; None without a second trace."""
         root = self.root(slot)
         other = self.other[root]
         return None if other is None else other != self.number[root]
 
 
 def _length(graph: Graph, region: int) -> int:
-    """Return a loop's own iterations: its trip count without the loops around it."""
+    """Return the trip count of a loop per execution, without the loops around it."""
     body = graph.regions[region]
     return body.trip_count // max(graph.regions[body.parent or 0].trip_count, 1)
 
 
 def _readings(known: sympy.Expr, sizes: tuple[int, int], shift: Shift) -> Iterator[sympy.Expr]:
-    """Yield formulas that a shifted size may have, each of them right at the hints."""
+    """Yield formulas that the target size of a shift may have; each is right at the hints.
+
+    Args:
+      known: the formula of the source size.
+      sizes: source size and target size at the hints.
+    """
     s, n = sizes
     stride, base = shift.stride, shift.base
     if not shift.repeats:
@@ -340,7 +399,7 @@ def _readings(known: sympy.Expr, sizes: tuple[int, int], shift: Shift) -> Iterat
 def _reading_from_hints(
     readings: Iterator[sympy.Expr], sizes: tuple[int, int], shift: Shift
 ) -> sympy.Expr | None:
-    """Return the likeliest formula of a size that a shift gives; None if the hints leave it open.
+    """Return the likeliest formula of the target size of a shift; None if several are likely.
 
     This is a guess for functions without a second trace, whose sizes would decide.
 
@@ -366,7 +425,11 @@ def _reading_from_hints(
 
 @lru_cache(maxsize=4096)
 def _solve_for(kind: str, more: tuple[sympy.Expr, ...], less: tuple[sympy.Expr, ...]) -> sympy.Expr:
-    """Return the product, or the sum, of `more` without the parts `less`."""
+    """Return the product of `more` divided by that of `less`, or the difference of their sums.
+
+    Args:
+      kind: `PRODUCT` or `SUM`.
+    """
     if kind == PRODUCT:
         return sympy.Mul(*more) / sympy.Mul(*less)
     return sympy.Add(*more) - sympy.Add(*less)
@@ -374,14 +437,16 @@ def _solve_for(kind: str, more: tuple[sympy.Expr, ...], less: tuple[sympy.Expr, 
 
 @lru_cache(maxsize=4096)
 def _at_hints(expression: sympy.Expr) -> int:
+    """Return the value of an expression if each size has its hint."""
     return evaluate(expression, {})
 
 
 @lru_cache(maxsize=4096)
 def _same_formula(first: sympy.Expr, second: sympy.Expr) -> bool:
-    """Return whether two formulas are equal at all sizes: by algebra, else at sample points.
+    """Return whether two formulas are equal at all sizes.
 
-    The sample is needed for floors, as in `floor((S - 1)/2) + 1 = ceil(S/2)`.
+    Formulas without floors are compared by algebra. Others are compared at sample points, because
+    sympy does not prove `floor((S - 1)/2) + 1 = ceil(S/2)`.
     """
     # Without floors, equal polynomials have an expanded difference of 0.
     gap = sympy.expand(first - second)

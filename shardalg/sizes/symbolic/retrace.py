@@ -1,4 +1,4 @@
-"""The same function traced at other sizes, and the first difference of its graph."""
+"""Comparison of a function's graph at the hints with its graph at other sizes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from shardalg.graph.ir import Graph, Node, Signature
 
 @dataclass(frozen=True)
 class Difference:
-    """A dependence of a function's graph on its sizes that no formula expresses.
+    """A difference between the graphs of a function at two sizes that formulas do not explain.
 
     Attributes:
       kind: "graph" (another program, as after `if size > 64`), "size" (a named size differs from
-        its formula), "constant" (a size computed in Python changed), "blocks" (a manual axis
+        its formula), "constant" (a size that Python computed differs), "blocks" (a manual mesh axis
         has another size).
-      node: index in the first graph; None outside all nodes.
+      node: number of the first graph's node that differs; None if there is no such node.
       source: the user's line, "" if unknown.
+      text: description for error messages.
     """
 
     kind: str
@@ -32,10 +33,11 @@ class Difference:
 
 @dataclass(frozen=True, eq=False)
 class Retrace:
-    """A function traced at other sizes than the hints, normalised.
+    """Normalised graph of a function that was traced at other sizes than the hints.
 
     Attributes:
-      values: size of every name there; `algebra.dims.second_hints` gives good ones.
+      graph: the graph.
+      values: the number of each named size in this trace.
     """
 
     graph: Graph
@@ -47,9 +49,11 @@ class Retrace:
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """Two graphs, value by value.
+    """Correspondence between the values of two graphs of one function, traced at different sizes.
 
-    Literals have no partner, because equal ones are one value.
+    Attributes:
+      first: the graph at the hints.
+      second: the graph at other sizes.
     """
 
     first: Graph
@@ -57,7 +61,7 @@ class Alignment:
 
     @cached_property
     def partner(self) -> tuple[int, ...]:
-        """Per value of the first graph, its value in the second; -1 without one."""
+        """For each value of the first graph, the corresponding value of the second; -1 for none."""
         found = [-1] * len(self.first.values)
         for pair in self._pairs():
             for a, b in zip(*pair, strict=False):
@@ -72,7 +76,7 @@ class Alignment:
         return tuple(found)
 
     def _pairs(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Yield values of both graphs that have the same place: arguments, and results of nodes."""
+        """Yield pairs of tuples of values that correspond: arguments, and results of each node."""
         first, second = self.first, self.second
         yield first.arguments, second.arguments
         for here, there in zip(first.regions, second.regions, strict=False):
@@ -82,7 +86,7 @@ class Alignment:
 
     @cached_property
     def difference(self) -> Difference | None:
-        """The first node that differs, or None if the graphs agree except for numbers."""
+        """The first node at which the graphs differ; None if only sizes and literals differ."""
         shared = {i for i, _ in self.first.constants}
         constant = {i for i, _ in self.second.constants}
         for ours, theirs in zip(self.first.nodes, self.second.nodes, strict=False):
@@ -92,7 +96,13 @@ class Alignment:
         return self._leftover()
 
     def _agree(self, ours: Node, theirs: Node, constants: tuple[set[int], set[int]]) -> bool:
-        """Return whether two nodes do the same with corresponding values, except for numbers."""
+        """Return whether two nodes apply the same operator to corresponding values.
+
+        Sizes, parameters and literals may differ.
+
+        Args:
+          constants: the literals of the first and of the second graph.
+        """
         if ours.region != theirs.region or not _same_except_numbers(
             ours.signature, theirs.signature
         ):
@@ -105,7 +115,10 @@ class Alignment:
         return True
 
     def _leftover(self) -> Difference | None:
-        """Return the first node that only one graph has; None if both have equally many nodes."""
+        """Return the first node that only one of the graphs has.
+
+        The result is None if both have the same number of nodes.
+        """
         counts = len(self.first.nodes), len(self.second.nodes)
         if counts[0] == counts[1]:
             return None
@@ -119,7 +132,12 @@ class Alignment:
 
 
 def other_blocks(first: Graph, second: Graph, sizes: Mapping[str, int]) -> Difference | None:
-    """Return how a trace at other sizes of manual axes differs, or None if it does not."""
+    """Return the difference of two graphs traced at different sizes of manual mesh axes, or None.
+
+    Args:
+      first: the graph at the hints.
+      second: the graph at `sizes`.
+    """
     if str(first) == str(second):
         return None
     axes = ", ".join(f"{name}={sizes[name]}" for name in sorted(second.traced_axes & sizes.keys()))
@@ -130,7 +148,10 @@ def other_blocks(first: Graph, second: Graph, sizes: Mapping[str, int]) -> Diffe
 
 @lru_cache(maxsize=65536)
 def _same_except_numbers(first: Signature, second: Signature) -> bool:
-    """Return whether two operators differ at most in sizes and parameters."""
+    """Return whether two operators have equal primitives, item types and ranks.
+
+    Sizes and parameters may differ.
+    """
     pairs = (first.operands, second.operands), (first.results, second.results)
     if first.primitive != second.primitive or any(len(a) != len(b) for a, b in pairs):
         return False
@@ -139,6 +160,6 @@ def _same_except_numbers(first: Signature, second: Signature) -> bool:
 
 
 def _words(node: Node) -> str:
-    """Return a node's primitive, operand types and line for messages."""
+    """Return text for messages: a node's primitive, its operand types and its source line."""
     operands = ", ".join(map(str, node.signature.operands))
     return f"{node.primitive}({operands}) at {node.source or 'an unknown line'}"

@@ -1,8 +1,8 @@
-"""Named sizes of a traced function: its second trace, and the points at which `at` evaluates it.
+"""Formulas of a traced function's sizes, and checks of the sizes that users give to a plan.
 
-A symbolic plan is computed at its hints. Formulas of the named sizes enter afterwards, in prices.
-Planning stores the facts that make the plan valid at other sizes (`planner.guards`), and `at`
-checks them.
+A plan with named sizes is computed at its hints, one example number per name. Formulas of the named
+sizes enter afterwards, in prices. Planning records the conditions under which the plan is valid at
+other sizes (`planner.guards`), and `Plan.at` checks them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from shardalg.sizes.symbolic.retrace import Difference, Retrace
 from shardalg.tables import Table
 
 Shape = tuple[Expr, ...]
-# Function that returns the normalised graph at sizes by name, with the others at their hints.
+# Traces the user's function at the given sizes, with all other sizes at their hints, and returns
+# the normalised graph. A second trace needs it.
 Tracer = Callable[[Mapping[str, int]], Graph]
 
 CONSTANT_COLUMNS = ("dimension", "source", "value", "varies")
@@ -34,12 +35,12 @@ CONSTANT_COLUMNS = ("dimension", "source", "value", "varies")
 
 @dataclass(frozen=True, eq=False)
 class Symbols:
-    """The formulas of a function's sizes.
+    """Formulas of all sizes of a traced function.
 
     Attributes:
-      dims: per flattened argument, its declared shape.
-      lifted: the formulas of all values, trip counts, and the sizes that remained numbers.
-      second: the sizes at which a second trace was the same program; empty in a loaded plan.
+      dims: for each flattened argument, its declared shape.
+      lifted: the graph with the formulas of all shapes and trip counts.
+      second: the sizes at which a second trace was the same program, by name.
       tracer: function that traces at other sizes; None in a loaded plan.
     """
 
@@ -50,20 +51,21 @@ class Symbols:
 
     @cached_property
     def sizes(self) -> dict[str, Size]:
-        """The symbols of the dimensions, by name."""
+        """The named sizes of the arguments' dimensions, by name."""
         return sizes_of(size for shape in self.dims for size in shape)
 
     @cached_property
     def constants(self) -> Table:
-        """The sizes that no argument determines: numbers in every formula."""
+        """Table of the sizes that are numbers in every formula, because no argument gives them."""
         rows = ((c.size, c.source, c.value, c.varies) for c in self.lifted.constants)
         return Table(CONSTANT_COLUMNS, tuple(rows))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the formulas as plain data, without the function."""
+        """Return the formulas as a JSON object, without the function and the graph."""
         from shardalg.algebra.dims import to_data
 
         def rows(shapes: Iterable[Shape]) -> list[list[Any]]:
+            """Return shapes as lists of JSON values."""
             return [[to_data(size) for size in shape] for shape in shapes]
 
         return {
@@ -75,9 +77,13 @@ class Symbols:
         }
 
     def graph_at(self, point: Mapping[str, int]) -> tuple[Graph, Difference | None]:
-        """Return the function's graph at the sizes of `point`, and the first constant that changed.
+        """Return the function's graph at other sizes, and the first constant that differs there.
 
-        Such a constant is a size that Python computed.
+        Such a constant is a size that Python code computed, so that formulas have it as a number.
+        The second result is None if no constant differs.
+
+        Args:
+          point: a number for each named size.
 
         Raises:
           SymbolError: the function is another program there, cannot be traced there, or is not
@@ -104,14 +110,19 @@ class Symbols:
 
 
 def name_sizes(graph: Graph, dims: Sequence[Shape], tracer: Tracer) -> Symbols:
-    """Return the formulas of a function that was traced at the hints of its declared dimensions.
+    """Return the formulas of all sizes in a function that was traced at the hints.
 
-    Names propagate along the rows of the graph (`sizes.symbolic.lift`). A second trace, at
-    unrelated sizes, has to be the same program with the same formulas.
+    They follow from the declared dimensions and the operators (`sizes.symbolic.lift`). A second
+    trace, at unrelated sizes, must give the same program with the same formulas.
+
+    Args:
+      graph: the normalised graph at the hints.
+      dims: for each flattened argument, its declared shape.
+      tracer: function that traces at other sizes.
 
     Raises:
-      SymbolError: a hint is 1, two sizes meet on one loop, the function is another program at other
-        sizes, or can be traced at the hints only.
+      SymbolError: a hint is 1; an operator needs two sizes to be equal; the function is another
+        program at other sizes; or it can be traced only at the hints.
     """
     _check_hints(graph, dims)
     sizes = tuple(sizes_of(size for shape in dims for size in shape).values())
@@ -134,7 +145,10 @@ def name_sizes(graph: Graph, dims: Sequence[Shape], tracer: Tracer) -> Symbols:
 
 
 def numbers_only(graph: Graph) -> Symbols:
-    """Return the symbols of a function whose sizes are all numbers, for a symbolic mesh."""
+    """Return the formulas of a function without named sizes: all of them are numbers.
+
+    They are needed for plans on a mesh whose axes have named sizes.
+    """
     dims = tuple(graph.values[v].type.shape for v in graph.arguments)
     shapes = tuple(value.type.shape for value in graph.values)
     trips = tuple(region.trip_count for region in graph.regions)
@@ -153,7 +167,10 @@ def _check_hints(graph: Graph, dims: Sequence[Shape]) -> None:
 
 
 def _second_trace(sizes: Sequence[Size], tracer: Tracer) -> tuple[Retrace | None, list[str]]:
-    """Return the first trace at other sizes that succeeds, and the errors of the ones before it."""
+    """Return a trace of the function at other sizes, and the error texts of failed attempts.
+
+    Several sets of sizes are tried; the trace is None if the function fails at all of them.
+    """
     faults: list[str] = []
     # Coprime sizes tell apart formulas that agree at related sizes. Some functions need sizes that
     # divide each other (multiples of the hints) or fit a table of fixed length (smaller sizes).
@@ -188,7 +205,7 @@ def _text(point: Mapping[str, int]) -> str:
 
 
 def named_sizes(symbols: Symbols, mesh: Mesh) -> dict[str, Size]:
-    """Return the symbols of a plan: dimensions and axes in one name space.
+    """Return the named sizes of a plan, by name: those of dimensions and those of mesh axes.
 
     Raises:
       SymbolError: a dimension and an axis have one name and two hints.
@@ -198,10 +215,14 @@ def named_sizes(symbols: Symbols, mesh: Mesh) -> dict[str, Size]:
 
 
 def point_of(named: Mapping[str, Size], given: Mapping[str, int]) -> dict[str, int]:
-    """Return every size of a plan: the given ones, and the hints of the others.
+    """Return a number for every named size of a plan: the given one, or else its hint.
+
+    Args:
+      named: the named sizes of the plan.
+      given: numbers that a user gives for some of them.
 
     Raises:
-      SymbolError: a name that the plan does not have, or a size below 1.
+      SymbolError: the plan has no size of a given name, or a number is below 1.
 
     >>> point_of({"B": Size("B", 8), "X": Size("X", 2)}, {"X": 4})
     {'B': 8, 'X': 4}
@@ -226,10 +247,14 @@ def point_of(named: Mapping[str, Size], given: Mapping[str, int]) -> dict[str, i
 def points_of(
     named: Mapping[str, Size], given: Mapping[str, Any]
 ) -> tuple[dict[str, int], dict[str, np.ndarray]]:
-    """Return the sizes of a plan that are one number, and arrays of the swept ones.
+    """Return the points of a sweep: the sizes that are one number, and the arrays of the others.
+
+    Args:
+      named: the named sizes of the plan.
+      given: numbers and arrays that a user gives for some of them; all others have their hints.
 
     Raises:
-      SymbolError: an error of `point_of`, arrays that do not broadcast or are no integers, or
+      SymbolError: as in `point_of`; or the arrays do not broadcast or are no integers; or there is
         no array at all.
 
     >>> points_of({"B": Size("B", 8), "X": Size("X", 2)}, {"X": [2, 4]})
@@ -264,12 +289,14 @@ def points_of(
 
 
 def _is_size(value: object) -> bool:
-    """Return whether a value counts elements or devices; numpy integers do too."""
+    """Return whether a value is an integer of at least 1, also of a numpy type."""
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
 def mesh_at(mesh: Mesh, point: Mapping[str, int]) -> Mesh:
-    """Return a symbolic mesh in numbers, and another one unchanged.
+    """Return a mesh whose named axis sizes are replaced by their numbers at a point.
+
+    A mesh without named sizes is returned unchanged.
 
     >>> mesh_at(Mesh({"X": 8, "Y": 16}, symbolic=True), {"X": 4, "Y": 16})
     Mesh(X=4, Y=16)
@@ -278,15 +305,16 @@ def mesh_at(mesh: Mesh, point: Mapping[str, int]) -> Mesh:
 
 
 def from_json(graph: Graph, data: Mapping[str, Any]) -> Symbols:
-    """Return the formulas that `Symbols.to_json` wrote, for the same graph.
+    """Return the `Symbols` that `Symbols.to_json` wrote, for the same graph.
 
     Raises:
-      PlanFileError: a value that its type does not allow.
-      SymbolError: the formulas are not the sizes of the graph.
+      PlanFileError: an entry is missing or has another type.
+      SymbolError: the formulas do not give the sizes of the graph.
     """
     from shardalg.algebra.dims import from_data
 
     def shapes(rows: Iterable[Sequence[Any]]) -> tuple[Shape, ...]:
+        """Return shapes from lists of JSON values."""
         return tuple(tuple(from_data(size) for size in row) for row in rows)
 
     saved = read(_SavedSymbols, data, "symbols")
@@ -312,7 +340,7 @@ def from_json(graph: Graph, data: Mapping[str, Any]) -> Symbols:
 
 @dataclass(frozen=True)
 class _SavedSymbols:
-    """The formulas as stored in a file."""
+    """JSON object of `Symbols.to_json`, with the types of its entries, which are checked."""
 
     dims: tuple[tuple[Data, ...], ...]
     shapes: tuple[tuple[Data, ...], ...]
