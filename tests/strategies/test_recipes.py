@@ -109,6 +109,25 @@ def test_a_forward_pass_has_roles_by_its_tokens_or_its_trees():
     )  # fmt: skip
 
 
+def test_frozen_weights_are_no_data():
+    """An adapter is trained; the weights below it are read, and stay as they are."""
+
+    def step(adapter, base, x):
+        def of(adapter):
+            weight = base["up"] + adapter["a"] @ adapter["b"]
+            return ((jnp.tanh(x @ weight) @ base["down"]) ** 2).mean()
+
+        return jax.tree.map(lambda p, g: p - g, adapter, jax.grad(of)(adapter))
+
+    adapter = {"a": f32(64, 4), "b": f32(4, 256)}
+    base = {"up": f32(64, 256), "down": f32(256, 64)}
+    told = BOTH.explain(step, adapter, base, f32(32, 64), mesh=MESH)
+    roles = {r["array"]: r["role"] for r in told.table().to_dict("records")}
+    assert roles["base['up']"] == roles["base['down']"] == "parameters (deduced)"
+    assert roles["x"] == "data (deduced)"
+    assert told.strategy.in_shardings[1] == {"up": P("data", "model"), "down": P("model", "data")}
+
+
 def test_two_arrays_have_no_certain_roles():
     with pytest.raises(sa.RoleError, match=r"the roles of x, w are not given.*Pass roles="):
         BOTH.strategy(lambda x, w: x @ w, f32(8, 4), f32(4, 8), mesh=MESH)
@@ -400,6 +419,83 @@ def test_haiku():
         "mlp/~/linear_0": {"w": P("data", "model"), "b": P("model")},
         "mlp/~/linear_1": {"w": P("model", "data"), "b": P(None)},
     }
+
+
+# Other functions
+
+
+def test_slices_of_a_joined_product_keep_its_columns():
+    """Queries, keys and values of one product, as GPT-2 has them; columns of the gate likewise."""
+
+    def step(w, x):
+        def of(w):
+            split = (*x.shape[:2], 8, 8)
+            q, k, v = (jnp.reshape(part, split) for part in jnp.split(x @ w["qkv"], 3, -1))
+            scores = jax.nn.softmax(jnp.einsum("bsnd,btnd->bnst", q, k))
+            mixed = jnp.einsum("bnst,btnd->bsnd", scores, v)
+            y = x + jnp.reshape(mixed, x.shape) @ w["o"]
+            gate, up = jnp.split(y @ w["gate_up"], 2, -1)
+            return ((y + (jax.nn.silu(gate) * up) @ w["down"]) ** 2).mean()
+
+        return jax.grad(of)(w)
+
+    w = {"qkv": f32(64, 192), "o": f32(64, 64), "gate_up": f32(64, 512), "down": f32(256, 64)}
+    roles = ("parameters", "data")
+    found = BOTH.strategy(step, w, f32(16, 32, 64), mesh=MESH, roles=roles)
+    assert found.in_shardings[0] == {
+        "qkv": P("data", "model"), "o": P("model", "data"),
+        "gate_up": P("data", "model"), "down": P("model", "data"),
+    }  # fmt: skip
+
+
+def test_a_time_major_network_has_its_batch_in_the_second_dimension():
+    def net(x):
+        core = hk.LSTM(64)
+        y, _ = hk.dynamic_unroll(core, x, core.initial_state(x.shape[1]))
+        return hk.Linear(16)(y)
+
+    model = hk.without_apply_rng(hk.transform(net))
+    params = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((20, 32, 8)))
+
+    def step(params, x, y):
+        return jax.grad(lambda p: ((model.apply(p, x) - y) ** 2).mean())(params)
+
+    found = BOTH.strategy(step, params, f32(20, 32, 8), f32(20, 32, 16), mesh=MESH)
+    assert found.in_shardings[1:] == (P(None, "data", None), P(None, "data", None))
+
+
+def test_a_convolution_shards_its_channels():
+    def step(w, images):
+        def of(w):
+            y = jax.lax.conv_general_dilated(
+                images, w["first"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            y = jax.lax.conv_general_dilated(
+                jax.nn.relu(y), w["second"], (2, 2), "SAME",
+                dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            )  # fmt: skip
+            return (y**2).mean()
+
+        return jax.grad(of)(w)
+
+    w = {"first": f32(3, 3, 8, 64), "second": f32(3, 3, 64, 8)}
+    found = sa.recipes.tensor("model").strategy(
+        step, w, f32(8, 16, 16, 8), mesh=sa.Mesh({"model": 4}), roles=("parameters", "data")
+    )
+    assert found.in_shardings[0] == {
+        "first": P(None, None, None, "model"), "second": P(None, None, "model", None),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_named_sizes_are_placed_at_their_hints(symbolic):
+    B, S = sa.dims("B S", hint=(32, 16))
+    mesh = sa.Mesh({"data": 4, "model": 2}, symbolic=symbolic)
+    tokens = jax.ShapeDtypeStruct((B, S), "int32")
+    found = BOTH.strategy(jax.grad(loss), PARAMS, tokens, mesh=mesh)
+    plan = sa.plan(jax.grad(loss), PARAMS, tokens, strategy=found)
+    assert B in sum(plan.collectives()["wire_bytes_per_step"]).free_symbols
+    assert found.in_shardings[0]["up"] == P("data", "model")
 
 
 # Values, pins and bans

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 import shardalg as sa
 from shardalg.lab import table1_strategies
 from shardalg.models import dense_strategies, training
-from shardalg.models.published import moe
+from shardalg.models.published import moe, unet3d
 from shardalg.models.training import OPTIMIZERS
 from shardalg.models.transformer import Config, param_types
 from shardalg.plan.strategies.derive.recipe_parts import path_text
@@ -229,14 +229,27 @@ def test_fsdp_and_tensor_are_the_strategy_that_dense_models_have(config):
     }
 
 
-def test_experts_of_the_paper():
+PAPER_ROLES = ("parameters", "optimizer_state", "data", "data")
+
+
+def test_experts_on_one_axis_are_those_of_the_paper():
+    """Section 5.4: experts along X in MoE layers, the batch elsewhere, sites included."""
+    model, mesh = moe.MoEConfig().model, sa.Mesh({"X": 4})
+    expected = model.strategy(mesh, moe.SPARSE)
+    found = sa.recipes.expert("X").strategy(
+        model.train_step, *model.arguments(), mesh=mesh, roles=PAPER_ROLES
+    )
+    for ours, theirs in zip(found.in_shardings, expected.in_shardings, strict=True):
+        assert differences(spelled(ours), spelled(theirs)) == {}
+    assert spelled(found.sites) == spelled(expected.sites)
+
+
+def test_experts_and_two_axes_are_those_of_the_paper():
     """Section 5.5, a mesh (X, Y): experts along X, heads and hidden features along Y."""
-    config = moe.MoEConfig()
-    model, mesh = config.model, sa.Mesh({"X": 4, "Y": 2})
+    model, mesh = moe.MoEConfig().model, sa.Mesh({"X": 4, "Y": 2})
     expected = model.strategy(mesh, moe.HYBRID)
     recipe = sa.recipes.expert("X") | sa.recipes.two_d("X", "Y")
-    roles = ("parameters", "optimizer_state", "data", "data")
-    found = recipe.strategy(model.train_step, *model.arguments(), mesh=mesh, roles=roles)
+    found = recipe.strategy(model.train_step, *model.arguments(), mesh=mesh, roles=PAPER_ROLES)
     wrong = {}
     for ours, theirs in zip(found.in_shardings, expected.in_shardings, strict=True):
         wrong |= differences(spelled(ours), spelled(theirs))
@@ -246,6 +259,18 @@ def test_experts_of_the_paper():
         "['layers']['moe']['w_gate']",
         "['moments']['layers']['moe']['w_gate']['row']",
     }
+    assert spelled(found.sites) == spelled(expected.sites)
+
+
+def test_images_are_cut_as_in_the_paper():
+    """Section 5.6: the batch along X, and the depth of the images along Y."""
+    model, mesh = unet3d.UNet3D().model, sa.Mesh({"X": 2, "Y": 2})
+    expected = model.strategy(mesh, unet3d.SPATIAL)
+    recipe = sa.recipes.data("X") | sa.recipes.sequence("Y")
+    found = recipe.strategy(model.train_step, *model.arguments(), mesh=mesh, roles=PAPER_ROLES)
+    assert found.in_shardings[2:] == expected.in_shardings[2:]
+    # The paper leaves weights to completion, which replicates them; the recipe says so.
+    assert all(axes == () for dims in spelled(found.in_shardings[0]).values() for axes in dims)
 
 
 # The plan of torchtitan for Llama 3: "column" and "row" of `apply_tp`. Norms are SequenceParallel,

@@ -2,7 +2,9 @@
 
 - An array of integers that is not among the next values of the function is data (tokens, labels).
 - In a training step, an array with a gradient or a next value is a parameter if the forward or the
-  backward pass reads it, and optimizer state if only the update does. All other arrays are data.
+  backward pass reads it, and optimizer state if only the update does. Of the arrays that stay as
+  they are, those with the batch dimension are data, and those with a dimension of trained
+  parameters are parameters, too (frozen weights below an adapter).
 - In a function without a backward pass, an array with the batch dimension of certain data is data,
   and the other floats that products combine with data are parameters.
 - A function without integers whose arguments are one array and trees: the array is data.
@@ -148,14 +150,11 @@ def _fill(graph: Graph, found: list[str | None], open_: list[int]) -> None:
     waiting = [position for position in open_ if found[position] is None]
     if has_backward and updated:
         for position in waiting:
-            if not graph.users[graph.arguments[position]]:
-                continue
-            if position not in updated:
-                found[position] = DATA
-            elif _is_read_early(graph, position) and _is_float(graph, position):
-                found[position] = PARAMETERS
-            else:
-                found[position] = OPTIMIZER_STATE
+            if position in updated:
+                is_early = _is_read_early(graph, position) and _is_float(graph, position)
+                found[position] = PARAMETERS if is_early else OPTIMIZER_STATE
+        unchanged = [p for p in waiting if p not in updated and graph.users[graph.arguments[p]]]
+        _fill_unchanged(graph, found, unchanged)
         # An array that nothing reads has the role of its tree, if that is one.
         roots = [words(path)[0] for path in graph.argument_paths]
         for position in waiting:
@@ -164,6 +163,39 @@ def _fill(graph: Graph, found: list[str | None], open_: list[int]) -> None:
                 found[position] = (tree - {None}).pop()
         return
     _fill_forward(graph, found, waiting)
+
+
+def _fill_unchanged(graph: Graph, found: list[str | None], waiting: list[int]) -> None:
+    """Write the roles of floats that a training step reads and does not update.
+
+    The first dimension that no loop walks through decides. If it is that of certain data, or has
+    the same size and no parameter has it, the array is data. Without certain data, the arrays are
+    data if they all share a dimension that no parameter has. An array whose dimension is one of a
+    trained parameter is a parameter that is not trained. Otherwise nothing is certain.
+    """
+    classes = dimension_classes(graph)
+    first, size = {}, {}
+    for position, value in enumerate(graph.arguments):
+        shape = graph.values[value].type.shape
+        free = [d for d in range(len(shape)) if not classes.is_iterated(value, d)]
+        first[position] = classes.of(value)[free[0]] if free else None
+        size[position] = shape[free[0]] if free else None
+    trained = {
+        name
+        for position, value in enumerate(graph.arguments)
+        if found[position] == PARAMETERS
+        for name in classes.of(value)
+    }
+    known = [position for position, role in enumerate(found) if role == DATA]
+    data, sizes = {first[p] for p in known}, {size[p] for p in known}
+    apart = {first[p] for p in waiting} - trained
+    data |= apart if not known and len(apart) == 1 else set()
+    for position in waiting:
+        name = first[position]
+        if name in data or (name not in trained and size[position] in sizes):
+            found[position] = DATA
+        elif name in trained:
+            found[position] = PARAMETERS
 
 
 def _fill_forward(graph: Graph, found: list[str | None], waiting: list[int]) -> None:

@@ -12,6 +12,8 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ShardalgError, StrategyError
 from shardalg.graph.ir import Graph, Site
+from shardalg.graph.ops.loops import row_class
+from shardalg.graph.ops.rows import rules
 from shardalg.plan.strategies.derive.argument_roles import deduced_roles, next_values
 from shardalg.plan.strategies.derive.parallel_products import NamedGraph
 from shardalg.plan.strategies.derive.placed_products import (
@@ -38,6 +40,8 @@ from shardalg.plan.strategies.derive.recipe_parts import (
 from shardalg.planner.propagate.strategy import PerLeaf, Strategy
 from shardalg.planner.traced import Traced
 
+# Rows through which an array keeps its dimensions.
+_PASSING = ("pointwise", "layout", "broadcast")
 # The order in which the parts of a recipe are applied, whatever the order in which they are
 # written: each step uses only dimensions that the steps before it left free.
 STEPS = (
@@ -191,8 +195,11 @@ def _sites(placing: Placing) -> tuple[SiteLayout, ...]:
     """Return the layouts of the sites that have a name and no spec of their own."""
     graph = placing.named.graph
     by_name: dict[str, list[SiteLayout]] = defaultdict(list)
+    # The gradient of a site has its name, too; what reads the value itself decides.
+    forward = {site.name for site in graph.sites if graph.nodes[site.node].phase == "forward"}
     for site in graph.sites:
-        if site.name is not None and site.spec is None:
+        is_gradient = site.name in forward and graph.nodes[site.node].phase != "forward"
+        if site.name is not None and site.spec is None and not is_gradient:
             by_name[site.name].append(_site(placing, site))
     found = []
     for name, layouts in by_name.items():
@@ -210,19 +217,20 @@ def _site(placing: Placing, site: Site) -> SiteLayout:
     names, shape = named.classes.of(value), named.shape(value)
     dims: list[Axes] = [()] * len(shape)
     reasons = []
-    wanted = (
+    batch = frozenset[int]() if named.batch_class is None else frozenset({named.batch_class})
+    wanted: tuple[tuple[str, frozenset[int], Axes], ...] = (
         ("experts", named.expert_classes, placing.parts_axes("expert")),
         ("products", placing.tensor_classes, placing.parts_axes("tensor")),
-        ("batch", {named.batch_class}, placing.batch_axes),
-        ("sequence", {named.sequence_class}, placing.parts_axes("sequence")),
+        ("batch", batch, placing.batch_axes),
+        ("sequence", named.sequence_classes, placing.parts_axes("sequence")),
         ("residual", placing.residual, placing.residual_axes),
     )
     name = site.name or ""
     kind = repr(graph.values[value].type)
-    has_both = bool(set(names) & named.expert_classes) and named.batch_class in names
-    if has_both and placing.parts_axes("expert"):
-        # Tokens go from the batch to the experts between two such sites: both layouts are right.
-        return SiteLayout(name, kind, None, "it has experts and batch: left to completion")
+    # Tokens go from the batch to the experts between two such sites, which have both dimensions.
+    if named.batch_class in names and set(names) & named.expert_classes:
+        beside = _is_beside_experts(named, site)
+        wanted = tuple(row for row in wanted if row[0] != ("batch" if beside else "experts"))
     for what, classes, axes in wanted:
         used = {axis for group in dims for axis in group}
         free = tuple(axis for axis in axes if axis not in used)
@@ -233,6 +241,33 @@ def _site(placing: Placing, site: Site) -> SiteLayout:
     added = graph.added_dims(site)
     kept = tuple(axes for dim, axes in enumerate(dims) if dim not in added)
     return SiteLayout(name, kind, kept, "; ".join(reasons) or "replicated")
+
+
+def _is_beside_experts(named: NamedGraph, site: Site) -> bool:
+    """Return whether a product of experts reads a site, or computes it, up to pointwise operators.
+
+    Other sites are not looked through: they have layouts of their own.
+    """
+    graph, experts = named.graph, named.uses.expert_nodes
+    for is_down in (True, False):
+        open_, seen = [site.node], set[int]()
+        while open_:
+            index = open_.pop()
+            node = graph.nodes[index]
+            if index in experts:
+                return True
+            is_other = index != site.node and node.primitive == "annotate"
+            rows = () if node.bodies else rules(node.signature) or ()
+            passes = bool(rows) and all(row_class(row) in _PASSING for row in rows)
+            if index in seen or is_other or not passes:
+                continue
+            seen.add(index)
+            if is_down:
+                open_ += [n for value in node.results for n in graph.users[value]]
+            else:
+                made = (graph.producer[value] for value in node.operands)
+                open_ += [n for n in made if n is not None]
+    return False
 
 
 def _notes(placing: Placing, sites: Sequence[SiteLayout]) -> tuple[str, ...]:

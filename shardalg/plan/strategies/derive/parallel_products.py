@@ -106,21 +106,25 @@ class NamedGraph:
         return ranked[0] if ranked else None
 
     @cached_property
-    def sequence_class(self) -> int | None:
-        """The class of the data's sequence: the dimension after the batch that no product sums."""
+    def sequence_classes(self) -> frozenset[int]:
+        """The classes of the data's sequence: the dimension after the batch that no product sums.
+
+        Several, if data meet through windows: images, and labels of a convolution's results.
+        """
         rows = {
             self.classes.of(value)[dim]
             for (value, dim), kinds in self.uses.kinds.items()
             if kinds & {ROW, LOOKUP}
         }
+        found = set()
         for value in self.with_role(DATA):
             names = self.classes.of(value)
-            if self.batch_class not in names:
-                continue
-            for dim in range(names.index(self.batch_class) + 1, len(names)):
+            start = names.index(self.batch_class) + 1 if self.batch_class in names else len(names)
+            for dim in range(start, len(names)):
                 if names[dim] not in rows and not self.classes.is_iterated(value, dim):
-                    return names[dim]
-        return None
+                    found.add(names[dim])
+                    break
+        return frozenset(found)
 
 
 def refusal(named: NamedGraph, value: int, dim: int, parts: int) -> str:

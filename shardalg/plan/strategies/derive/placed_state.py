@@ -120,8 +120,8 @@ def place_data(at: Placing) -> None:
         elif at.batch_axes:
             layout.refuse(at.batch_axes, "it has no batch dimension")
         sequence, features = at.parts_axes("sequence"), at.residual_axes
-        if at.named.sequence_class in names:
-            dim = names.index(at.named.sequence_class)
+        positions = [dim for dim, name in enumerate(names) if name in at.named.sequence_classes]
+        for dim in positions[:1]:
             _place_if_divided(at, layout, dim, (sequence, "positions of the sequence"))
         residual = [dim for dim, name in enumerate(names) if name in at.residual]
         for dim in residual[:1]:

@@ -46,6 +46,7 @@ class ProductUses:
       product_bytes: bytes of the results of all products of parameters.
       summed: fine classes over which products of two activations sum, such as heads' features.
       closed: these, and the fine classes along which activations are cut.
+      expert_nodes: products that have a batch loop of a parameter.
       cut: coarse classes of activations that some operator does not pass through.
     """
 
@@ -56,6 +57,7 @@ class ProductUses:
     summed: frozenset[int]
     closed: frozenset[int]
     cut: frozenset[int]
+    expert_nodes: frozenset[int]
 
 
 @once_per_graph
@@ -85,6 +87,7 @@ class _Reader:
         self.summed: set[int] = set()
         self.closed: set[int] = set()
         self.cut: set[int] = set()
+        self.expert_nodes: set[int] = set()
 
     def read(self) -> ProductUses:
         """Return what all nodes of the forward pass do."""
@@ -100,6 +103,7 @@ class _Reader:
             frozenset(self.summed),
             frozenset(self.closed | self.summed),
             frozenset(self.cut),
+            frozenset(self.expert_nodes),
         )
 
     def _origin(self, value: int) -> int | None:
@@ -175,6 +179,8 @@ class _Reader:
             for outer in same[dim]:
                 self.kinds[origin, outer].add(kind)
                 by_kind[kind] = (*by_kind.get(kind, ()), outer)
+        if BATCH in by_kind:
+            self.expert_nodes.add(node.index)
         if by_kind:
             self.products[origin, tuple(sorted(by_kind.items()))] = origin, by_kind
 
