@@ -29,6 +29,7 @@ def xla_contains(fine: Sharding, coarse: Sharding) -> bool:
     >>> xla_contains(six, two), six.shard_slices(2), two.shard_slices(2)
     (True, (slice(6, 7, None),), (slice(0, 4, None),))
     """
+    # Each block of every sharding is inside the whole tensor, but not the other way round.
     if all(n == 1 for n in coarse.parts):
         return True
     if all(n == 1 for n in fine.parts):
@@ -55,7 +56,7 @@ def _all_full(fine: Sharding, coarse: Sharding) -> bool:
 
 
 def _same_groups(fine: Sharding, coarse: Sharding) -> bool:
-    """Return whether each coarse tile has the devices of the fine tiles inside it."""
+    """Return whether each coarse tile has the devices of the fine tiles that it consists of."""
     ratios = [n // m for n, m in zip(fine.parts, coarse.parts, strict=True)]
     if math.prod(coarse.parts) == coarse.mesh.size and math.prod(ratios) > 1:
         return False

@@ -246,7 +246,7 @@ class BesideXla(Answer):
         )
 
     def _gathered_once(self) -> Iterator[str]:
-        """Yield a sentence about `keep_gathers=True`, as XLA does, if it sends less."""
+        """Yield a sentence about the option `keep_gathers=True`, if it sends fewer bytes."""
         trials, stages = self._trials, self._trials.stages
         # Planning again is worthwhile only if copies are freed now and XLA sends less.
         if trials.options.keeping(stages.traced.roles) or self.wire_bytes <= self.xla_wire_bytes:

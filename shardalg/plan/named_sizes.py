@@ -175,7 +175,7 @@ def _is_same_at(plan: Plan, point: Mapping[str, int]) -> bool:
 
 
 def conditions_table(plan: Plan) -> Table:
-    """Return the facts that tie the plan to its hints; empty for a plan in numbers."""
+    """Return the guards of a plan as a table; empty for a plan in numbers."""
     from shardalg.plan import plan_conditions
 
     if plan._symbolised is None:

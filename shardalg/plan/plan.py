@@ -578,7 +578,7 @@ class Plan:
         return why_not(self._trials, value, spec)
 
     def warnings(self) -> DataFrame:
-        """Return what costs more than necessary, or is left out, each with a remedy.
+        """Return a row per avoidable cost or left-out effect of the plan, each with a remedy.
 
         An operator that cannot be partitioned sends `wire_bytes_per_step`; `wire_bytes` is the
         share of one of its `executions`. A product that leaves a mesh axis unused repeats

@@ -81,7 +81,10 @@ def conditions(named: Symbolised, guards: Guards | None, options: Options) -> Ta
 
 
 def _asked_facts(guards: Guards) -> Iterator[AskedFact]:
-    """Yield every fact once, preferably with the comparison of two choices that asked it."""
+    """Yield every recorded fact once, with the question that it answers.
+
+    If a comparison of two choices is among its questions, that comparison is given.
+    """
     # Facts of the run itself first, then those of its memoised calls.
     own = {**dict.fromkeys(guards.traced), **guards.whole.facts}
     found = {f: AskedFact(f, asked or RunQuestion("")) for f, asked in own.items()}
@@ -176,6 +179,7 @@ def _decides(asked: AskedFact) -> str:
     result = asked.call.result
     if type(result) is NodePlan:
         return _loops(result.choice)
+    # All other memoised calls find the moves from one sharding to another.
     source, target = asked.call.args[:2]
     moves: Iterable[object]
     if isinstance(result, Path):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def one_strategy(
     strategy: Strategy | None, mesh: Any, in_shardings: Any, out_shardings: Any
 ) -> Strategy:
-    """Return the strategy that is given as one value, or the one of a mesh and shardings.
+    """Return `strategy`, or a strategy of the mesh and the shardings if it is None.
 
     Raises:
       StrategyError: both forms are given.
@@ -110,14 +110,14 @@ def planned_strategy(
 def planned_annotations(
     traced: Traced, annotations: Annotations, options: Options
 ) -> tuple[Stages, Options]:
-    """Complete and partition a trace, and check the program."""
+    """Complete the shardings of a trace and partition it; return the stages and the options."""
     stages = planned(traced, annotations, options)
     refuse_fallbacks(stages, options)
     return stages, options
 
 
 def refuse_fallbacks(stages: Stages, options: Options) -> None:
-    """Refuse, with `strict=True`, a program with an operator whose operands are gathered.
+    """Raise an error if `strict=True` and an operator is not partitioned as it could be.
 
     Raises:
       StrategyError: there is such an operator; the error lists them.

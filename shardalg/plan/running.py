@@ -60,7 +60,7 @@ def verified(plan: Plan, program: SpmdProgram) -> Report:
 
 
 def verified_text(plan: Plan) -> str:
-    """Return how many claims were proved, or "not verified" if nobody asked so far."""
+    """Return how many claims were proved, or "not verified" before the first `Plan.verify`."""
     # A computed `cached_property` is in the instance's dict, so this look-up starts no proof.
     return plan._report.summary() if "_report" in plan.__dict__ else "not verified"
 

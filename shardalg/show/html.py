@@ -82,7 +82,7 @@ class Section:
     """A heading with paragraphs (with `code` and **bold**), tables and pictures.
 
     Attributes:
-      brief: tables that a terminal shows.
+      brief: tables that a terminal shows in place of the parts.
       conclusion: the section's line in the conclusion of the page.
     """
 

@@ -70,7 +70,7 @@ class ProgramView:
     """A program as HTML, with its instructions in groups that open by click.
 
     Attributes:
-      told: tooltips of values such as `%7`.
+      told: a listing whose titles are the tooltips of values such as `%7`.
       path: returns the groups of an instruction, outermost first. Consecutive instructions of
         the same group are folded together.
       key: prefix of element ids, different for each view of a page.

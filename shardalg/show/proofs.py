@@ -86,7 +86,7 @@ def lemmas(*, mutants: bool = False, seeds: int = 1) -> JudgedLemmas:
 
 
 def table(judged: Iterable[Judged]) -> Table:
-    """Return one row per statement.
+    """Return a row per judged statement: name, verdict, milliseconds and text.
 
     >>> from shardalg.merge.lemmas import lemma
     >>> table(judge([lemma("offset_zero")])).select("lemma", "status", "statement")

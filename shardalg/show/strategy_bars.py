@@ -60,7 +60,7 @@ LEAST_LABELLED = 0.07
 
 
 def draw_comparison(rows: Sequence[StrategyBar]) -> Figure:
-    """Draw a bar per strategy with the causes of its step's time, and its peak memory beside it.
+    """Draw a bar per strategy: the causes of its step time, and its peak memory as text.
 
     Bars of strategies that do not fit are pale and say so. Refused strategies have their reason.
     """

@@ -188,6 +188,7 @@ def collectives(program: SpmdProgram, graph: Graph, named: Symbolised | None = N
     """
     priced = program if named is None else named.program
     rows = []
+    # Both programs have the same instructions, so each collective is paired with its formulas.
     for step, other in zip(walk(program), walk(priced), strict=True):
         attributes = step.instruction.attributes
         if is_collective(attributes):
@@ -261,7 +262,7 @@ def _region(graph: Graph, node: Node | None) -> str:
 
 
 def shardings(sharded: ShardedGraph) -> Table:
-    """Return every value of a completed graph: global shape, sharding, shard and reason."""
+    """Return a row per value of a completed graph: shape, sharding, shard shape and reason."""
     rows = (
         (
             value.name,

@@ -36,7 +36,7 @@ LABEL = 11
 
 
 def add_prove_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
+    """Add the options of `shardalg prove` to its parser."""
     parser.epilog = (
         "Exit status: 0 yes, 1 no, both proved; 2 wrong use; 4 z3 did not prove the answer (for "
         "all sizes, if asked)."
@@ -94,7 +94,7 @@ def run_prove(options: argparse.Namespace) -> int:
 
 
 def _data(verdict: Verdict, seconds: float, proofs: list[Proof]) -> dict[str, object]:
-    """Return the answer as plain data."""
+    """Return the verdict on two shardings and its proofs as plain data for JSON."""
     merged = None if verdict.sharding is None else verdict.sharding.text()
     return {
         "relation": verdict.relation,
@@ -119,7 +119,11 @@ def _decided(relation: str, pair: tuple[Sharding, Sharding], policy: str) -> tup
 
 
 def _on_own_meshes(texts: tuple[str, str], shape: tuple[int, ...]) -> tuple[Sharding, Sharding]:
-    """Read texts that contain their devices; a text without is read on the mesh of the other."""
+    """Return the shardings of two texts; one that names no devices is on the other's mesh.
+
+    Raises:
+      NotationError: neither text names its devices.
+    """
     found: list[Sharding | NotationError] = []
     for text in texts:
         # A text without a mesh is no error yet, because the other text may give one.
@@ -173,7 +177,7 @@ def _line(label: str, text: str) -> str:
 
 
 def add_lemmas_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
+    """Add the options of `shardalg lemmas` to its parser."""
     option = parser.add_argument
     option(
         "--seeds",

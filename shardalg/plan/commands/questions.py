@@ -34,7 +34,7 @@ SHOWN = ("kind", "mesh_axes", "executions", "wire_bytes", "role", "phase", "op",
 
 
 def add_plan_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
+    """Add the options of `shardalg plan` to its parser."""
     add_function(parser)
     option = parser.add_argument
     option(
@@ -72,7 +72,7 @@ def page(plan: Plan, title: str) -> str:
 
 
 def _plan_data(plan: Plan, hardware: str | None, report: Report | None) -> dict[str, Any]:
-    """Return the plan as plain data."""
+    """Return the overview, collectives, warnings and proof of a plan as plain data for JSON."""
     seen = plan.overview(hardware)
     named = {name: plain(value) for name, value in seen.priced.hints.named()}
     return {
@@ -89,7 +89,7 @@ def _plan_data(plan: Plan, hardware: str | None, report: Report | None) -> dict[
 
 
 def add_explain_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
+    """Add the options of `shardalg explain` to its parser."""
     add_function(parser)
     add_json(parser)
     parser.add_argument(
@@ -98,7 +98,7 @@ def add_explain_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_explain(options: argparse.Namespace) -> int:
-    """Print the explanation."""
+    """Print why a collective is there, or why a value has its sharding; return 0."""
     what = options.what
     plan = planned(options)
     found = plan.explain(int(what) if what.isdecimal() else what)
@@ -111,7 +111,7 @@ def run_explain(options: argparse.Namespace) -> int:
 
 
 def add_compare_xla_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
+    """Add the options of `shardalg compare-xla` to its parser."""
     add_function(parser)
     add_json(parser)
     parser.add_argument(
@@ -120,7 +120,7 @@ def add_compare_xla_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_compare_xla(options: argparse.Namespace) -> int:
-    """Print the comparison."""
+    """Print the plan compared with XLA's partitioning of the function; return 0."""
     plan = planned(options)
     found = plan.compare_xla(options.partitioner)
     if options.json:
@@ -134,7 +134,7 @@ def run_compare_xla(options: argparse.Namespace) -> int:
 
 
 def add_timeline_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
+    """Add the options of `shardalg timeline` to its parser."""
     add_function(parser)
     add_json(parser)
     option = parser.add_argument
@@ -169,13 +169,13 @@ def run_timeline(options: argparse.Namespace) -> int:
 
 
 def add_aot_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
+    """Add the options of `shardalg aot` to its parser."""
     add_function(parser)
     add_json(parser)
 
 
 def run_aot(options: argparse.Namespace) -> int:
-    """Compile, and print the comparison."""
+    """Print the plan compared with the program that the chip's compiler makes; return 0."""
     from shardalg.costs.topology import Topology
 
     if options.hardware is None:
@@ -192,7 +192,10 @@ def run_aot(options: argparse.Namespace) -> int:
 
 
 def _aot_data(found: BesideCompiler, plan: Plan, topology: Topology) -> dict[str, Any]:
-    """Return the comparison as plain data; `fits` is False if the compiler runs out of memory."""
+    """Return a comparison with the chip's compiler as plain data for JSON.
+
+    `fits` is False if the compiler runs out of memory for the plan, `xla_fits` for XLA's program.
+    """
     on = machine_data(plan.cost(topology), plan.mesh)
     values = ("planned", "compiled", "xla", "error", "xla_error")
     rows = (

@@ -26,7 +26,7 @@ HELP = "run a function on the devices of this machine, in local processes, or in
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
+    """Add the options of `shardalg run` to its parser."""
     add_function(parser)
     option = parser.add_argument
     option(
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _carry(text: str) -> dict[int, int]:
-    """Return the result that each argument of the next step takes, by number.
+    """Return, by argument number, the number of the result that it takes in the next step.
 
     >>> _carry("0:0,2:1")
     {0: 0, 1: 2}

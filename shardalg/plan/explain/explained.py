@@ -260,6 +260,7 @@ def explanation(sharded: ShardedGraph, value: str) -> ValueExplanation:
 
 
 def _row(sharded: ShardedGraph, link: Link) -> tuple[object, ...]:
+    """Return the row of `EXPLANATION_COLUMNS` for one step of completion."""
     reason, graph = link.reason, sharded.graph
     node = None if reason.node is None else graph.nodes[reason.node]
     place = annotated(sharded, reason)
@@ -299,9 +300,11 @@ def refusals(
 
 
 def _refusal(sharded: ShardedGraph, conflict: Conflict) -> tuple[object, ...]:
+    """Return the row of `REFUSED_COLUMNS` for one conflict."""
     graph = sharded.graph
     node = None if conflict.node is None else graph.nodes[conflict.node]
     axes = tuple(digit for dim in conflict.refused.dims for digit in dim)
+    # Only annotations that brought the refused axes can be changed to avoid the conflict.
     behind = dict.fromkeys(
         place
         for source in conflict.sources
