@@ -4,7 +4,7 @@ Guards. A plan with named sizes is valid at all sizes for which planning would d
 These conditions are not listed by hand. `planner/guards.py` plans once more with sizes that record
 comparisons (`sizes/recorded.py`). Each such size has a formula. Every question that planning has
 about it, from a divisibility to a comparison of prices, is recorded with its answer as a `Fact`.
-Nothing is missed, because such a size is not an `int`. Where all facts hold, planning decides so.
+Such a size is not an `int`, so nothing is missed. If all facts hold, planning decides the same.
 `plan.at` checks some thousands of facts in a millisecond (`sizes/facts.py`). It traces and plans
 only if a fact fails, or if the plan's program is needed. `plan.holds` plans at a point and compares
 prices (`planner/guards.py`) in three cases: a fact fails, the function makes sizes in Python, or a

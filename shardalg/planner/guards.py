@@ -146,7 +146,8 @@ def _prices(cost: Cost) -> Iterator[tuple[tuple[Any, ...], Any]]:
     yield ("step_time_s",), totals.sum("time_s")
 
 
-# A node, and its parameter: by name, then by index in its tuples.
+# The position of a number in a graph, by which it is found again in another trace: a node's index,
+# then the parameter's name and the indices in its nested tuples.
 Place = tuple[int, tuple[str | int, ...]]
 
 
@@ -225,8 +226,8 @@ def _found(stages: Stages, options: Options, named: Symbolised) -> tuple[Guards 
     )
     # A chip may compute forward values again in the backward pass (`rebuild`). The peak of memory
     # needs a formula in both cases, because the guards do not depend on the chip.
-    beside = [_peak(recorded, named, stages, rebuild) for rebuild in (False, True)]
-    return Guards(recorded, facts, sizes.traced(), beside), sizes.bound
+    peaks = [_peak(recorded, named, stages, rebuild) for rebuild in (False, True)]
+    return Guards(recorded, facts, sizes.traced(), peaks), sizes.bound
 
 
 def _other_blocks(recorded: SpmdProgram, named: SpmdProgram) -> Iterator[Fact]:
@@ -258,13 +259,15 @@ def _peak(recorded: Recorder, named: Symbolised, stages: Stages, rebuild: bool) 
     Args:
       rebuild: whether forward values may be computed again in the backward pass.
     """
-    how: Any = {"donated": stages.traced.donated, "rebuild": rebuild}
+    settings: Any = {"donated": stages.traced.donated, "rebuild": rebuild}
     largest = peak_formula(named, tuple(stages.traced.donated), rebuild)
 
-    def work(inside: Recorder) -> None:
-        memory_facts(named, inside.size, **how)
+    # The facts are recorded apart from those of the plan: if one fails, only the peak is computed
+    # again, and the plan stays valid.
+    def record_facts(recorder: Recorder) -> None:
+        memory_facts(named, recorder.size, **settings)
 
-    return asked_again(recorded, work, largest, partial(peak_at, named, **how))
+    return asked_again(recorded, record_facts, largest, partial(peak_at, named, **settings))
 
 
 class RunQuestion(NamedTuple):
@@ -456,7 +459,8 @@ class _Sizes:
         is_number = type(here) is type(there) is int
         found = self.formula((here, there), known, place) if is_number else None
         if found is not None and here in (n for n in known if type(n) is int):
-            # A size that Python made: a number in all shapes, listed in `Symbols.constants`.
+            # Python computed this size: it is a number in all shapes, too (`Symbols.constants`). A
+            # formula in the parameter alone would contradict them.
             return (here,)
         return None if found is None else (self.recorded.size(found),)
 

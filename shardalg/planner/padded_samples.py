@@ -105,7 +105,8 @@ _OTHERS = (
     ["broadcast_in_dim", "conv_general_dilated", "dot_general", "reduce_max", "reduce_min"],
     ["reduce_prod", "reduce_sum", "reshape", "transpose"],
 )
-# Operators that can compute every sample on its own, padded samples included.
+# Operators whose results for one sample do not depend on the other samples, so that padded samples
+# change nothing (sums read zeros in their place).
 MOVABLE = _POINTWISE.union(*_OTHERS)
 SUMS = frozenset(("conv_general_dilated", "dot_general", "reduce_sum"))
 

@@ -58,7 +58,8 @@ def _collective_matmuls(program: SpmdProgram, graph: Graph, hardware: str) -> Co
     return CollectiveMatmuls(list(program.locals), graph, times)
 
 
-# The first stage: per node, a choice and its instructions (`partition.Partitioner`).
+# The stage before all passes has a name, too, so that `Plan.stages()` shows the program as
+# `Partitioner` emits it.
 EMIT = "emit"
 PASSES = (
     # A mask moves to where its value is computed. All readers then share one mask. It is dropped if
@@ -72,7 +73,8 @@ PASSES = (
         ),
         "join_formatting",
     ),
-    # Masks, resizes, slices and permutes that repeat or undo one another become one instruction.
+    # Nodes are emitted one by one, so that neighbours can repeat or undo each other's masks,
+    # resizes, slices and permutes. This runs after masks moved, because moved masks meet.
     Pass("merge_formatting", _rules(MergeFormatting), "join_formatting"),
     # The previous passes replace results, so that nothing reads some instructions any longer.
     Pass("drop_unread", _rules(DropUnread)),

@@ -78,20 +78,20 @@ class BodyPartitioner(ABC):
             if node.primitive == "scan":
                 self._place_constants(node)
             agreed = border(self.graph, node, self.value_shardings)
-        waiting = self._deferred_sums(node, agreed.bodies)
-        agreed = with_sums(agreed, {s.number: layout for s, layout in waiting}, node)
+        deferred = self._deferred_sums(node, agreed.bodies)
+        agreed = with_sums(agreed, {s.number: layout for s, layout in deferred}, node)
         cause = context.cause(node, Why(TAKES[node.primitive]))
         operands = [
             context.required(v, layout, cause)
             for v, layout in zip(node.operands, agreed.operands, strict=True)
         ]
         # A carry that is a partial sum starts on the first member alone, so that it counts once.
-        if waiting:
+        if deferred:
             names = "num_consts", "num_carry"
             consts, carried = (node.signature.param(name) for name in names)
-            for one, layout in waiting:
-                if one.number < carried:
-                    place = consts + one.number
+            for loop_sum, layout in deferred:
+                if loop_sum.number < carried:
+                    place = consts + loop_sum.number
                     like = context.locals[operands[place]]
                     first = context.new_local(like.shape, like.dtype, layout)
                     select = FirstMember(layout.unreduced)
@@ -100,7 +100,7 @@ class BodyPartitioner(ABC):
         # The two branches of a conditional, or the condition and the body of a while loop, are
         # planned separately: each sees only its own arguments and the program's constants.
         blocks = [
-            self._inside(waiting)._body(node, body, layouts)
+            self._inside(deferred)._body(node, body, layouts)
             for body, layouts in zip(node.bodies, agreed.bodies, strict=True)
         ]
         made = tuple(
@@ -172,10 +172,10 @@ class BodyPartitioner(ABC):
         # once as a draft, under the assumption that every sum may be deferred.
         found: DeferredSums = ()
         undecided = tuple([(one, results[one.number]) for one in sums])
-        seen = self._draft_shardings(node, arguments, undecided)
+        computed = self._draft_shardings(node, arguments, undecided)
         for one in sums:
             own = results[one.number]
-            (layout, *others) = dict.fromkeys(_carry_sharding(seen[v], own) for v in one.added)
+            (layout, *others) = dict.fromkeys(_carry_sharding(computed[v], own) for v in one.added)
             # The partial sums of a stacked value are held for all iterations. That is worth it if
             # its blocks do not grow, or if an outer loop defers the same sum further.
             is_stacked = one.added == (one.result,)
@@ -204,8 +204,8 @@ class BodyPartitioner(ABC):
             for one, layout in found:
                 if one.number < carried:
                     inside[consts + one.number] = layout
-            seen = self._draft_shardings(node, tuple(inside), found)
-            kept = tuple([pair for pair in found if seen[pair[0].result] == pair[1]])
+            computed = self._draft_shardings(node, tuple(inside), found)
+            kept = tuple([pair for pair in found if computed[pair[0].result] == pair[1]])
             if kept == found:
                 break
             found = kept

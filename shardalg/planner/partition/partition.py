@@ -218,7 +218,8 @@ class Partitioner(BodyPartitioner):
             kind, node = kinds[number], nodes[number]
             if node.phase != context.phase:
                 context.enter(node.phase)
-            # Calls and the user's collectives have no recipe.
+            # Calls and the user's collectives have no recipe: their bodies, or the axes that the
+            # user wrote, decide what they emit.
             if kind is None:
                 self._call(node) if node.bodies else self._written(node)
                 continue

@@ -84,7 +84,7 @@ def operator_s(part: OperatorPart, choice: ComponentCandidate, hardware: Machine
     included.
     """
     signature, place = part.signature, part.place
-    # Other components of the operator run on whole values.
+    # Components are priced one by one. Whole values keep the others from adding communication.
     layouts = [whole(sharding) for sharding in part.shardings]
     for number, layout in choice.required_shardings:
         layouts[number] = layout
@@ -99,7 +99,7 @@ def operator_s(part: OperatorPart, choice: ComponentCandidate, hardware: Machine
         sharded = replace(sharded, loops={0: loops}, required={0: required})
     options = Options(switches=Switches(finite_sums=part.finite))
     program = partition(sharded, ("unknown",) * len(graph.values), options)
-    # A fused value is never written to memory.
+    # A fused value is never in memory, so that reading and writing it costs no time.
     same = {v.index for v in program.locals if v.origin in part.fused}
     # The price of the result's first move (`move_s`) contains the reduction of partial sums.
     if any(layout.unreduced for _, layout in choice.produced):

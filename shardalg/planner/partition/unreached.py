@@ -53,7 +53,7 @@ def shard_unreached(
     uneven: set[int] = set()
     for node in _inner_nodes(graph):
         (value,) = node.results
-        # Completion or an annotation decided this value.
+        # Only values that completion left replicated, and that the user did not fix, are unreached.
         if any(found[value].dims) or value in sharded.fixed:
             continue
         # The largest operand decides how much work the node divides. Of equally large operands a
@@ -145,10 +145,11 @@ def joined_whole(sharded: ShardedGraph) -> ShardedGraph | None:
     for node in graph.nodes_of(JOINS):
         (value,) = node.results
         layout = plain(found[value])
-        # Annotated values and values at a border keep their completed shardings.
+        # An annotation is the user's decision, and both sides of a border must agree on it.
         if value in fixed or layout.unreduced or not any(layout.dims):
             continue
-        # The dimensions that all readers need whole.
+        # One reader that keeps a dimension sharded would have to slice it again, so only dimensions
+        # that all readers gather are made whole.
         users = graph.users[value]
         whole = set(range(len(layout.dims))) if users else set()
         for reader in users:

@@ -45,7 +45,7 @@ from shardalg.planner.partition.choose.sent import GATHERED, sent_bytes
 from shardalg.planner.reshard.paths import reshard_bound, reshard_price
 from shardalg.sizes.recorded import first_least
 
-# The shardings of the operands and of the results.
+# Operands and results are separate, because a component sets some entries of each by number.
 Layouts = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
 # Per loop, the alternatives for its digits. The first is (): the loop is not sharded.
 LoopCandidates = dict[str, list[Digits]]
@@ -408,7 +408,7 @@ def _layouts(
             continue
         # An operand must be complete here; `_with_pending_sums` adds the choices with partial sums.
         made = _with_dims(key.sources[tensor.operand][0], dims)
-        # Several rows of a component may read one operand.
+        # Several rows of a component may read one operand, which is moved to one sharding only.
         if of_operand.setdefault(tensor.operand, made) != made:
             return None
         required_shardings[tensor.operand] = made

@@ -15,7 +15,7 @@ from shardalg.costs.compute import contracts
 from shardalg.planner.partition.choose.component import Assigned, Component, Tensor
 from shardalg.planner.partition.choose.key import NodeKey, available, num_parts
 
-# A set of digits for every loop, by the loop's name.
+# Per loop, a set of digits. It is a set, because matches do not depend on the order of digits.
 LoopSets = dict[str, set[Digit]]
 
 

@@ -23,7 +23,7 @@ from shardalg.graph.ops.rule import SUM, Rule
 from shardalg.planner.reshard.paths import reshard_price
 from shardalg.spmd.manual import USER_COLLECTIVES
 
-# A graph value, and the sharding of a copy of it.
+# A graph value, and the sharding of a gathered copy of it. A value can have several copies.
 Copy = tuple[int, Sharding]
 
 

@@ -23,7 +23,8 @@ from shardalg.planner.partition.choose.key import Choice
 from shardalg.planner.reshard.even import tile
 from shardalg.spmd.instructions import OwnerSelect
 
-# A device's block of the dimension after the owner select.
+# Whatever the blocks were, each device has one element of the dimension after an owner select: the
+# selected one, or 0.
 ELEMENT = WindowBlock(1)
 
 

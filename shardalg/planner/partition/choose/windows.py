@@ -294,7 +294,7 @@ def _selected_window(
     index = rule.operands[operand][dim]
     loops = {n for n in index.variables if n not in rule.whole}
     places = ((k, d) for k, dims in rule.operands.items() for d in range(len(dims)))
-    # The dimension with one element per window.
+    # Only a dimension with one element per window is indexed by the loops over windows alone.
     once = next((k, d) for k, d in places if {*rule.operands[k][d].variables} == loops)
     source = _window(rule, once, assigned, held, devices)
     step, numerator = source.base, source.numerator
@@ -416,7 +416,7 @@ def spans(found: tuple[ShardedWindow, ...]) -> dict[OperandDim, WindowBlock]:
     return {(w.operand, w.dim): w.span for w in found}
 
 
-# The element type and the shape of a local value, as `Local` has them.
+# Element type and local shape: blocks in which these differ cannot share a permute.
 Block = tuple[str, tuple[int, ...]]
 
 
@@ -451,7 +451,7 @@ def elements(
       shape: the local shape of one of the operands.
     """
     exchanges = tuple(window.exchange for window in found)
-    # Every device has the whole dimension.
+    # Every device has the whole dimension, so it reads its own elements.
     if not exchanges[0].held:
         return 0
     blocks = tuple(tensors[window.operand] for window in found)

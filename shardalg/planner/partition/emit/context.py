@@ -25,7 +25,8 @@ from shardalg.spmd.instruction import UNSTATED, Attributes, Instruction, Why
 from shardalg.spmd.instructions import Slice
 from shardalg.spmd.local import Local
 
-# The phase of copies that every phase may read.
+# Copies that every phase may read have this in place of a phase, so that the keys of `copies` and
+# `fetched` have one form.
 ANY_PHASE = ""
 
 

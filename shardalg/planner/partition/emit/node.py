@@ -46,7 +46,7 @@ from shardalg.spmd.instructions import (
 )
 from shardalg.spmd.local import Local
 
-# Numbers of local values.
+# Local values are identified by their index in `PartitionContext.locals`.
 Locals = tuple[int, ...]
 Resizing = Dilate | Slice | SliceAt | OwnerSelect
 
@@ -181,7 +181,8 @@ def control(graph: Graph, node: Node, blocks: Sequence[Block], mesh: Mesh) -> At
     return replace(made, iterations=graph.iterations(node)) if type(made) is While else made
 
 
-# The purpose of the moves of a call's operands, by the primitive of the call.
+# Reports explain a move of a call's operand by this purpose, because the primitive alone (`scan`)
+# does not say that its body reads the operand.
 TAKES = {
     "scan": Purpose.LOOP_TAKES, "cond": Purpose.BODIES_TAKE, "while": Purpose.BODIES_TAKE,
     "shard_map": Purpose.REGION_TAKES,
@@ -229,7 +230,7 @@ def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str)
     required = context.required
     pairs = zip(node.operands, plan.choice.required_shardings, strict=True)
     operands = [required(value, layout, cause) for value, layout in pairs]
-    # A reshape as one exchange has no local operator.
+    # A reshape that moves elements between blocks is an exchange, and runs no operator of its own.
     if plan.apply is None:
         held, made = plan.choice.required_shardings[0], plan.choice.produced[0]
         return (regroup(context, node, operands[0], held, made),)

@@ -152,7 +152,7 @@ class CollectiveMatmuls(Rewriter):
         (rule,) = rules(self.graph.nodes[product.node].signature) or ()
         tensors = [*(rule.operands[k] for k in range(len(product.operands))), *rule.results]
         number, dim = where
-        # The loop of the gathered or scattered dimension.
+        # The ring computes one block of this loop per step, so every tensor is cut along it.
         name = tensors[number][dim].loop
         # `lax.add` does not accept booleans, so a ring could not add up their products.
         is_bool = self.locals[product.results[0]].dtype == "bool"

@@ -28,7 +28,8 @@ from shardalg.spmd.rewrite import Rewriter
 
 # Local instructions of which a phase keeps only the first of several equal ones.
 REPEATED = (Concatenate, DynamicSlice, Mask, MaskAt, Resize, Slice, SliceAt)
-# Instructions that are formatting if operand and result are the same graph value.
+# These are formatting only if operand and result are copies of one graph value. Otherwise the user
+# wrote the operation, which stays.
 OF_ONE_VALUE = (CollectivePermute, DynamicSlice, Mask, MaskAt, Resize, Slice, SliceAt)
 Shape = tuple[int, ...]
 

@@ -28,11 +28,11 @@ from shardalg.spmd.instructions import (
 )
 from shardalg.spmd.rewrite import Rewriter, blocks
 
-# Instructions after which at most one device has the element.
+# After these, every device except one has 0 in place of the element.
 OWNERS = (Extract, OwnerSelect)
-# Instructions that keep elements as they are, or set them to 0.
+# These only drop elements or add zeros, so that still at most one device has each element.
 PARTS = (Slice, SliceAt, Resize)
-# Operators that keep elements as they are.
+# These only move elements, so that still at most one device has each element.
 COPIES = SAME | {"rev", "slice"}
 
 
