@@ -286,7 +286,7 @@ class _Region:
         """Find the dimensions of a node's tensors that the loop over samples indexes.
 
         Args:
-          rule: the node's row.
+          rule: the node's row of RULES.
           tensors: the value of each tensor: operand k has number k, the result ~0.
           loop: the name of the loop over samples, and its iterations for one sample.
           ends: an output. Per tensor, the dimension that has the samples alone is written here.

@@ -80,7 +80,7 @@ def by_path(given: Mapping[str, Any], paths: Sequence[str]) -> tuple[str | None,
 
 
 def _begins(path: str, start: str) -> bool:
-    """Return whether `start` equals `path`, or is the path of a part of a pytree that contains it.
+    """Return whether a leaf's path is `start`, or `start` followed by further keys.
 
     For example, "state.w" begins "state.w['a']", and not "state.weights".
     """

@@ -181,7 +181,7 @@ class _Part:
         return positional, {name: v for name, v in kwargs.items() if name not in self.named}
 
     def merged(self, others: Sequence[Any]) -> list[Any]:
-        """Return all positional arguments of the call in their order.
+        """Return all positional arguments of the call, joined from this part and the others.
 
         Args:
           others: the positional arguments outside of this part.

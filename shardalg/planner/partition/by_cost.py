@@ -148,7 +148,7 @@ class CostProblem:
         return tuple(found)
 
     def _body_arguments(self, one: TiedArguments) -> list[int]:
-        """Return the values of a group that enter bodies as arguments: no node computes them."""
+        """Return the members of a group that are arguments of bodies; no node computes them."""
         return [v for v, _ in one.makes if self.graph.producer[v] is None]
 
     def _candidates(self, node: Node, place: int) -> tuple[ComponentCandidate, ...]:

@@ -70,8 +70,8 @@ class UnitProblem:
       wanted: (value, sharding) that readers other than units require, for example the function's
         results.
       alone: values with one reader, which may read their partial sums.
-      still: values that are never moved after they are computed: their result sharding is the
-        computed one.
+      still: values whose result sharding must be the one in which they are computed, so that only
+        their readers move them.
       move: `(value, source, target) -> seconds`; infinite if the move does not exist.
       first_move: like `move`, for the move from the computed sharding to the result sharding. Its
         seconds include writing the value.

@@ -1,4 +1,4 @@
-"""The choice at each node: pure functions of its row and the available copies of its operands.
+"""The choice at each node: a pure function of its row of RULES and its operands' available copies.
 
 Choice: a node is computed in the way that takes the least time: the time in which a device sends,
 computes and writes, at the rates of `Options.hardware` (`key.py`, `CostWeights`). An operator

@@ -55,7 +55,7 @@ def choose(key: NodeKey) -> Choice:
     """Return how a node is computed: its sharded loops, and the shardings that follow from them.
 
     A component is a group of rows of RULES that share loops or operands. Components are decided
-    one by one. A primitive without a row is computed by every device on whole operands.
+    one by one. A primitive without a row of RULES is computed by every device on whole operands.
     """
     rows = rules(key.signature)
     if rows is None:
@@ -173,8 +173,9 @@ def allowed_choices(
 ) -> Iterator[Choice]:
     """Yield all choices for a component under policy "cost".
 
-    They follow from the given assignments that the rows allow, and from those that the shardings of
-    operands and results suggest. Exchanges of a reshape (`Choice.regrouped`) are excluded.
+    They follow from the given assignments that the component allows, and from those that the
+    shardings of operands and results suggest. Exchanges of a reshape (`Choice.regrouped`) are
+    excluded.
     """
     allowed = [found for found in assignments if component.allows(found)]
     suggested = _assignments(component, available_digits(key, component))
@@ -287,9 +288,9 @@ def _choices(key: NodeKey, component: Component, assignments: Iterable[Assigned]
 
 
 def _assignments(component: Component, by_loop: LoopCandidates) -> Iterator[Assigned]:
-    """Yield every assignment that takes one candidate per loop and that the rows allow.
+    """Yield every assignment of one candidate per loop that the component allows.
 
-    No digit may be used for two loops.
+    No digit may be used for two loops (`Component.allows` has the other conditions).
     """
     every = dict.fromkeys(d for groups in by_loop.values() for group in groups for d in group)
     # Most nodes have no two overlapping digits; then no combination has to be checked for them.
@@ -390,7 +391,7 @@ def _layouts(
 ) -> Layouts | None:
     """Return the shardings of all operands and results under an assignment of digits to loops.
 
-    Partial sums of operands are reduced first. None if two rows of the component require different
+    Partial sums of operands are reduced first. None if two rules of the component require different
     shardings of one operand.
 
     Args:

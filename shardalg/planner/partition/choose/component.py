@@ -90,14 +90,14 @@ class Component:
     """Rows that share a loop or an operand, which are therefore decided together.
 
     Attributes:
-      rules: the rows.
+      rules: the rows of RULES.
       tensors: the operands and results of all rows, operands of a row before its results.
       loops: the loops that may be sharded.
       even: reduced loops whose padding cannot be masked, with their extents. Only even splits of
         these are allowed.
       nests: dimensions of several loops, major first. All sharded loops of such a dimension except
         the last are split to single elements.
-      is_whole: whether the component is all of a node with one row.
+      is_whole: whether the component is the whole node, and has one row.
     """
 
     rules: tuple[Rule, ...]
@@ -109,7 +109,7 @@ class Component:
 
     @property
     def rule(self) -> Rule:
-        """The first row of the component."""
+        """The first rule of the component; for most operators the only one."""
         return self.rules[0]
 
     def reads_windows(self, assigned: Assigned) -> bool:
@@ -209,9 +209,9 @@ def _splits_to_elements(loops: Loops, assigned: Assigned) -> bool:
 
 @lru_cache(maxsize=1 << 14)
 def components(rows: tuple[Rule, ...]) -> tuple[Component, ...]:
-    """Return the connected components of an operator's rows, in the order of its results.
+    """Return the connected components of an operator's rules, in the order of its results.
 
-    Rows that share a loop or an operand are in one component. Components are decided independently.
+    Rules that share a loop or an operand are in one component. Components are decided separately.
     """
     groups: list[tuple[set[object], list[int]]] = []
     for number, rule in enumerate(rows):
@@ -248,10 +248,10 @@ def _component(rows: tuple[Rule, ...], numbers: list[int]) -> Component:
 
 
 def _tensors(rule: Rule, number: int | None) -> Iterator[Tensor]:
-    """Yield the operands and results of a row.
+    """Yield the operands and results of a rule.
 
     Args:
-      number: the result that the row computes; None if the node has one row.
+      number: the number of the result that the rule computes; None if the node has one rule.
     """
     for tensor in rule.tensors:
         dims = tuple(dim_loops(rule, tensor, d) for d in range(len(rule.indices(tensor))))

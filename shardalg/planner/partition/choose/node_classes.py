@@ -205,7 +205,7 @@ def _read_later(graph: Graph) -> dict[int, tuple[int, ...]]:
 def _only_reader(graph: Graph, value: int, outputs: frozenset[int]) -> tuple[Rule, int] | None:
     """Return the row of RULES of a value's only reader, and the number of the operand it reads.
 
-    None unless the reader has one row, combines by sum, and is in the region of the value's node.
+    None unless the reader has one rule, combines by sum, and is in the region of the value's node.
 
     Args:
       value: a value with one reader.

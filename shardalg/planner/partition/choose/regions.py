@@ -291,7 +291,7 @@ class _BodySums:
         return made and not self.graph.users[value] and self.region.results.count(value) == 1
 
     def reader(self, value: int) -> tuple[Node, int, Rule] | None:
-        """Return the only node that reads a value, the operand's number, and the node's row.
+        """Return the only node that reads a value, the operand's number, and the node's `Rule`.
 
         None if there is no such node, or if it cannot compute on partial sums of the value.
         """

@@ -102,7 +102,7 @@ def _window_bytes(key: NodeKey, choice: Choice) -> int:
 
 @lru_cache(maxsize=1 << 14)
 def through_windows(signature: Signature) -> tuple[Rule, ...]:
-    """Return the rows of an operator in which a dimension of an operand is read through a window.
+    """Return the rules of an operator in which a dimension of an operand is read through a window.
 
     Windows can be strided, shifted, dilated or reversed (`graph/ops/windows.py`).
     """

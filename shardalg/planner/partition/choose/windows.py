@@ -267,8 +267,8 @@ def _window(
 def _filler(rule: Rule, operand: int) -> tuple[int | None, str | None]:
     """Return the fields `filler` and `combine` of a `ShardedWindow`; one of them is None.
 
-    The first is an operand's number, if the row names an operand whose value replaces elements that
-    do not exist. The second is the combination whose identity replaces them otherwise.
+    The first is an operand's number, if the rule names an operand whose value replaces elements
+    that do not exist. The second is the combination whose identity replaces them otherwise.
     """
     filler = rule.filler(operand)
     return filler, rule.nothing(operand) if filler is None else None
