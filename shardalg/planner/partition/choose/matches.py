@@ -164,22 +164,25 @@ def _matches(key: NodeKey, component: Component) -> tuple[LoopSets, LoopSets]:
     used = {digit for digits in matched.values() for digit in digits}
     # Contracting loops match if all operands have the same digits there, or begin with the same
     # digits and the result has none of them. The taps of a window have no digits.
-    sides = _contracting_digits(key, component)
-    left = {name: [digits - used for _, digits in found] for name, found in sides.items()}
-    shared = {name: set.intersection(*found) for name, found in left.items()}
-    first, all_of_result = _first_digits(key, component), set().union(*of_result.values())
-    same = {
+    contracting = _contracting_digits(key, component)
+    unmatched = {
+        name: [digits - used for _, digits in readers] for name, readers in contracting.items()
+    }
+    common = {name: set.intersection(*digits) for name, digits in unmatched.items()}
+    common_majors, all_of_result = _first_digits(key, component), set().union(*of_result.values())
+    summed = {
         name: own
-        if all(found == left[name][0] for found in left[name])
-        or own == first.get(name, set()) - all_of_result
+        if all(digits == unmatched[name][0] for digits in unmatched[name])
+        or own == common_majors.get(name, set()) - all_of_result
         else set()
-        for name, own in shared.items()
+        for name, own in common.items()
     }
     # One operand's digits count too, if reducing the result sends less than gathering the operand.
-    same |= _aligned(key, component, matched)
-    contracted = {digit for digits in (*shared.values(), *same.values()) for digit in digits}
+    summed |= _aligned(key, component, matched)
+    # A result cannot be sharded along digits of which a contracting loop needs all partial sums.
+    contracted = {digit for digits in (*common.values(), *summed.values()) for digit in digits}
     usable = {name: own - contracted for name, own in of_result.items()}
-    return matched | same, usable | same
+    return matched | summed, usable | summed
 
 
 def _aligned(key: NodeKey, component: Component, matched: LoopSets) -> LoopSets:
@@ -193,23 +196,29 @@ def _aligned(key: NodeKey, component: Component, matched: LoopSets) -> LoopSets:
     """
     used, found = set().union(*matched.values()), {}
     others = idle_axes_of_equal_size(key, component)
-    for name, sides in _contracting_digits(key, component).items():
-        split, held = [(operand, own - used) for operand, own in sides if own - used], dict(sides)
+    for name, readers in _contracting_digits(key, component).items():
+        # Digits that no batch or non-contracting loop uses can shard this loop.
+        proposed = [(operand, own - used) for operand, own in readers if own - used]
+        digits_of = dict(readers)
         # Both operands would move to the same idle axis.
-        if not split and name in others:
-            split = [(operand, set(others[name])) for operand, own in sides if own]
-            held = dict(split)
-        if len(sides) != 2 or not split:
+        if not proposed and name in others:
+            proposed = [(operand, set(others[name])) for operand, own in readers if own]
+            digits_of = dict(proposed)
+        if len(readers) != 2 or not proposed:
             continue
-        for operand, own in split:
-            ((other, taken),) = (side for side in sides if side[0] != operand)
+        for operand, own in proposed:
+            ((other, other_digits),) = (reader for reader in readers if reader[0] != operand)
             # Both are split into equally many parts, so a permute moves the other one.
             on_other = {d for t in component.tensors if t.operand == other for d in _digits(key, t)}
-            swapped = _parts(own) == _parts(taken) and not own & on_other
+            permutes = _parts(own) == _parts(other_digits) and not own & on_other
             # Nothing else is left to split and no axis is idle. The other operand is moved if it
             # has to be moved anyway, or if this operand is larger than the result.
-            free = len(split) == 1 and _is_free(key, component, operand, (used, held[operand]))
-            if swapped or (free and (taken & used or _outweighs(key, component, operand, matched))):
+            is_alone = len(proposed) == 1 and _is_free(
+                key, component, operand, (used, digits_of[operand])
+            )
+            if permutes or (
+                is_alone and (other_digits & used or _outweighs(key, component, operand, matched))
+            ):
                 found[name] = own
                 break
     return found
