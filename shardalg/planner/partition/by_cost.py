@@ -178,6 +178,7 @@ class CostProblem:
                 makes = tuple(slot_sharding(slot, at) for slot in one.makes)
                 agreed.append(Option(asks, makes, 0.0))
             units.append(tuple(agreed))
+        # A body's argument has the sharding of its group from the start of the body on.
         still = {
             v for one, _ in self.region_arguments for v in self._body_arguments(one)
         } - self.sharded.fixed
@@ -220,13 +221,14 @@ class CostProblem:
         those of `given` and annotated values.
         """
         graph, value_shardings = self.graph, self.value_shardings
-        made = {v for one, _ in self.region_arguments for v, _ in one.makes}
+        # A group of region arguments is a unit, so that it decides the shardings of its members.
+        in_groups = {v for one, _ in self.region_arguments for v, _ in one.makes}
         entering = (v for region in graph.regions for v in region.arguments)
-        left = (v for node in graph.walk() if node.bodies for v in node.results)
-        given = {v: value_shardings[v] for v in (*entering, *graph.arguments) if v not in made}
+        returned = (v for node in graph.walk() if node.bodies for v in node.results)
+        given = {v: value_shardings[v] for v in (*entering, *graph.arguments) if v not in in_groups}
         # Every device has the constants whole.
         given |= {v: whole(value_shardings[v]) for v, _ in graph.constants}
-        given |= {v: value_shardings[v] for v in left if v not in made}
+        given |= {v: value_shardings[v] for v in returned if v not in in_groups}
         kept = {
             v: value_shardings[v] for v in (*given, *self.sharded.fixed) if v < len(value_shardings)
         }
@@ -309,18 +311,20 @@ class CostProblem:
         loops: dict[int, tuple[LoopDigits, ...]] = {}
         required: dict[int, tuple[tuple[tuple[int, Sharding], ...], ...]] = {}
         # Options of region arguments follow those of nodes, and change borders only.
-        for (node, _), found, k in zip(self.places, self.found, taken, strict=False):
+        for (node, _), alternatives, number in zip(self.places, self.found, taken, strict=False):
             # A value of numbers alone is computed again in each sharding, which decides its loops.
             if rules(node.signature) and node.results[0] not in remade_values(self.graph):
-                chosen = found[k]
+                # The components of a node follow each other in `places`, so each adds one entry.
+                chosen = alternatives[number]
                 loops[node.index] = (*loops.get(node.index, ()), chosen.loops)
                 earlier = required.get(node.index, ())
                 required[node.index] = (*earlier, chosen.required_shardings)
+        # Result shardings are no options: each follows from the options of its maker and readers.
         value_shardings, changed = list(self.sharded.shardings), []
         for value in problem.makers:
             if value not in problem.value_shardings:
-                at = problem.result_sharding(value, taken)[1]
-                value_shardings[value] = interned(at.mesh, at.shape, at.dims, ())
+                best = problem.result_sharding(value, taken)[1]
+                value_shardings[value] = interned(best.mesh, best.shape, best.dims, ())
                 if value_shardings[value].dims != self.value_shardings[value].dims:
                     changed.append(Reason(value, value_shardings[value], "chosen by cost"))
         before = self.sharded

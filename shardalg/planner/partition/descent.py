@@ -266,6 +266,7 @@ def descend_together(problem: UnitProblem, start: Sequence[int]) -> tuple[int, .
 
 def _nearest(problem: UnitProblem, unit: int) -> tuple[int, ...]:
     """Return the `NEAR` units nearest to a unit; units that share a value are at distance one."""
+    # Breadth-first search: `found` grows while it is read, so that nearer units come first.
     found = [unit]
     for reached in found:
         for value in problem.near[reached]:
@@ -288,11 +289,17 @@ def best_of(problem: UnitProblem, start: Sequence[int], *, more: int) -> tuple[i
         return first
     draw = random.Random(0)
     # An option that reads partial sums costs infinitely much unless another one makes them.
-    summed = [
-        [k for k, o in enumerate(options) if not any(at.unreduced for _, at in o.asks)]
+    finite = [
+        [
+            number
+            for number, option in enumerate(options)
+            if not any(layout.unreduced for _, layout in option.asks)
+        ]
         for options in problem.units
     ]
-    drawn = [[draw.choice(options) for options in summed] for _ in range(more)]
-    found = [first, *(descend(problem, one) for one in drawn)]
-    ends = (first, min(found, key=problem.total))
+    starts = [[draw.choice(numbers) for numbers in finite] for _ in range(more)]
+    minima = [first, *(descend(problem, one) for one in starts)]
+    # Joint changes cost far more time than a descent, so only two minima are improved by them. The
+    # first one is nearest to completion.
+    ends = (first, min(minima, key=problem.total))
     return min((descend_together(problem, end) for end in dict.fromkeys(ends)), key=problem.total)

@@ -58,7 +58,8 @@ def below_peak(
     found = _repeated(program)
     if not found:
         return frozenset()
-    # A copy occupies memory at the instructions between its uses only.
+    # A kept copy occupies additional memory only between its uses. Each one that is kept raises the
+    # memory there, so the next one is compared with what is left below the peak.
     alive = np.array(held_bytes(program, graph, donated=donated, rebuild=rebuild))
     peak, kept = alive.max(), set[Copy]()
     for one in sorted(found, key=lambda c: (-c.saved_bytes / c.held_bytes, c.copy[0])):

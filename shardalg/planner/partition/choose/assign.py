@@ -435,6 +435,7 @@ def _with_pending_sums(
     devices = math.prod([parts(digits) for _, digits in loops])
     yield Choice(loops, *layouts, devices)
     for pending in passed:
+        # All operands of one way are partial along the same axes (`pending_sums`).
         digits = next(iter(pending.values()))
         required_shardings, produced = layouts
         used = {d for one in (*required_shardings, *produced) for dim in one.dims for d in dim}
@@ -443,10 +444,13 @@ def _with_pending_sums(
         # may be split by them.
         if not any(overlap(*pair) for pair in itertools.product(used, digits)):
             required_shardings = tuple(
-                _with_dims(w, w.dims, pending.get(i, ())) for i, w in enumerate(required_shardings)
+                _with_dims(required, required.dims, pending.get(number, ()))
+                for number, required in enumerate(required_shardings)
             )
+            # The result is partial along these axes, too, and along its own reduced loops.
             produced = tuple(
-                _with_dims(m, m.dims, major_first(m.unreduced + digits)) for m in produced
+                _with_dims(made, made.dims, major_first(made.unreduced + digits))
+                for made in produced
             )
             yield Choice(
                 loops, required_shardings, produced, devices * (parts(digits) if adds else 1)
