@@ -188,7 +188,9 @@ def move_s(
     # A move can reduce partial sums. It cannot create any.
     if not set(target.unreduced) <= set(source.unreduced):
         return math.inf
+    # Without a move the value would not be in memory: a compiler fuses its maker with its readers.
     is_inside = around.made and around.read
+    # The price of the maker does not contain writing the value, so this price must.
     is_unwritten = around.made and around.is_first
     speed = hardware.shared(source.mesh.size).chip.hbm_bytes_per_s
     value = Value(0, ValueType(source.shape, dtype), "argument", "x")
@@ -197,21 +199,25 @@ def move_s(
         written = is_unwritten and not is_inside
         return math.prod(source.shard_shape) * value.type.itemsize / speed if written else 0.0
     program, graph = _move(source, target, value, hardware)
-    steps, held = program.block.instructions, program.locals
+    steps, locals_ = program.block.instructions, program.locals
     (first,), (last,) = program.block.arguments, program.block.results
-    begins = (is_unwritten or is_inside) and all(
+    # Local instructions at the start of the move (a slice) fuse with the maker of the value, those
+    # at its end with the readers. A collective fuses with neither: it needs its operand in memory.
+    fuses_maker = (is_unwritten or is_inside) and all(
         fuses(step, graph) for step in steps if first in step.operands
     )
-    ends = around.read and all(fuses(step, graph) for step in steps if last in step.results)
-    inside = {local for local, fused in ((first, begins), (last, ends)) if fused}
-    traffic = held[first].bytes if (is_unwritten or is_inside) and not begins else 0
-    if is_inside and not ends:
+    fuses_readers = around.read and all(
+        fuses(step, graph) for step in steps if last in step.results
+    )
+    fused = {local for local, is_on in ((first, fuses_maker), (last, fuses_readers)) if is_on}
+    traffic = locals_[first].bytes if (is_unwritten or is_inside) and not fuses_maker else 0
+    if is_inside and not fuses_readers:
         # The price of the reader does not count this read.
-        traffic += held[last].bytes
-    elif around.read and not is_inside and ends:
+        traffic += locals_[last].bytes
+    elif around.read and not is_inside and fuses_readers:
         # The price of the reader counts this read, but the move fuses with the reader.
-        traffic -= held[last].bytes
-    return max(0.0, _seconds(program, graph, hardware, inside) + traffic / speed)
+        traffic -= locals_[last].bytes
+    return max(0.0, _seconds(program, graph, hardware, fused) + traffic / speed)
 
 
 def _move(

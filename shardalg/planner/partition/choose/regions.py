@@ -160,21 +160,24 @@ def tied(graph: Graph) -> tuple[TiedArguments, ...]:
     >>> [(len(one.asks), len(one.makes)) for one in tied(graph)]
     [(2, 2)]
     """
-    classes: dict[tuple[int, int], list[RegionArgument]] = {}
+    group_of: dict[tuple[int, int], list[RegionArgument]] = {}
     for tie in graph.region_arguments:
         if not tie.is_manual:
             # Union-find in its simplest form: all groups that share a value with this tie become
-            # one, and each of their members then refers to the joint group.
-            near = {id(c): c for v in _members(graph, tie) for c in [classes.get(v, [])]}
-            one = [t for c in near.values() for t in c] + [tie]
-            for other in one:
-                classes |= dict.fromkeys(_members(graph, other), one)
+            # one, and each of their members then refers to the joint group. Groups are lists, which
+            # have no hash, so they are told apart by their ids.
+            members = _members(graph, tie)
+            touching = {id(g): g for member in members for g in [group_of.get(member, [])]}
+            joint = [other for group in touching.values() for other in group] + [tie]
+            for other in joint:
+                group_of |= dict.fromkeys(_members(graph, other), joint)
     found = []
-    for one in {id(c): c for c in classes.values()}.values():
-        call = one[0].call
+    for group in {id(g): g for g in group_of.values()}.values():
+        call = group[0].call
+        # Only `xs` and `ys` of a scan are stacked outside of the body, along `length` iterations.
         length = dict(graph.nodes[call].signature.params).get("length", 0)
-        makes = {t.target: length * (t.kind == "ys") for t in one}
-        asks = {t.source: length * (t.kind == "xs") for t in one if t.source not in makes}
+        makes = {t.target: length * (t.kind == "ys") for t in group}
+        asks = {t.source: length * (t.kind == "xs") for t in group if t.source not in makes}
         found.append(TiedArguments(call, tuple(asks.items()), tuple(makes.items())))
     return tuple(found)
 

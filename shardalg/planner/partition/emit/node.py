@@ -316,8 +316,9 @@ def place_result(
 ) -> None:
     """Record a computed result as an available copy of `value`, perhaps after a move.
 
-    It is moved to `result_sharding` if that reduces partial sums, or if a device then holds less of
-    the value. Otherwise each reader moves it to the sharding that it requires.
+    It is moved to `result_sharding` in three cases. It is a partial sum that its reader cannot pass
+    on. A device then holds less of the value. The node is an annotation or a barrier. Otherwise
+    each reader moves it to the sharding that the reader requires.
 
     Args:
       local: the local value that the node computed.
@@ -326,12 +327,11 @@ def place_result(
     if layout == result_sharding:
         context.hold(value, result_sharding, local)
         return
-    # Partial sums stay pending if the only reader can pass them on. Any other value that would be
-    # no smaller after the move is moved by its readers, each to the sharding that it requires.
-    waits = context.options.defer_sums and value in context.deferrable
+    # A move that saves no memory is left to the readers: some of them may need no move, or another.
+    defers = context.options.defer_sums and value in context.deferrable
     is_smaller = prod(result_sharding.shard_shape) < prod(layout.shard_shape)
     stays = node.primitive not in KEPT and not is_smaller
-    if waits if layout.unreduced else stays:
+    if defers if layout.unreduced else stays:
         context.hold(value, layout, local)
         return
     why = Why(Purpose.LEAVES_SUMS if layout.unreduced else Purpose.GIVES, node.primitive)
