@@ -49,7 +49,10 @@ class JoinAsBits(Rewriter):
     alone: set[int] = field(default_factory=set, init=False)
 
     def note_owned(self, instruction: Instruction) -> Instruction:
-        """Record that at most one device has the result, unless the operand is a partial sum."""
+        """Record that one device alone has the result's elements, and all others have 0.
+
+        That does not hold if the operand is a partial sum to which several devices contribute.
+        """
         (operand, *_) = instruction.operands
         if operand in self.alone or not self.locals[operand].sharding.unreduced:
             self.alone.update(instruction.results)
