@@ -1,4 +1,4 @@
-"""Meshes, digits, offsets and shardings; their closed forms and their notations.
+"""Meshes, shardings and halos as exact integer formulas, and the notations of shardings.
 
 Digits: a device has a *position* in the mesh (row-major). A tensor dimension's partition id is
 written in digits `floor(position / stride) mod size`, major first. A mesh axis is one digit, a

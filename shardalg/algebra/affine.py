@@ -22,7 +22,7 @@ class Index:
     """`(sum coefficient * variable + constant) [/ div exactly, or // div] [% mod]`.
 
     A variable is a loop of an operator, or a run-time symbol `$t`. With an exact division, the
-    iterations at which `div` leaves a rest do not exist.
+    iterations at which `div` leaves a remainder do not exist.
 
     >>> print(Index.of("o") * 2 + Index.of("r") - 1)
     2*o+r-1
@@ -40,13 +40,13 @@ class Index:
 
     @staticmethod
     def of(value: str | int | Index) -> Index:
-        """Return a loop's name, a number or an index as an index."""
+        """Return a loop's name or a number as an `Index`; return an `Index` unchanged."""
         if isinstance(value, Index):
             return value
         return Index(((value, 1),)) if isinstance(value, str) else Index((), value)
 
     def _linear(self) -> dict[str, int]:
-        """Return the coefficient of each variable; the expression must have no division."""
+        """Return the coefficient of each variable, of an index without division and modulo."""
         assert self.div == 1 and not self.mod, f"{self} is divided: it cannot be added to"
         return dict(self.terms)
 
@@ -68,7 +68,7 @@ class Index:
         return self + Index.of(other) * -1
 
     def over(self, divisor: int) -> Index:
-        """Return the exact quotient: an iteration does not exist if `divisor` leaves a rest."""
+        """Return this index divided exactly: iterations with a remainder do not exist."""
         return self if divisor == 1 else Index(self.terms, self.constant, divisor, True)
 
     def __floordiv__(self, divisor: int) -> Index:
@@ -79,7 +79,7 @@ class Index:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """Names in the expression."""
+        """Names of the loops and run-time symbols in the expression."""
         return tuple(name for name, _ in self.terms)
 
     @property
@@ -91,9 +91,10 @@ class Index:
         return name if coefficient == 1 else None
 
     def at(self, values: Mapping[str, Any]) -> Any:
-        """Return the value at a point; None if an exact division leaves a rest.
+        """Return the value for given values of the variables; None if it does not exist.
 
-        An index without exact division also takes arrays of numbers, and returns an array.
+        It does not exist if an exact division leaves a remainder. An index without exact division
+        also takes arrays of numbers, and returns an array.
         """
         number = sum(c * values[n] for n, c in self.terms) + self.constant
         # Only exact divisions test a condition, which arrays do not allow.
@@ -186,7 +187,8 @@ class Quotient:
         return Quotient(self.slope + slope, self.rest, constant, self.divisor)
 
     def __neg__(self) -> Quotient:
-        # -floor(x / m) = ceil(-x / m)
+        # The form of a Quotient is a floor, and -floor(x / m) = ceil(-x / m), so the negative map
+        # is rounded up.
         slope = self.slope * self.divisor + self.rest
         return Quotient.of(-slope, -self.constant, self.divisor, up=True)
 
@@ -211,7 +213,7 @@ class Quotient:
         >>> Quotient.of(-3, 1, 2).max(0, 7)
         0
         """
-        # The map is monotone.
+        # The map is monotone, so its largest value is at one end of the range.
         return max(self.at(first), self.at(last))
 
     def min(self, first: int, last: int) -> int:
@@ -256,4 +258,5 @@ def _linear(slope: int, constant: int) -> str:
 
 
 def _signed(constant: int) -> str:
+    """Return a constant as the last term of a sum, such as " + 3" or " - 1"; "" for 0."""
     return f" {'-' if constant < 0 else '+'} {abs(constant)}" if constant else ""

@@ -1,4 +1,4 @@
-"""Layouts that are derived from another one, and the paper's `mesh_split` on a shape.
+"""Functions from a sharding to a related one, and the paper's `mesh_split` for a shape.
 
 `interned` makes one object per layout: planning compares layouts often, and comparing one object
 with itself is an identity test.
@@ -27,7 +27,11 @@ Dims = tuple[Digits, ...]
 
 @lru_cache(maxsize=1 << 16)
 def interned(mesh: Mesh, shape: tuple[int, ...], dims: Dims, unreduced: Digits) -> Sharding:
-    """Return the one sharding object with these blocks and pending sums, and nothing else.
+    """Return a sharding, the same object for equal arguments.
+
+    Args:
+      dims: the digits of each dimension.
+      unreduced: the digits whose devices hold partial sums.
 
     No argument has a default, because a call without the argument would be another cache key.
 
@@ -73,7 +77,7 @@ def mesh_split(
 
 
 def check_mapping(mesh: object, dims_mapping: object, unspecified_dims: object = ()) -> None:
-    """Raise unless the values have the types of `mesh_split`'s arguments.
+    """Raise ShardingError if an argument of `mesh_split` has a wrong type.
 
     Raises:
       ShardingError: `mesh` is no `Mesh`, or another argument is no sequence.
@@ -91,14 +95,14 @@ def check_mapping(mesh: object, dims_mapping: object, unspecified_dims: object =
 
 
 def whole(like: Sharding) -> Sharding:
-    """Return the layout in which every device holds the whole tensor."""
+    """Return the replicated sharding of the same tensor: every device holds the whole tensor."""
     return interned(like.mesh, like.shape, ((),) * len(like.shape), ())
 
 
 def plain(like: Sharding) -> Sharding:
-    """Return the blocks of a layout alone.
+    """Return the sharding with the same blocks, without all that does not change a block.
 
-    Axes of size 1 split nothing and are dropped, as are open dimensions and pending sums.
+    Axes of size 1, open dimensions, priorities and pending sums are dropped.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 2, "y": 1})
@@ -110,7 +114,9 @@ def plain(like: Sharding) -> Sharding:
 
 
 def even_prefix(sharding: Sharding) -> Sharding:
-    """Return `sharding` on the longest prefix of each dimension's axes that divides it evenly.
+    """Return `sharding` without the axes that divide a dimension unevenly.
+
+    Each dimension keeps the longest prefix of its axes whose number of devices divides its size.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 2, "y": 3})
@@ -127,7 +133,9 @@ def even_prefix(sharding: Sharding) -> Sharding:
 
 
 def undivided(sharding: Sharding, *, among: Digits | None = None) -> Sharding:
-    """Return `sharding` with dimensions of one element replicated; no device holds more elements.
+    """Return `sharding` without axes on dimensions of size 1, which an axis cannot split.
+
+    No device holds more elements than before.
 
     Args:
       among: change only dimensions that are split by these digits alone; None: all dimensions.
@@ -149,10 +157,11 @@ def undivided(sharding: Sharding, *, among: Digits | None = None) -> Sharding:
 
 
 def opened(sharding: Sharding, shape: tuple[int, ...], added: tuple[int, ...]) -> Sharding:
-    """Return `sharding` for a tensor with more dimensions; the dimensions `added` are open.
+    """Return `sharding` for a tensor with additional dimensions, which completion may shard.
 
     Args:
       shape: the new shape, which includes the added dimensions.
+      added: the numbers of the added dimensions in the new shape.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 2, "y": 3})

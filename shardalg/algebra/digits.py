@@ -1,4 +1,8 @@
-"""Digits: a partition id as a mixed-radix number, with digits of the device's position."""
+"""Digits: the coordinates of a device along mesh axes, which make up its partition ids.
+
+The partition id of a tensor dimension is the number of a device's block of it. It is a mixed-radix
+number, with a digit for each mesh axis that splits the dimension.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 if TYPE_CHECKING:
     import numpy as np
 
-# The place of a device in its mesh, or an array of places.
+# The position of a device in its mesh, or an array of positions: the formulas work for both.
 Position = TypeVar("Position", int, "np.ndarray")
 
 
@@ -37,7 +41,7 @@ Digits = tuple[Digit, ...]
 
 
 def parts(digits: Digits) -> int:
-    """Return the number of values of the partition id with these digits.
+    """Return the number of blocks into which these digits split a dimension.
 
     >>> parts((Digit(4, 2), Digit(1, 4)))
     8
@@ -62,7 +66,7 @@ def partition_id(digits: Digits, position: Position) -> Position:
 
 
 def partition_ids(digits: Digits, positions: np.ndarray) -> np.ndarray:
-    """Return the partition ids of the devices at an array of positions.
+    """Return the partition id of the device at each position of an array.
 
     >>> import numpy as np
     >>> partition_ids((Digit(1, 2), Digit(2, 2)), np.arange(4))
@@ -92,9 +96,10 @@ def canonical(digits: Digits) -> Digits:
 
 
 def overlap(first: Digit, second: Digit) -> bool:
-    """Return whether two digits of one position cannot vary independently.
+    """Return whether two digits cannot split two dimensions of one tensor.
 
-    Over the positions `0 .. N-1` of a mesh (`N` a multiple of both periods) two digits take every
+    They overlap if they do not vary independently, such as an axis and a part of it. Over the
+    positions `0 .. N-1` of a mesh (`N` a multiple of both periods) two digits take every
     pair of values equally often exactly if `gcd(s*n, t*m)` divides `s` or `t`: with `g` that gcd,
     each digit depends on the other through `position mod g` alone, and there one of them is
     uniform. Exact for digits of different meshes too, where neither period divides the other.
@@ -109,15 +114,17 @@ def overlap(first: Digit, second: Digit) -> bool:
         return first.size > 1
     if nested(first, second):
         return False
-    # The criterion above: the gcd of both periods divides neither stride.
+    # The docstring's criterion: without overlap, the gcd of both periods divides one of the
+    # strides.
     common = math.gcd(first.stride * first.size, second.stride * second.size)
     return bool(first.stride % common and second.stride % common)
 
 
 def nested(first: Digit, second: Digit) -> bool:
-    """Return whether one digit's stride is a multiple of the other's period, `stride * size`.
+    """Return whether the stride of one digit is a multiple of the period of the other.
 
-    This is so for any two digits of one mesh that do not overlap.
+    The period of a digit is `stride * size`. Any two digits of one mesh that do not overlap are
+    nested.
 
     >>> nested(Digit(4, 2), Digit(1, 4)), nested(Digit(1, 2), Digit(1, 3))
     (True, False)
@@ -127,7 +134,7 @@ def nested(first: Digit, second: Digit) -> bool:
 
 
 def split_prefix(fine: Digits, coarse: Digits) -> Digits | None:
-    """Return the digits that follow `coarse` in `fine`; None if `fine` does not start with it.
+    """Return the rest of `fine` after its major part `coarse`; None if it has another major part.
 
     A digit of `fine` may be split: the sub-axis `x:(1)2` is the major part of `x`.
 
@@ -150,7 +157,7 @@ def split_prefix(fine: Digits, coarse: Digits) -> Digits | None:
 
 
 def is_major(part: Digit, whole: Digit) -> bool:
-    """Return whether `part` is a proper major part of `whole`.
+    """Return whether `part` is the major part of the digit `whole`, and not all of it.
 
     >>> is_major(Digit(4, 2), Digit(1, 8)), is_major(Digit(1, 2), Digit(1, 8))
     (True, False)
@@ -160,7 +167,7 @@ def is_major(part: Digit, whole: Digit) -> bool:
 
 
 def starts_with(fine: Digits, coarse: Digits) -> bool:
-    """Return whether `coarse` is the major part of `fine`, or all of it.
+    """Return whether the digits `fine` begin with the digits `coarse`, or are equal to them.
 
     The last digit of `coarse` may be a part of a digit of `fine`. Both must be written axis by
     axis; `split_prefix` compares digits in any form.
@@ -178,9 +185,9 @@ def starts_with(fine: Digits, coarse: Digits) -> bool:
 
 
 def take(digits: Digits, size: int) -> tuple[Digits, Digits, int]:
-    """Return the digits that divide `size` evenly, major first, the other digits, and the quotient.
+    """Return (digits that divide `size` evenly, the other digits, the quotient).
 
-    A digit is split if only a part of it divides the size.
+    Digits are taken from the major one on. A digit is split if only a part of it divides the size.
 
     >>> take((Digit(1, 8),), 4)
     ((Digit(stride=2, size=4),), (Digit(stride=1, size=2),), 1)
@@ -208,9 +215,13 @@ def _divisors(number: int) -> tuple[int, ...]:
 
 
 def complement(used: Digits, size: int) -> Digits | None:
-    """Return the digits of `size` positions that are not in `used`, major first.
+    """Return the digits of the mesh that are not in `used`, major first.
 
-    None if the digits `used` overlap or belong to different meshes.
+    Together with `used` they determine a device. None if the digits `used` overlap or belong to
+    different meshes.
+
+    Args:
+      size: the number of devices of the mesh.
 
     >>> complement((Digit(4, 2),), 24)
     (Digit(stride=8, size=3), Digit(stride=1, size=4))
@@ -251,9 +262,9 @@ class PositionTable:
     @property
     def is_balanced(self) -> bool:
         """True if every tile is on the same number of devices, as in a valid sharding."""
-        # Balanced: every tile of the grid occurs, and all occur equally often.
-        cells = Counter(zip(*self.ids, strict=True))
-        return len(cells) == math.prod(self.parts) and len(set(cells.values())) == 1
+        # A tile is a combination of partition ids. A tile without a device would be lost.
+        tiles = Counter(zip(*self.ids, strict=True))
+        return len(tiles) == math.prod(self.parts) and len(set(tiles.values())) == 1
 
     def recognize(self) -> tuple[Digits, ...] | None:
         """Return the digits of each dimension; None if digits cannot write some dimension's ids.
@@ -269,7 +280,11 @@ class PositionTable:
 
 
 def _recognize(count: int, ids: Sequence[int] | np.ndarray) -> Digits | None:
-    """Return the digits of one dimension's partition ids, or None if there are none."""
+    """Return the digits that give the device at position k the partition id `ids[k]`, or None.
+
+    Args:
+      count: the number of partitions.
+    """
     import numpy as np
 
     # The id is a sum of weight * digit. Find the digits from the smallest stride on: the next one

@@ -19,7 +19,7 @@ Expr: TypeAlias = sympy.Expr | int
 
 
 class SymbolError(ShardalgError, ValueError):
-    """A size with an invalid name or hint, or two sizes that one loop cannot both have."""
+    """Error: a size has an invalid name or hint, or two sizes of one loop contradict each other."""
 
 
 class Max(sympy.Max):
@@ -35,7 +35,10 @@ class Max(sympy.Max):
     """
 
     def __new__(cls, *args: Expr, evaluate: bool = True) -> sympy.Expr:
-        """Return the maximum; sympy passes `evaluate`, which has no effect."""
+        """Return the maximum of the arguments as an expression.
+
+        Sympy passes `evaluate`, which has no effect here.
+        """
         # Nested maxima are one maximum; numbers alone are evaluated.
         flat: list[sympy.Expr] = []
         for arg in map(sympy.sympify, args):
@@ -119,7 +122,7 @@ def dims(names: str, *, hint: int | Sequence[int]) -> tuple[Size, ...]:
 
 
 def sizes_of(expressions: Iterable[Expr]) -> dict[str, Size]:
-    """Return every named size in the expressions, by name, in the order of the names.
+    """Return every named size that occurs in the expressions, by name, in the order of the names.
 
     Raises:
       SymbolError: one name has two hints, or a symbol was not made by `dims`.
@@ -147,7 +150,7 @@ def sizes_of(expressions: Iterable[Expr]) -> dict[str, Size]:
 
 
 def evaluate(expression: Expr, values: Mapping[str, int]) -> int:
-    """Return the value of an expression at given sizes; other names have their hints.
+    """Return the value of an expression for given sizes; named sizes not given have their hints.
 
     Raises:
       SymbolError: the value is no integer, as `S/2` at an odd S.
@@ -177,8 +180,9 @@ def hint_of(expression: Expr) -> int:
 
 
 def second_hints(sizes: Iterable[Size], *, multiples: bool = False) -> dict[str, int]:
-    """Return a second number for each name, so that no two sizes are related by accident.
+    """Return a second number for each named size, at which a function can be traced again.
 
+    Two traces show which sizes depend on each other: no two of these numbers are related by chance.
     The numbers are different primes, each at another ratio to its hint. With `multiples` they are
     multiples of the hints by different primes, for functions that need sizes to divide each other.
 
@@ -255,7 +259,7 @@ def from_data(data: Data) -> Expr:
 
 
 def _made(data: Data) -> Expr:
-    """Return the expression of checked data, recursively."""
+    """Return the expression that plain data describe; see `from_data`, which checks their size."""
     if isinstance(data, int):
         return data
     operation, arguments = _parts(data)
@@ -267,7 +271,11 @@ def _made(data: Data) -> Expr:
 
 
 def _parts(data: Data) -> tuple[str, tuple[Any, ...]]:
-    """Return the operation and its arguments; raise unless their number and types fit."""
+    """Return the name of the operation in plain data, and its arguments.
+
+    Raises:
+      SymbolError: there is no such operation, or its arguments have a wrong number or type.
+    """
     # The data may come from a file of any origin, so nothing about it is assumed.
     operation, *arguments = data if isinstance(data, tuple) and data else ("",)
     if not isinstance(operation, str):
@@ -288,7 +296,10 @@ _COUNTS = {"pow": 2, "floor": 1, "ceil": 1, "mod": 2}
 
 
 def _bits(data: Data) -> int:
-    """Return an upper bound of the bits of a size's value; fractions count both parts."""
+    """Return an upper bound of the number of bits of a size's value, without computing it.
+
+    For a fraction, the bits of numerator and denominator are added.
+    """
     if isinstance(data, int):
         return data.bit_length()
     # A power multiplies bits, a product adds them, and each further term adds at most one.

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# After Okabe and Ito, lightened: they differ for readers who do not see red or green, and
-# neighbouring colors differ in grey, too.
+# The colors of Okabe and Ito, lightened. Readers who do not see red or green can distinguish them,
+# and neighbouring colors differ in grey, too.
 HOLDERS = (
     "#8ecbf0", "#f7d48a", "#5fb99a", "#eec7dd", "#6b9ecb", "#f8f2a0", "#e39568", "#c9c9c9",
 )  # fmt: skip
@@ -31,11 +31,13 @@ HEAD, KEY = 0.52, 0.55
 
 @dataclass(frozen=True)
 class PartitionRow:
-    """One partition: the elements `[start, limit)` that it reads, and the starts of its windows.
+    """The data of one row of a drawing: the elements and the windows that a partition reads.
 
     Attributes:
+      partition: the partition's id.
+      start, limit: it reads the elements `[start, limit)`.
       windows: position of the first tap of each output; an element k is at position `dilation*k`.
-      outputs: number of these outputs that the unpartitioned operator has, too.
+      outputs: number of outputs that exist; windows after these compute padding.
       zeros: taps of 0 before and after the kernel, if the window is equally long on every device.
     """
 
@@ -49,9 +51,12 @@ class PartitionRow:
 
 @dataclass(frozen=True)
 class DimensionDrawing:
-    """The data of one panel: a dimension of `size` elements in blocks, and a row per partition.
+    """The data of one panel of a drawing: a partitioned dimension, and a row per partition.
 
     Attributes:
+      size: number of elements of the dimension.
+      block: number of elements of a block.
+      rows: the row of each partition.
       note: the closed forms, as text.
       dilation: positions between two elements.
       taps: positions of the taps of a window, from its first one.
@@ -67,7 +72,9 @@ class DimensionDrawing:
     stride: int = 1
 
     def sent(self, row: PartitionRow) -> Iterator[tuple[int, int, int]]:
-        """Yield (first element, end, holder) of the elements that a partition reads, by block.
+        """Yield (first element, end, holder) for each block of which a partition reads elements.
+
+        The holder is the partition with this block.
 
         >>> from shardalg.algebra.halos.halo import halo
         >>> from shardalg.algebra.halos.window import Window
@@ -89,14 +96,14 @@ class DimensionDrawing:
 
     @property
     def lanes(self) -> int:
-        """Number of lines that the windows of a partition need so that none overlap."""
+        """Number of lines on which a partition's windows are drawn, so that none overlap."""
         # A window overlaps the following ones as long as they start before its end.
         longest = self.span + sum(self.rows[0].zeros)
         return min(-(-longest // self.stride), max(len(row.windows) for row in self.rows))
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """First position and end of everything that is drawn."""
+        """First position and end of all blocks, elements and windows that are drawn."""
         low, high = [0], [len(self.rows) * self.block * self.dilation]
         for row in self.rows:
             if row.start < row.limit:
@@ -137,13 +144,13 @@ def draw_halos(pictures: Mapping[str, DimensionDrawing]) -> Figure:
 
 
 def _scale(shown: DimensionDrawing) -> float:
-    """Return the width of one position in inches."""
+    """Return the width in inches at which a panel draws one position of its dimension."""
     low, high = shown.bounds
     return min(WIDE / (high - low), 0.36)
 
 
 def _band(shown: DimensionDrawing) -> float:
-    """Return the height of a partition's row in inches."""
+    """Return the height in inches of one partition's row in a panel."""
     return TOP + CELL + LANE * shown.lanes + GAP
 
 
@@ -155,11 +162,11 @@ class _Panel:
     shown: DimensionDrawing
 
     def x(self, position: float) -> float:
-        """Return the horizontal coordinate of a position."""
+        """Return the horizontal coordinate, in inches, of a position of the dimension."""
         return LEFT + (position - self.shown.bounds[0]) * _scale(self.shown)
 
     def middle(self, first: int, end: int) -> float:
-        """Return the horizontal coordinate of the middle of the elements `[first, end)`."""
+        """Return the horizontal coordinate, in inches, of the middle of elements `[first, end)`."""
         return self.x((first + end - 1) / 2 * self.shown.dilation + 0.5)
 
     def text(self, x: float, y: float, text: str, **style: Any) -> None:
@@ -168,7 +175,7 @@ class _Panel:
         self.axes.text(x, y, text, **defaults | style)
 
     def paint(self, title: str) -> None:
-        """Draw the title, the blocks, and a row per partition."""
+        """Draw the whole panel: the title, the blocks, and a row per partition."""
         shown = self.shown
         self.axes.axis("off")
         self.text(0.15, 0.2, title, ha="left", fontsize=10, weight="bold")
@@ -184,7 +191,11 @@ class _Panel:
             self.row(row, HEAD + TOP + CELL + GAP + _band(shown) * row.partition)
 
     def row(self, row: PartitionRow, top: float) -> None:
-        """Draw a partition: the elements that it reads, their senders, and its windows."""
+        """Draw one partition: the elements that it reads, their senders, and its windows.
+
+        Args:
+          top: the vertical coordinate of the row, in inches.
+        """
         shown, y, own = self.shown, top + TOP, row.partition * self.shown.block
         self.text(LEFT - 0.12, y + CELL / 2, f"p = {row.partition}", ha="right", weight="bold")
         # The parts of the own block that the partition does not read are pale.
@@ -211,7 +222,12 @@ class _Panel:
             self.window(row, first, lane, exists=nth < row.outputs)
 
     def cells(self, start: int, limit: int, y: float, *, alpha: float = 1.0) -> None:
-        """Draw the elements `[start, limit)`, hatched if they do not exist."""
+        """Draw the elements `[start, limit)` as cells, hatched if they do not exist.
+
+        Args:
+          y: the vertical coordinate, in inches.
+          alpha: the opacity of the cells.
+        """
         from matplotlib.patches import Rectangle
 
         scale = _scale(self.shown)
@@ -229,7 +245,7 @@ class _Panel:
                 self.text(self.middle(k, k + 1), y + CELL / 2, f"{k}", **number)
 
     def frame(self, p: int, y: float) -> None:
-        """Draw a frame around the block of a partition."""
+        """Draw a frame around the block of partition `p`, at the vertical coordinate `y`."""
         from matplotlib.patches import Rectangle
 
         width = ((self.shown.block - 1) * self.shown.dilation + 1) * _scale(self.shown)
@@ -237,7 +253,13 @@ class _Panel:
         self.axes.add_patch(Rectangle(at, width, CELL, fc="none", ec=INK, lw=1.6))
 
     def window(self, row: PartitionRow, first: int, y: float, *, exists: bool) -> None:
-        """Draw the window of one output, faint if the unpartitioned operator has no such output."""
+        """Draw the window of one output as a line with a dot per tap.
+
+        Args:
+          first: the position of its first tap.
+          y: the vertical coordinate, in inches.
+          exists: whether the unpartitioned operator has this output; if not, the line is faint.
+        """
         color, shown = INK if exists else FAINT, self.shown
         before, after = row.zeros
         last = first + shown.span
@@ -253,7 +275,7 @@ class _Panel:
 
 
 def _key(figure: Figure, shown: Sequence[DimensionDrawing]) -> None:
-    """Add the key, with the entries that the panels need."""
+    """Add the key below the panels, with entries for the marks that occur in them."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

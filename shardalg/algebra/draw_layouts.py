@@ -42,7 +42,9 @@ def plane(shardings: Mapping[str, Sharding]) -> tuple[int, ...]:
 
 
 def devices_by_block(sharding: Sharding, dims: tuple[int, ...]) -> dict[Bounds, tuple[int, ...]]:
-    """Return the devices of each block that has elements; keys are (start, end) of rows, columns.
+    """Return the ids of the devices that hold each block, for blocks with elements.
+
+    Keys are ((first row, end), (first column, end)), in elements of the drawn dimensions.
 
     Args:
       dims: the dimensions that are drawn; the elements of a single dimension are columns.
@@ -84,7 +86,11 @@ def draw_shardings(shardings: Mapping[str, Sharding]) -> Figure:
 
 
 def _draw(axes: Axes, sharding: Sharding, dims: tuple[int, ...]) -> None:
-    """Draw one sharding into a panel."""
+    """Draw one sharding into a panel.
+
+    Args:
+      dims: the one or two dimensions that are drawn.
+    """
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
 
@@ -109,7 +115,7 @@ def _draw(axes: Axes, sharding: Sharding, dims: tuple[int, ...]) -> None:
 
 
 def _listed(devices: tuple[int, ...]) -> str:
-    """Return the text of a block: its devices, or their number if there are many."""
+    """Return the text in a block of a drawing: its devices, or their number if there are many."""
     if len(devices) > LISTED:
         return f"{len(devices)} devices\n{devices[0]}, {devices[1]}, …, {devices[-1]}"
     lines = [devices[i : i + IN_LINE] for i in range(0, len(devices), IN_LINE)]

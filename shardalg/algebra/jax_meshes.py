@@ -1,4 +1,4 @@
-"""Conversion of meshes from and to JAX's: names, sizes and device ids."""
+"""Conversion of meshes from and to JAX's meshes: names, sizes and device ids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def axes_of(jax_mesh: Any) -> tuple[list[tuple[str, int]], list[int] | None]:
-    """Return the axes of a JAX mesh, and the device id at each position.
+    """Return the (name, size) pairs of a JAX mesh's axes, and the device id at each position.
 
     An `AbstractMesh` has no devices: the second value is None.
 
@@ -83,8 +83,12 @@ def mesh_to_abstract(mesh: Mesh) -> AbstractMesh:
 
 
 def _by_id(devices: list[Any], mesh: Mesh) -> list[Any]:
-    """Return the devices of the mesh in its order."""
-    # All missing ids at once.
+    """Return the devices with the mesh's device ids, in the order of the mesh.
+
+    Raises:
+      DeviceError: there is no device with one of the ids.
+    """
+    # One message names all missing ids, so that the user can correct them at once.
     found = {device.id: device for device in devices}
     missing = [i for i in mesh.order if i not in found]
     if missing:

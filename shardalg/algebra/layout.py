@@ -1,6 +1,6 @@
-"""The data of a sharding, which every notation reads and prints; `Sharding` adds its methods.
+"""The fields of a sharding and their checks; the class `Sharding` adds its methods.
 
-`restate` expresses a layout in the positions of another mesh over the same devices.
+`restate` converts a sharding to another mesh with the same devices.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from shardalg.algebra.digits import (
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import MeshError, ShardingError
 
-# Digits that split no dimension, by their meaning, in the order of `Sharding.classes`.
+# The kinds of digits that split no dimension, in the order of `Sharding.classes`: their devices
+# hold partial sums, belong to a manual region, or are explicitly kept replicated.
 CLASSES = ("unreduced", "manual", "replicated")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The checked fields of a `Sharding`; a notation is a pair of functions between text and these.
+    """The fields of a `Sharding`, checked. Functions that read or print text use this class.
 
-    It prints as a Sharding, because messages to users name shardings.
+    It prints as a Sharding, because messages to users name shardings. `Sharding` describes the
+    fields.
 
     Raises:
       ShardingError: dimensions and shape differ in rank; two digits overlap; a priority is given
@@ -97,7 +99,11 @@ class Layout:
         return self.mesh.is_device
 
     def holding(self, held: Mapping[str, Digits]) -> Self:
-        """Return the layout with other digits in some classes of `CLASSES`, by class."""
+        """Return the layout with other unreduced, manual or replicated digits.
+
+        Args:
+          held: the new digits of some kinds of `CLASSES`; other kinds keep theirs.
+        """
         digits = {kind: held.get(kind, getattr(self, kind)) for kind in CLASSES}
         unreduced, manual, replicated = (digits[kind] for kind in CLASSES)
         return replace(self, unreduced=unreduced, manual=manual, replicated=replicated)
@@ -129,7 +135,7 @@ class Layout:
         return f"Sharding({self.text()}, shape={self.shape}, {self.mesh!r})"
 
     def _check_priorities(self) -> None:
-        """Raise unless each dimension has a valid priority; store 0 everywhere as ()."""
+        """Raise ShardingError for an invalid priority; replace priorities that are all 0 by ()."""
         # `type` and not isinstance: True is an int in Python, but no priority.
         wrong = [n for n in self.priorities if type(n) is not int or n < 0]
         if wrong or len(self.priorities) != len(self.shape):
@@ -148,7 +154,7 @@ class Layout:
             object.__setattr__(self, "priorities", ())
 
     def _used_twice(self) -> str:
-        """Return the message that lists all pairs of digits that overlap."""
+        """Return the error message that lists every axis that is used twice."""
         # All faults at once: a user who removes one of several would meet the next one.
         uses = [(f"dimension {i}", d) for i, digits in enumerate(self.dims) for d in digits]
         for name in ("unreduced", "replicated", "manual"):
@@ -171,10 +177,9 @@ L = TypeVar("L", bound=Layout)
 
 
 def restate(sharding: L, mesh: Mesh) -> L | None:
-    """Return the same placement of blocks on devices as a sharding on `mesh`.
+    """Return a sharding on `mesh` that places the same blocks on the same devices, or None.
 
-    None if digits of `mesh` cannot write it, or if `mesh` has other devices. The digits of the
-    result are axes and sub-axes of `mesh` if they are made of these.
+    None if axes and sub-axes of `mesh` cannot express it, or if `mesh` has other devices.
 
     >>> from shardalg.algebra.sharding import Sharding
     >>> listed = Sharding.from_hlo("{devices=[2,2]0,1,3,2}", (4, 4))
@@ -203,10 +208,10 @@ def restate(sharding: L, mesh: Mesh) -> L | None:
 
 
 def in_order(sharding: L, mesh: Mesh) -> L | None:
-    """Return the sharding on `mesh`, or on a mesh with these axes in the sharding's device order.
+    """Return a sharding with the axes of `mesh` that places the same blocks on the same devices.
 
-    The second is used if digits of `mesh` cannot write the sharding. None if `mesh` has other
-    devices.
+    If this is impossible in the device order of `mesh`, the result is on a mesh with the same axes
+    and the device order of `sharding`. None if `mesh` has other devices.
 
     >>> from shardalg.algebra.sharding import Sharding
     >>> ring = Sharding.from_spec(("x",), Mesh({"x": 4}, [3, 2, 1, 0]), (8,))
@@ -219,9 +224,12 @@ def in_order(sharding: L, mesh: Mesh) -> L | None:
 
 
 def _digits_on(rows: tuple[Digits, ...], source: Mesh, target: Mesh) -> tuple[Digits, ...] | None:
-    """Return the digits of positions of `target` with the same partition id on every device.
+    """Return digits on `target` that give each device the same partition ids as digits on `source`.
 
-    Each row is a tuple of digits of positions of `source`. None if there are no such digits.
+    None if there are no such digits.
+
+    Args:
+      rows: tuples of digits on `source`, one per tensor dimension or class.
     """
     if source.size != target.size:
         return None
@@ -236,7 +244,9 @@ def _digits_on(rows: tuple[Digits, ...], source: Mesh, target: Mesh) -> tuple[Di
 
 
 def spelled(digits: Digits, mesh: Mesh) -> Digits:
-    """Return the digits as axes and sub-axes of the mesh; canonical digits if that is impossible.
+    """Return digits with the same partition id, each of which is an axis or sub-axis of the mesh.
+
+    If this is impossible, return canonical digits.
 
     >>> mesh = Mesh({"x": 2, "y": 4})
     >>> spelled((mesh.digit("x"), mesh.digit("y")), mesh) == mesh.digits("xy")

@@ -26,7 +26,10 @@ _RESERVED = ("None", "UNCONSTRAINED", "device")
 
 @dataclass(frozen=True)
 class AxisRef:
-    """A mesh axis, or its sub-axis `name:(pre)size`; `pre` is the size of the more major part.
+    """A mesh axis, or its sub-axis `name:(pre)size` as in Shardy.
+
+    `pre` is the product of the sizes of the sub-axes that are more major, and `size` the number of
+    devices along the sub-axis. None as the size means the whole axis.
 
     >>> AxisRef("x", 2, 4), AxisRef("of rows")
     (x:(2)4, 'of rows')
@@ -97,7 +100,7 @@ class Mesh:
     def _set_fields(
         self, pairs: tuple[tuple[str, int], ...], ids: tuple[int, ...] | None, symbolic: bool
     ) -> None:
-        """Set the fields of the frozen dataclass, and the digits and the hash made from them."""
+        """Set the fields of the frozen dataclass, and compute its digits and its hash."""
         named = (("axes", pairs), ("device_ids", ids), ("symbolic", symbolic))
         for key, value in (*named, ("_digits", _axis_digits(pairs))):
             object.__setattr__(self, key, value)
@@ -105,7 +108,7 @@ class Mesh:
 
     @staticmethod
     def unnamed(size: int, device_ids: Iterable[int] | None = None) -> Mesh:
-        """Return a mesh of devices without axis names, as HLO text states it.
+        """Return a mesh with one axis without a name, for HLO text, which has no axis names.
 
         >>> Mesh.unnamed(8)
         Mesh(8 unnamed devices)
@@ -219,6 +222,7 @@ class Mesh:
 
     @cached_property
     def _positions(self) -> dict[int, int]:
+        """Position of each device, by its id."""
         return {device: position for position, device in enumerate(self.order)}
 
     def position(self, device: int) -> int:
@@ -249,9 +253,9 @@ class Mesh:
         return differs and sorted(self.order) == sorted(other.order)
 
     def places(self, other: Mesh) -> np.ndarray:
-        """Return the position in another mesh of the device at each position of this mesh.
+        """Return, for the device at each position of this mesh, its position in another mesh.
 
-        Both meshes have the same devices.
+        Both meshes must have the same devices.
 
         >>> Mesh({"x": 3}).places(Mesh({"x": 3}, device_ids=[2, 0, 1]))
         array([1, 2, 0])
@@ -264,7 +268,7 @@ class Mesh:
         return np.argsort(other.order)[ranks]
 
     def digit(self, name: str) -> Digit:
-        """Return the digit of the device position that is the coordinate along axis `name`.
+        """Return the digit of axis `name`: its value is a device's coordinate along the axis.
 
         Raises:
           MeshError: the mesh has no such axis.
@@ -318,7 +322,7 @@ class Mesh:
         return refs[0]
 
     def axis_refs(self, digit: Digit) -> tuple[AxisRef, ...]:
-        """Return the axes and sub-axes, major first, that make up `digit`.
+        """Return the axes and sub-axes, major first, whose coordinates together are `digit`.
 
         >>> Mesh({"x": 4, "y": 2}).axis_refs(Digit(1, 4))
         (x:(2)2, y)
@@ -341,7 +345,7 @@ class Mesh:
         return tuple(refs)
 
     def refs(self, digits: Digits) -> tuple[AxisRef, ...]:
-        """Return the axes and sub-axes of several digits; neighbours of one axis are merged.
+        """Return the axes and sub-axes of several digits; neighbouring parts of an axis are merged.
 
         >>> Mesh({"x": 8, "y": 2}).refs((Digit(8, 2), Digit(4, 2), Digit(1, 2)))
         (x:(1)4, y)
@@ -382,7 +386,10 @@ class Mesh:
 
 
 def _axis_digits(pairs: tuple[tuple[str, int], ...]) -> dict[str, Digit]:
-    """Return the digit of each axis; no two axes have the same one, so a digit names its axis."""
+    """Return the digit of each axis, by name.
+
+    No two axes have the same digit, so that the axis of a digit can be found.
+    """
     size = stride = math.prod(n for _, n in pairs)
     digits: dict[str, Digit] = {}
     for name, n in pairs:
@@ -396,7 +403,11 @@ def _axis_digits(pairs: tuple[tuple[str, int], ...]) -> dict[str, Digit]:
 
 
 def _common(name: str, axis: Digit, digit: Digit) -> AxisRef | None:
-    """Return the part of the axis that `digit` contains; None if they have no part in common."""
+    """Return the sub-axis that is a part of both an axis and `digit`, or None.
+
+    Args:
+      name, axis: the name and the digit of the axis.
+    """
     axis_period, period = axis.stride * axis.size, digit.stride * digit.size
     # The range of strides from `low` to `high` is a common part if both borders divide evenly into
     # the axis and into the digit.
@@ -410,18 +421,22 @@ def _common(name: str, axis: Digit, digit: Digit) -> AxisRef | None:
 
 
 def _axes_text(pairs: Iterable[tuple[str, int]], sign: str = "=") -> str:
-    """Return axes as text, `X=2, Y=4`."""
+    """Return axes as text, such as `X=2, Y=4`, with `sign` between name and size."""
     return ", ".join(f"{name}{sign}{n}" if name else f"{n} unnamed devices" for name, n in pairs)
 
 
 def short_list(numbers: Sequence[int]) -> str:
-    """Return numbers as text; only the first 16 of a long tuple."""
+    """Return numbers as text, such as `[0, 1, 2]`; of a long tuple, only the first 16."""
     shown = ", ".join(map(str, numbers[:16]))
     return f"[{shown}, ...]" if len(numbers) > 16 else f"[{shown}]"
 
 
 def _pairs(axes: Any) -> tuple[tuple[str, int], ...]:
-    """Return the name and the size of each axis; `_check_axes` checks them."""
+    """Return the user's `axes` as (name, size) pairs, which `_check_axes` then checks.
+
+    Raises:
+      MeshError: `axes` is no mapping and no list of pairs.
+    """
     try:
         items = axes.items() if isinstance(axes, Mapping) else axes
         return tuple((name, _whole(n)) for name, n in items)
@@ -438,7 +453,7 @@ def _whole(size: Any) -> Any:
 
 
 def _check_axes(pairs: tuple[tuple[str, int], ...]) -> None:
-    """Raise unless axes have texts as names, each once, and positive integers as sizes."""
+    """Raise MeshError if a name is no text or occurs twice, or if a size is no positive integer."""
     names = [name for name, _ in pairs]
     unnamed = [name for name in names if not isinstance(name, str)]
     if unnamed:
@@ -455,7 +470,10 @@ def _check_axes(pairs: tuple[tuple[str, int], ...]) -> None:
 
 
 def _check_symbolic(pairs: tuple[tuple[str, int], ...], ids: tuple[int, ...] | None) -> None:
-    """Raise unless the axes can be symbols: hints above 1, identifiers, default device order."""
+    """Raise MeshError if the mesh cannot be symbolic.
+
+    Its hints must be above 1, its names identifiers, and its devices in the default order.
+    """
     ones = [name for name, n in pairs if n == 1]
     if ones:
         raise MeshError(

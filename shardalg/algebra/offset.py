@@ -1,4 +1,4 @@
-"""Offsets, valid sizes and padding of one tensor dimension: numbers, and sympy expressions.
+"""Offset, valid size and padding of a block along one tensor dimension, as numbers and in sympy.
 
 A dimension of `size` elements in `n` parts has blocks of `s = ceil(size / n)` elements. With the
 partition id `p` of a device on this dimension (GSPMD, arXiv:2105.04663, section 3.1):
@@ -37,14 +37,14 @@ def valid_size(size: int, block: int, partition: int) -> int:
 
 
 def partition_symbol() -> sympy.Symbol:
-    """Return the symbol `p`: the partition id of one dimension."""
+    """Return the sympy symbol `p`, which is the partition id of one tensor dimension."""
     import sympy
 
     return sympy.Symbol("p", integer=True, nonnegative=True)
 
 
 def coordinate_symbol(name: str) -> sympy.Symbol:
-    """Return the symbol of a device's coordinate along the axis (or sub-axis) `name`.
+    """Return the sympy symbol of a device's coordinate along an axis or a sub-axis.
 
     It prints as c_x for the axis x.
     """
@@ -54,7 +54,7 @@ def coordinate_symbol(name: str) -> sympy.Symbol:
 
 
 def partition_expr(digits: Digits, mesh: Mesh, *, by: str = "coordinates") -> sympy.Expr:
-    """Return the partition id with these digits, as an expression.
+    """Return a dimension's partition id in sympy, for a dimension that is split by these digits.
 
     Args:
       by: "coordinates" (one symbol per axis, as c_x), "position" (the device's position in the
@@ -90,7 +90,9 @@ def offset_expr(size: int, count: int, partition: sympy.Expr) -> sympy.Expr:
 
 
 def valid_size_expr(size: int, count: int, partition: sympy.Expr) -> sympy.Expr:
-    """Return the valid size `clip(size - partition*s, 0, s)`; just `s` if `count` divides `size`.
+    """Return the valid size of a block in sympy: `clip(size - partition*s, 0, s)`.
+
+    `s` is the block size. If `count` divides `size`, the result is the number `s`.
 
     >>> valid_size_expr(64, 8, partition_symbol()), valid_size_expr(10, 4, partition_symbol())
     (8, Min(3, Max(0, 10 - 3*p)))
@@ -105,7 +107,9 @@ def valid_size_expr(size: int, count: int, partition: sympy.Expr) -> sympy.Expr:
 
 
 def padding_expr(size: int, count: int, partition: sympy.Expr) -> sympy.Expr:
-    """Return the number of padding elements of a block: `clip((partition+1)*s - size, 0, s)`.
+    """Return the padding of a block in sympy: `clip((partition+1)*s - size, 0, s)`.
+
+    `s` is the block size.
 
     >>> padding_expr(64, 8, partition_symbol()), padding_expr(10, 4, partition_symbol())
     (0, Min(3, Max(0, 3*p - 7)))
@@ -119,14 +123,14 @@ def padding_expr(size: int, count: int, partition: sympy.Expr) -> sympy.Expr:
 
 
 def _number(value: int) -> sympy.Integer:
-    """Return a number in sympy."""
+    """Return an integer as a sympy number, so that it can be part of an expression."""
     import sympy
 
     return sympy.Integer(value)
 
 
 def _by_coordinates(digits: Digits, mesh: Mesh) -> sympy.Expr:
-    """Return the mixed-radix number of coordinates along axes and sub-axes."""
+    """Return the partition id as an expression in coordinates along axes: `c_x + 2*c_y`."""
     # A digit that joins several axes is itself a mixed-radix number of their coordinates.
     total = _number(0)
     for digit in digits:
@@ -138,7 +142,7 @@ def _by_coordinates(digits: Digits, mesh: Mesh) -> sympy.Expr:
 
 
 def _by_position(digits: Digits, mesh: Mesh) -> sympy.Expr:
-    """Return the mixed-radix number of digits of the position `d`."""
+    """Return the partition id as an expression in the device's position `d`."""
     import sympy
 
     # The assumptions let sympy simplify floors and remainders.

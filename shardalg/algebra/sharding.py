@@ -1,4 +1,4 @@
-"""Shardings: the digits of the device position that partition each dimension of a tensor."""
+"""Shardings: for each dimension of a tensor, the mesh axes that split it into blocks."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ class Sharding(Layout):
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:
-        """The sizes of all dimensions, then of all mesh axes."""
+        """The sizes of all dimensions of the tensor, then of all axes of the mesh."""
         return (*self.shape, *(n for _, n in self.mesh.axes))
 
     @cached_property
@@ -219,28 +219,33 @@ class Sharding(Layout):
 
     @cached_property
     def canonical_dims(self) -> tuple[Digits, ...]:
-        """The shortest digits with the same partition id, for each dimension."""
+        """For each dimension, the shortest tuple of digits with the same partition id."""
         return tuple(canonical(digits) for digits in self.dims)
 
     @cached_property
     def key(self) -> tuple[object, ...]:
-        """The layout alone: shape, canonical digits of each dimension, unreduced and manual digits.
+        """The parts that decide which elements are on each device, as a tuple for comparison.
 
-        Two shardings on one mesh place the same elements on each device if their keys are equal.
+        They are the shape, the canonical digits of each dimension, and the unreduced and manual
+        digits. Two shardings on one mesh place the same elements on each device if their keys are
+        equal.
         """
         # Digits that are explicitly replicated place no elements, so the key has no third class.
         return (self.shape, *self.canonical_dims, *(self.classes[:2]))
 
     @cached_property
     def classes(self) -> tuple[Digits, Digits, Digits]:
-        """Unreduced, manual and explicitly replicated digits as canonical sets, major first."""
+        """Unreduced, manual and explicitly replicated digits, each tuple sorted and canonical."""
         rows = (self.unreduced, self.manual, self.replicated)
         first, second, third = (canonical(tuple(sorted(d, reverse=True))) for d in rows)
         return first, second, third
 
     @cached_property
     def split_places(self) -> tuple[tuple[int | str, Digits], ...]:
-        """Each dimension and each class in `CLASSES` that has digits, with its canonical digits."""
+        """Pairs of a dimension's number, or a name in `CLASSES`, and its canonical digits.
+
+        Dimensions and classes without digits are left out.
+        """
         dims = tuple((i, d) for i, d in enumerate(self.canonical_dims) if d)
         # Most shardings have dimensions only: skip sorting the classes.
         if not (self.unreduced or self.manual or self.replicated):
@@ -351,7 +356,7 @@ class Sharding(Layout):
 
 
 def _sharding(layout: Layout) -> Sharding:
-    """Return the `Sharding` with the fields that a notation read."""
+    """Return a `Sharding` with the fields of a `Layout`."""
     # Fields that `__init__` does not take, such as the hash, are computed again.
     values = {f.name: getattr(layout, f.name) for f in fields(layout) if f.init}
     return Sharding(**values)

@@ -248,7 +248,8 @@ def argument_modules(graph: Graph) -> ArgumentModules:
 
 def _is_read_early(graph: Graph, edges: list[list[int]], value: int) -> bool:
     """Return whether the forward or the backward pass reads an argument, also inside of bodies."""
-    # A call in the update may have a body of another phase, so nodes in bodies decide, not calls.
+    # A call has one phase, but its body may have nodes of several phases. So nodes in bodies
+    # decide.
     entered, seen = [value], {value}
     while entered:
         here = entered.pop()

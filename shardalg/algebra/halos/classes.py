@@ -1,4 +1,4 @@
-"""Equivalence classes of the devices of a large mesh, with equal roles in an exchange.
+"""Equivalence classes of the devices of a large mesh that send and receive in the same way.
 
 A device has a row, a partition id `p` of the dimension, and digits on which nothing depends. The
 row is the digits outside the dimension on which the intervals depend. Intervals that start at
@@ -27,13 +27,18 @@ from shardalg.algebra.digits import Digits, canonical, complement, overlap, part
 from shardalg.algebra.halos.exchange import Exchange, once_each, piece, worth_sending
 from shardalg.algebra.halos.transfers import Pairs, Permute, Round
 
-# (source class, target class, number of steps from the class's source to the real source).
+# (source class, target class, distance): one pair of device classes. The distance is the number of
+# steps `S` from the smallest partition id of the source class to the source of the pair with k = 0.
 Label = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class PairRun:
-    """Pairs `(source + k*step, target + k*period)` of ids in a row, `k` from `first` to `last`."""
+    """Pairs `(source + k*step, target + k*period)` of partition ids, for `first <= k <= last`.
+
+    `row` is the value of the digits `Classes.rows`, which the devices have in common. `step` and
+    `period` are fields of `Classes`.
+    """
 
     row: int
     source: int
@@ -44,7 +49,10 @@ class PairRun:
 
 @dataclass(frozen=True)
 class Runs:
-    """(source, target) positions as runs of pairs; on a small mesh a tuple of pairs replaces it."""
+    """The (source, target) pairs of a permute on a large mesh, stored as runs of pairs.
+
+    Iteration yields pairs of positions. On a small mesh a tuple of pairs is used instead.
+    """
 
     classes: Classes
     runs: tuple[PairRun, ...]
@@ -84,7 +92,10 @@ class Runs:
 
 
 def positions_of(digits: Digits, ids: np.ndarray) -> np.ndarray:
-    """Return the positions with these partition ids whose other digits are 0."""
+    """Return the position of a device with each of these partition ids.
+
+    Of the devices with a partition id, it is the one whose digits outside `digits` are 0.
+    """
     # `partition_id` is Horner's scheme; here it runs backwards, from the minor digit on.
     position, rest = np.zeros_like(ids), ids
     for digit in reversed(digits):
@@ -94,7 +105,7 @@ def positions_of(digits: Digits, ids: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes of the devices of a mesh.
+    """A division of the devices of a mesh into classes (see the module's docstring).
 
     Attributes:
       held: digits of the partition id of the dimension.
@@ -115,7 +126,7 @@ class Classes:
         return parts(self.held)
 
     def rounds(self, exchange: Exchange) -> tuple[Round, ...]:
-        """Return the rounds of an exchange; the pairs of their permutes are pairs of classes."""
+        """Return the rounds of an exchange, with pairs of classes in place of pairs of devices."""
         offsets = self.starts(exchange, *self.window(exchange)) % exchange.block
         last = int((offsets.max() + max(exchange.want.length, 1) - 1) // exchange.block)
         found = [class_round(self, exchange, number) for number in range(last + 1)]
@@ -123,19 +134,23 @@ class Classes:
         return tuple(found[number].round for number in worth_sending(full, last))
 
     def stays(self, exchange: Exchange, number: int) -> bool:
-        """Return whether every device reads its own block in a round."""
+        """Return whether every device reads its own block in round `number` of an exchange."""
         found = class_round(self, exchange, number)
         # If readers and sources advance by equal steps, all devices of a class read their own block
         # as soon as one of them does.
         return self.step == self.period and bool((found.source == found.target).all())
 
     def device_runs(self, exchange: Exchange, number: int, labels: Pairs) -> Runs:
-        """Return the device pairs that pairs of classes represent, in a round of an exchange."""
+        """Return the device pairs that pairs of classes represent in round `number`.
+
+        Args:
+          labels: the pairs of classes.
+        """
         sends = class_round(self, exchange, number).sends
         return Runs(self, tuple(run for label in labels for run in sends[label].runs))
 
     def window(self, exchange: Exchange) -> tuple[np.ndarray, np.ndarray]:
-        """Return the row and the partition id of one device of each class, row by row.
+        """Return two arrays: the row and the partition id of one device of each class.
 
         The ids of a row are `T` successive ones, from the first id whose interval starts in another
         block than its predecessor's. Devices that read one block are then next to each other.
@@ -151,13 +166,18 @@ class Classes:
         return np.broadcast_to(rows, ids.shape).ravel(), ids.ravel()
 
     def starts(self, exchange: Exchange, rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """Return the starts of the intervals of devices, by row and partition id."""
+        """Return the start of the interval of the device with each row and partition id."""
         return exchange.starts(positions_of(self.rows, rows) + positions_of(self.held, ids))
 
 
 @dataclass(frozen=True)
 class Sends:
-    """The runs of a pair of classes, and the elements `[lower, upper)` of a block to send."""
+    """The device pairs of one pair of classes, and the elements that they send.
+
+    Attributes:
+      runs: the device pairs.
+      lower, upper: each source sends the elements `[lower, upper)` of its block.
+    """
 
     runs: tuple[PairRun, ...]
     lower: int
@@ -166,7 +186,10 @@ class Sends:
 
 @dataclass(frozen=True, eq=False)
 class ClassRound:
-    """One round of an exchange over the classes, as arrays with one entry per class."""
+    """One round of an exchange, computed for one device of each class.
+
+    Arrays have one entry per class of readers.
+    """
 
     classes: Classes
     exchange: Exchange
@@ -174,6 +197,7 @@ class ClassRound:
 
     @cached_property
     def _window(self) -> tuple[np.ndarray, np.ndarray]:
+        """Row and partition id of one device of each class, as arrays."""
         return self.classes.window(self.exchange)
 
     @property
@@ -188,19 +212,25 @@ class ClassRound:
 
     @cached_property
     def source(self) -> np.ndarray:
-        """Number of the block that the round brings; a block of this number need not exist."""
+        """Number of the block that the reader receives; such a block need not exist."""
         return self.start // self.exchange.block + self.number
 
     @cached_property
     def _read(self) -> tuple[np.ndarray, np.ndarray]:
-        """Start and end of the block's elements in the interval, whether they exist or not."""
+        """Start and end of the elements of the received block that are in the reader's interval.
+
+        They are counted from the start of the dimension, and need not exist.
+        """
         block, end = self.exchange.block, self.start + self.exchange.want.length
         low = np.maximum(self.start, self.source * block)
         return low, np.minimum(end, (self.source + 1) * block)
 
     @cached_property
     def valid(self) -> tuple[np.ndarray, np.ndarray]:
-        """First and last `k` for which both devices exist and an element that is read exists."""
+        """First and last `k` for which a class's pair of devices sends an element.
+
+        For the k-th pair, both devices exist, and so does an element that is read.
+        """
         classes, exchange = self.classes, self.exchange
         low, high = self._read
         # Each condition is a range of k; the class exists where all of them overlap.
@@ -231,7 +261,7 @@ class ClassRound:
 
     @cached_property
     def sends(self) -> dict[Label, Sends]:
-        """The runs and elements that each pair of classes sends, in the order of the targets."""
+        """For each pair of classes, its device pairs and the elements that they send."""
         low, high = self._read
         fields = (*self._window, self.source, *self.valid, self._own, low, high)
         each = zip(*(field.tolist() for field in fields), strict=True)
@@ -239,7 +269,12 @@ class ClassRound:
         return {label: sends for label, sends in found if sends.runs}
 
     def _sent(self, row: int, target: int, source: int, *ends: int) -> tuple[Label, Sends]:
-        """Return the label of a class as a reader, and the runs that send to it."""
+        """Return the pair of classes of which one class is the reader, and what it receives.
+
+        Args:
+          row, target, source: the row, the reader's partition id and its source's, for k = 0.
+          ends: first and last `k`, the `k` of the own block, and the range of elements.
+        """
         first, last, own, low, high = ends
         step, period, block = self.classes.step, self.classes.period, self.exchange.block
         # The reader of its own block receives nothing. With equal steps that is all of the class.
@@ -264,7 +299,7 @@ class ClassRound:
 
     @property
     def round(self) -> Round:
-        """The round; the pairs of its permutes are pairs of classes."""
+        """The round, with pairs of classes in place of pairs of devices in its permutes."""
         offset = self.start % self.exchange.block - self.number * self.exchange.block
         layout = piece(offset, offset + self.exchange.want.length, self.exchange.block)
         # A colouring of the classes by their sources also colours the devices: see the module.
@@ -281,7 +316,7 @@ class ClassRound:
 
 @lru_cache(maxsize=1 << 10)
 def class_round(classes: Classes, exchange: Exchange, number: int) -> ClassRound:
-    """Return one round of an exchange over the classes, computed once."""
+    """Return round `number` of an exchange over the classes, cached."""
     return ClassRound(classes, exchange, number)
 
 
@@ -290,9 +325,13 @@ FEW = 256
 
 
 def neighbours(digits: Digits, step: int, devices: int) -> Pairs:
-    """Return the (source, target) pairs in which the source's partition id is larger by `step`.
+    """Return the (source, target) positions in which the source's partition id is larger by `step`.
 
-    All other digits of the two are equal.
+    All digits of the two positions outside `digits` are equal.
+
+    Args:
+      digits: the digits of the partition id.
+      devices: the number of devices of the mesh.
 
     >>> from shardalg.algebra.digits import Digit
     >>> neighbours((Digit(1, 4),), -1, 4)
@@ -307,7 +346,7 @@ def neighbours(digits: Digits, step: int, devices: int) -> Pairs:
 
 @lru_cache(maxsize=1 << 10)
 def classes_of(exchanges: tuple[Exchange, ...]) -> Classes | None:
-    """Return the classes that several exchanges along one dimension have in common.
+    """Return a division of the devices into classes that suits several exchanges of one dimension.
 
     None on small meshes, and if the digits are not digits of one mesh.
     """
@@ -329,7 +368,7 @@ def classes_of(exchanges: tuple[Exchange, ...]) -> Classes | None:
 
 
 def _common(exchanges: Sequence[Exchange]) -> tuple[int, int]:
-    """Return the period and the step that all exchanges have in common.
+    """Return a period `T` and a step `S` (see the module's docstring) for all of the exchanges.
 
     Both are the number of partition ids if there is no common period, or if it is so long that
     classes save little.
@@ -364,7 +403,11 @@ def _period(exchange: Exchange) -> tuple[int, int] | None:
 
 
 def _within(start: np.ndarray, step: int, bounds: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first and the last `k` with `bounds[0] <= start + k*step < bounds[1]`."""
+    """Return, per entry of `start`, the first and the last `k` for which a number is in a range.
+
+    The condition is `bounds[0] <= start + k*step < bounds[1]`.
+    If there is no such `k`, the last one is smaller than the first one.
+    """
     # With a negative step the upper bound gives the first k.
     low, high = bounds[0] - start, bounds[1] - 1 - start
     return (-(-low // step), high // step) if step > 0 else (-(high // -step), low // step)

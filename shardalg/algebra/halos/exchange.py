@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Exchange:
-    """An exchange after which every device has its interval `want` of a partitioned dimension.
+    """Communication after which every device has its interval of a partitioned dimension.
+
+    Devices receive whole blocks or parts of blocks, in rounds (see the module's docstring).
 
     Attributes:
       want: the interval; its variables are the names in `ids`.
@@ -119,7 +121,7 @@ class Exchange:
         return frozenset((self._starts - self._first * self.block).tolist())
 
     def stays(self, number: int) -> bool:
-        """Return whether every device reads its own block in a round."""
+        """Return whether every device reads its own block in round `number`."""
         return bool((self._sources(number) == self._positions).all())
 
     def shift(self, position: int) -> int:
@@ -134,9 +136,9 @@ class Exchange:
         return int(offset) - min(self.rests)
 
     def source(self, position: int, number: int) -> int | None:
-        """Return the position of the device that holds a round's block.
+        """Return the position of the device that sends to the device at `position` in a round.
 
-        The block is the one for the device at `position`. None if there is no such block.
+        It holds the block that the round brings. None if there is no such block.
         """
         source = int(self._sources(number)[position])
         return None if source < 0 else source
@@ -156,7 +158,12 @@ class Exchange:
         return max(self.rests) - min(self.rests) + self.want.length
 
     def place(self, number: int, lower: int) -> int:
-        """Return the position in the buffer of element `lower` of the block of a round."""
+        """Return the place of an element in the buffer (see `shift`).
+
+        Args:
+          number: the round that brings it.
+          lower: its position in its block.
+        """
         return number * self.block + lower - min(self.rests)
 
     @property
@@ -220,7 +227,7 @@ class Exchange:
         return tuple(map(self._round, numbers))
 
     def _round(self, number: int) -> Round:
-        """Return one round: the part of the block that is sent, and the permutes that send it."""
+        """Return round `number`: the part of the block that is sent, and its permutes."""
         block = self._first + number
         # The buffer has places for elements that do not exist, too, so that a slice of it is the
         # interval on every device.
@@ -275,14 +282,17 @@ class Exchange:
 
     @cached_property
     def _positions(self) -> np.ndarray:
+        """Positions of all devices: 0, 1, 2, ...."""
         return np.arange(self.devices)
 
     @cached_property
     def _held(self) -> np.ndarray:
+        """Number of the block that each device holds."""
         return partition_ids(self.held, self._positions)
 
     @cached_property
     def _starts(self) -> np.ndarray:
+        """Start of each device's interval."""
         return self.starts(self._positions)
 
     def starts(self, positions: np.ndarray) -> np.ndarray:
@@ -305,9 +315,10 @@ class Exchange:
         return np.maximum(self._starts, 0), ends
 
     def _sources(self, number: int) -> np.ndarray:
-        """Return the position of the holder of the round's block, for each device.
+        """Return, for each device, the position of the device that sends to it in round `number`.
 
-        The holder differs from the device in the digits `held` alone. -1 if there is no such block.
+        This is the holder of the round's block. The holder differs from the device in the digits
+        `held` alone. -1 if there is no such block.
         """
         block = self._first + number
         # Replace the device's digits `held` by those of the block's number, the minor one first.
@@ -320,9 +331,10 @@ class Exchange:
 
 
 def exchange(want: Interval, *, size: int, count: int, block: int | None = None) -> Exchange:
-    """Return the exchange over a row of `count` devices, whose partition id is `p` in `want`.
+    """Return the exchange that brings each of `count` devices in a row its interval `want`.
 
     Args:
+      want: the interval, as a function of the partition id `p`.
       size: elements of the dimension.
       block: elements that a device holds; `ceil(size / count)` if not given.
 
@@ -370,9 +382,13 @@ def worth_sending(full: set[int], last: int) -> list[int]:
 
 
 def piece(lower: np.ndarray, upper: np.ndarray, block: int) -> tuple[int, int]:
-    """Return the smallest range of a block that contains every `[lower, upper)` clipped to it.
+    """Return the smallest range of elements of a block that contains all given ranges.
 
-    (0, 0) if all of them are empty.
+    The ranges are first cut off at the ends of the block. (0, 0) if all of them are then empty.
+
+    Args:
+      lower, upper: the ranges `[lower, upper)`, as arrays.
+      block: number of elements of the block.
     """
     low, high = np.maximum(lower, 0), np.minimum(upper, block)
     some = low < high
@@ -380,9 +396,10 @@ def piece(lower: np.ndarray, upper: np.ndarray, block: int) -> tuple[int, int]:
 
 
 def once_each(sources: Iterable[int], targets: Iterable[int]) -> list[list[int]]:
-    """Return the targets in the fewest groups in which no source occurs twice.
+    """Return the targets in groups, so that no group has two targets with the same source.
 
-    Every target receives once in a round, so the k-th target of a source goes to group k.
+    Each group can then be one permute. The number of groups is as small as possible. Every target
+    receives once in a round, so the k-th target of a source goes to group k.
     """
     # Greedy is optimal here: the number of groups is the largest number of targets of a source.
     seen: Counter[int] = Counter()

@@ -94,12 +94,12 @@ class Halo:
 
     @property
     def max_left(self) -> int:
-        """The largest left width over all partitions."""
+        """The largest value of `left(p)` over all partitions, which may be negative."""
         return self.left.max(0, self.parts - 1)
 
     @property
     def max_right(self) -> int:
-        """The largest right width over all partitions."""
+        """The largest value of `right(p)` over all partitions, which may be negative."""
         return self.right.max(0, self.parts - 1)
 
     @property
@@ -180,9 +180,9 @@ class Halo:
 
     @property
     def reach(self) -> int:
-        """Positions from a partition's first window start to its last window end.
+        """Positions from the start of a partition's first window to the end of its last window.
 
-        `stride*(out_block - 1) + span`.
+        It is `stride*(out_block - 1) + span`.
         """
         return self.window.stride * (self.out_block - 1) + self.window.span
 
@@ -261,6 +261,7 @@ class Halo:
 
     @cached_property
     def _reads(self) -> tuple[tuple[int, int] | None, ...]:
+        """Value of `reads` for each partition."""
         return tuple(self.reads(p) for p in range(self.parts))
 
     def table(self) -> Table:

@@ -79,7 +79,7 @@ class Interval:
 
 
 def touched(index: Index, *, blocks: Mapping[str, int], parts: Mapping[str, int]) -> Interval:
-    """Return the interval of an index expression while each loop runs over a device's block.
+    """Return the interval of an operand that an index reads for one device's blocks of the loops.
 
     A partitioned loop runs over `[p*block, (p+1)*block)`; its partition id has the loop's name in
     the result. The interval is from the smallest to the largest value over whole blocks, so that
@@ -124,7 +124,11 @@ def _divided(start: Index, divisor: int) -> Index:
 
 
 def _rests(start: Index, divisor: int, parts: Mapping[str, int]) -> set[int]:
-    """Return all values of `start mod divisor` over the partition ids."""
+    """Return all values that `start mod divisor` takes for any partition ids.
+
+    Args:
+      parts: the number of values of each partition id.
+    """
     found = {start.constant % divisor}
     for name, coefficient in start.terms:
         # coefficient*p mod divisor repeats after `cycle` partition ids.
@@ -134,12 +138,15 @@ def _rests(start: Index, divisor: int, parts: Mapping[str, int]) -> set[int]:
     return found
 
 
-# Digits of every partition id in an index, by name.
+# Pairs of a variable of an index and the digits of the partition id that it means. Devices are
+# given by these, so that values over all devices are computed without visiting each device.
 Ids = tuple[tuple[str, Digits], ...]
 
 
 def extremes(index: Index, ids: Ids, devices: int) -> tuple[int, int]:
-    """Return the smallest and the largest value of an index without remainder over the devices.
+    """Return the smallest and the largest value that an index has on any device.
+
+    The index must have no modulo.
 
     >>> from shardalg.algebra.digits import Digit
     >>> extremes(Index.of("p") * -3 + 1, (("p", (Digit(1, 4),)),), 4)
@@ -155,7 +162,7 @@ def extremes(index: Index, ids: Ids, devices: int) -> tuple[int, int]:
 
 
 def residues(index: Index, modulus: int, ids: Ids, devices: int) -> frozenset[int]:
-    """Return all values of an index modulo a number over the devices.
+    """Return all values that an index modulo a number has on any device.
 
     >>> from shardalg.algebra.digits import Digit
     >>> sorted(residues(Index.of("p") * 6 + 1, 8, (("p", (Digit(1, 1024),)),), 1024))
@@ -178,7 +185,7 @@ def residues(index: Index, modulus: int, ids: Ids, devices: int) -> frozenset[in
 
 
 def _independent(index: Index, ids: Ids) -> list[tuple[int, int]] | None:
-    """Return the coefficient and the number of values of each partition id of the index.
+    """Return (coefficient, number of values) of each partition id in an index.
 
     Ids with equal digits are one term. None if two ids have overlapping digits, so that they do not
     vary independently.
@@ -194,7 +201,7 @@ def _independent(index: Index, ids: Ids) -> list[tuple[int, int]] | None:
 
 
 def _everywhere(index: Index, ids: Ids, devices: int) -> np.ndarray:
-    """Return the value of the index on every device."""
+    """Return the value of an index on every device, as an array."""
     positions = np.arange(devices)
     found = index.at({name: partition_ids(digits, positions) for name, digits in ids})
     return np.broadcast_to(found, (devices,))
@@ -204,7 +211,7 @@ _P = Index.of("p")
 
 
 def reverse_interval(size: int, parts: int) -> Interval:
-    """Return the interval that a reversal reads; each device then reverses it locally.
+    """Return the interval that a device reads for a reversal, and then reverses locally.
 
     Output `o` is element `size - 1 - o`, so partition p reads the `block` elements before
     `size - p*block`: the block of partition `parts - 1 - p`, shifted by the padding
@@ -218,8 +225,9 @@ def reverse_interval(size: int, parts: int) -> Interval:
 
 
 def concatenate(sizes: Sequence[int], parts: int) -> tuple[Interval, ...]:
-    """Return the interval that a concatenation reads from each operand.
+    """Return, for each operand of a concatenation, the interval that a device reads.
 
+    `sizes` has the number of elements of each operand, and `parts` is the number of partitions.
     Output x of a block is element x of the one interval in which this element exists.
 
     >>> concatenate([6, 4], 2)
@@ -249,12 +257,18 @@ class Reshape:
 
     @property
     def left(self) -> Quotient:
-        """`(block - out_block) * p`."""
+        """Number of elements before its own block that partition p reads.
+
+        It is `(block - out_block) * p`.
+        """
         return Quotient.of(self.block - self.out_block)
 
     @property
     def right(self) -> Quotient:
-        """`(out_block - block) * (p + 1)`."""
+        """Number of elements after its own block that partition p reads.
+
+        It is `(out_block - block) * (p + 1)`.
+        """
         return Quotient.of(self.out_block - self.block).plus(0, self.out_block - self.block)
 
     @property
@@ -264,7 +278,13 @@ class Reshape:
 
 
 def reshape_interval(shape: Sequence[int], out_shape: Sequence[int], *, parts: int) -> Reshape:
-    """Return the reshape between two arrays that are partitioned on dimension 0.
+    """Return the elements that each partition reads in a reshape.
+
+    Operand and result are partitioned on dimension 0.
+
+    Args:
+      shape, out_shape: the shapes of the operand and of the result.
+      parts: the number of partitions.
 
     Raises:
       ShardingError: the shapes have different numbers of elements.
@@ -284,7 +304,7 @@ def reshape_interval(shape: Sequence[int], out_shape: Sequence[int], *, parts: i
 
 
 def _block(size: int, parts: int) -> int:
-    """Return `block_size`; raise for sizes and numbers of parts below 1."""
+    """Return `block_size(size, parts)`; raise ShardingError if one of the two is below 1."""
     if size < 1 or parts < 1:
         raise ShardingError(
             f"size={size} in parts={parts}: a dimension has at least one element, and at least one "

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from itertools import count, pairwise
 from typing import NamedTuple, TypeAlias
 
-# (source, target) positions; or (source, target, distance) of device classes (`classes.py`).
+# (source, target) positions, or (source, target, distance) of device classes (`classes.py`). The
+# functions of this file use only the first two entries, so they work for both.
 Pairs: TypeAlias = Collection[tuple[int, ...]]
 
 
@@ -41,8 +42,9 @@ class Round:
     """One round of an exchange: each device receives the block `floor(start / block) + number`.
 
     Attributes:
-      lower, upper: the range of the block that can be part of an interval; the buffer has places
-        for this range.
+      number: the number of the round.
+      lower, upper: the range of the block that can be part of an interval; the receiver's buffer
+        has places for this range.
       permutes: more than one if several devices want one block. Together they reach every device
         that does not hold its block itself.
       own: whether some device uses its own block in this round.
@@ -57,7 +59,7 @@ class Round:
 
 @dataclass(frozen=True)
 class BlockReader:
-    """An exchange that reads blocks of a tensor.
+    """The rounds of one exchange, and the tensor whose blocks it reads.
 
     Attributes:
       rounds: the rounds of the exchange.
@@ -77,6 +79,7 @@ class Piece:
     Attributes:
       reader: index of the exchange that reads them.
       number: the round of this exchange.
+      lower, upper: the range of elements, counted from the start of the block.
       pairs: (source, target); each target occurs once.
     """
 
@@ -89,7 +92,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class Slot:
-    """Elements `[lower, upper)` of the blocks of a tensor, sent together for several pieces."""
+    """A range of elements that devices send of their blocks of a tensor, for one or more pieces.
+
+    Attributes:
+      tensor: the number of the tensor.
+      block: number of elements of a block.
+      lower, upper: the range of elements, counted from the start of the block.
+      pieces: the pieces that the range contains.
+    """
 
     tensor: int
     block: int
@@ -99,7 +109,7 @@ class Slot:
 
     @property
     def width(self) -> int:
-        """Number of elements."""
+        """Number of elements of the range."""
         return self.upper - self.lower
 
     @property
@@ -108,22 +118,23 @@ class Slot:
         return tuple(dict.fromkeys(pair for piece in self.pieces for pair in piece.pairs))
 
     def joined_width(self, other: Slot) -> int:
-        """Return the number of elements of both slots and of the gap between them."""
+        """Return the width of the slot that `joined` returns."""
         return max(self.upper, other.upper) - min(self.lower, other.lower)
 
     def joined(self, other: Slot) -> Slot:
-        """Return one slot with the elements of both and of the gap between them."""
+        """Return one slot with the elements of both slots and of the gap between them."""
         lower, upper = min(self.lower, other.lower), max(self.upper, other.upper)
         return Slot(self.tensor, self.block, lower, upper, self.pieces + other.pieces)
 
     def widened(self, width: int) -> Slot:
-        """Return this slot with `width` elements, all inside the block."""
+        """Return this slot with more elements, `width` in all, which are all inside the block."""
         lower = min(self.lower, self.block - width)
         return Slot(self.tensor, self.block, lower, lower + width, self.pieces)
 
 
 Slots = tuple[Slot, ...]
-# Pairs, each with the number of its slot: edges of a bipartite graph of sources and targets.
+# (source, target, ..., number of the slot): edges of a bipartite graph of sources and targets. An
+# edge colouring of this graph assigns the edges to permutes.
 Edges = tuple[tuple[int, ...], ...]
 
 
@@ -132,8 +143,9 @@ class Transfer:
     """Slots of one width that are sent by the same permutes.
 
     Attributes:
-      permutes: (source, target, number of the slot that is sent). No position sends twice or
-        receives twice in one permute.
+      slots: the slots.
+      permutes: per permute, edges (source, target, number of the slot that is sent). No position
+        sends twice or receives twice in one permute.
     """
 
     slots: Slots
@@ -145,13 +157,21 @@ class Transfer:
         return self.slots[0].width * len(self.permutes)
 
     def bringing(self, slot: int, piece: Piece) -> tuple[Pairs, ...]:
-        """Return, for each permute, the pairs that deliver one piece of a slot."""
+        """Return, for each permute, the (source, target) pairs that deliver a piece.
+
+        Args:
+          slot: the number of the slot that contains the piece.
+        """
         wanted = {(*pair, slot) for pair in piece.pairs}
         return tuple(tuple(e[:-1] for e in edges if e in wanted) for edges in self.permutes)
 
 
 def pieces(round_: Round, reader: int = 0) -> Iterator[Piece]:
-    """Yield the pieces of a round: maximal ranges of the block that the same permutes send."""
+    """Yield the pieces of a round: maximal ranges of the block that the same permutes send.
+
+    Args:
+      reader: the number of the exchange, which the pieces store.
+    """
     # Permutes of a round can send different ranges: cut at all their borders.
     borders = {round_.lower, round_.upper}
     for permute in round_.permutes:
@@ -195,7 +215,12 @@ def transfers(readers: Sequence[BlockReader]) -> tuple[Transfer, ...]:
 
 
 class _New(NamedTuple):
-    """A slot that is about to join a group, with the counts that its price needs."""
+    """A slot that is about to join a group, with the counts that its price needs.
+
+    Attributes:
+      pairs: the (source, target) pairs of the slot.
+      ends: the number of pairs of each source (0, position) and each target (1, position).
+    """
 
     slot: Slot
     pairs: frozenset[tuple[int, ...]]
@@ -203,7 +228,7 @@ class _New(NamedTuple):
 
     @staticmethod
     def of(slot: Slot) -> _New:
-        """Return the slot with the number of pairs at each of their ends."""
+        """Return the slot with its pairs, and their number at each source and target."""
         return _New(slot, frozenset(slot.pairs), Counter(_ends(slot.pairs)))
 
 
@@ -228,7 +253,10 @@ class _Group:
         return self.width * self.permutes, self.permutes
 
     def joints(self, new: _New) -> Iterator[tuple[tuple[int, int], int]]:
-        """Yield (price, slot number) after `new` joins each slot of its tensor, or is appended.
+        """Yield (price of the group, slot number) for each way to add the slot `new`.
+
+        It may join each slot of the same tensor. The last number, the number of slots, means that
+        it is appended as a slot of its own.
 
         Slots that would be wider than a block are left out: no slice of the block has that width.
         """
@@ -262,21 +290,28 @@ class _Group:
         self.block = min(self.block, new.slot.block)
 
     def _permutes_with(self, known: Collection[tuple[int, ...]], new: _New) -> int:
-        """Return the number of permutes that the group needs with the unknown pairs of `new`."""
+        """Return the number of permutes that the group needs after `new` joins it.
+
+        Args:
+          known: pairs of `new` that the group sends already.
+        """
         more = Counter(_ends(new.pairs.difference(known))) if known else new.ends
         # König: a bipartite graph needs as many colours as its largest degree.
         return max([self.permutes, *(n + self.ends[end] for end, n in more.items())])
 
 
 def _ends(pairs: Iterable[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
-    """Yield (0, source) and (1, target) of each pair."""
+    """Yield the two ends of each pair as vertices of a graph: (0, source) and (1, target)."""
     for source, target, *_ in pairs:
         yield 0, source
         yield 1, target
 
 
 def _join(groups: list[_Group], slot: Slot) -> None:
-    """Add a slot where it saves most: to a slot, to a group, or as a new group."""
+    """Add a slot to the groups where it saves most elements.
+
+    It joins a slot of a group, becomes another slot of a group, or becomes a new group.
+    """
     new = _New.of(slot)
     own = _Group(new)
     best: tuple[tuple[int, int], _Group | None, int] = ((0, 0), None, 0)
@@ -297,7 +332,7 @@ def _join(groups: list[_Group], slot: Slot) -> None:
         chosen.add(k, new)
 
 
-# The edge, by position and permute.
+# By position and permute, the edge that the position sends (or receives) in the permute.
 Ends = defaultdict[int, dict[int, tuple[int, ...]]]
 
 
@@ -331,12 +366,22 @@ def in_permutes(edges: Edges) -> tuple[Edges, ...]:
 
 
 def _free(*ends: dict[int, tuple[int, ...]]) -> int:
-    """Return the first permute that none of the ends uses."""
+    """Return the smallest number of a permute in which none of the positions has an edge.
+
+    Args:
+      ends: for each position, its edge by permute.
+    """
     return next(k for k in count() if not any(k in end for end in ends))
 
 
 def _swap(sides: tuple[Ends, Ends], target: int, permutes: tuple[int, int]) -> None:
-    """Swap two permutes on the alternating path that leaves a target by the first of them."""
+    """Exchange two permutes along the path of edges that alternate between them.
+
+    The path begins at a target, with its edge in the first of the two permutes.
+
+    Args:
+      sides: the edges that each source sends, and the edges that each target receives.
+    """
     sent, received = sides
     first, second = permutes
     path: list[tuple[tuple[int, ...], int]] = []

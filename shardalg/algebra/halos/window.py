@@ -89,7 +89,7 @@ _SIGNED = ("padding_low", "padding_high")
 
 
 def slice_window(start: int, limit: int, stride: int = 1, *, size: int) -> Window:
-    """Return the window of the slice `x[start:limit:stride]`: one tap, negative padding.
+    """Return the window that computes the slice `x[start:limit:stride]`: one tap, negative padding.
 
     `size` is the number of elements of `x`.
 
@@ -109,7 +109,7 @@ def slice_window(start: int, limit: int, stride: int = 1, *, size: int) -> Windo
 
 
 def pad_window(low: int, high: int, interior: int = 0) -> Window:
-    """Return the window of `jax.lax.pad` on one dimension: one tap over a dilated base.
+    """Return the window that computes `jax.lax.pad` on one dimension: one tap, a dilated base.
 
     Args:
       low, high: elements added at the ends, or cut off if negative.

@@ -1,4 +1,4 @@
-"""Shardings as text: HLO's three versions, Shardy's, PartitionSpecs and our own.
+"""Shardings as text: three versions of HLO, Shardy, PartitionSpecs, and `Sharding.text`.
 
 `read.py` recognises the notation of a text. `hlo.py` reads HLO versions 1 and 2: tile arrays, lists
 and iotas of device ids. `axis_lists.py` reads lists of named axes: HLO version 3, and Shardy.

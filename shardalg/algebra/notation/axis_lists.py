@@ -46,13 +46,18 @@ from shardalg.errors import MeshError, ShardingError
 
 @dataclass(frozen=True)
 class Lists:
-    """The grammar of one notation: the quotation mark, and whether dimensions have priorities."""
+    """Reader and printer of lists of axes, in HLO's or in Shardy's notation.
+
+    Attributes:
+      quote: the quotation mark around axis names.
+      priorities: whether dimensions may have priorities.
+    """
 
     quote: str
     priorities: bool
 
     def mesh_axes(self, reader: Reader) -> tuple[tuple[str, int], ...]:
-        """Read names and sizes of axes, `['x'=2,'y'=4]`."""
+        """Read the axes of a mesh, such as `['x'=2,'y'=4]`; return (name, size) pairs."""
         start = reader.skip()
         reader.expect("[")
         pairs = reader.items(lambda: self._mesh_axis(reader), "]")
@@ -61,7 +66,7 @@ class Lists:
         return pairs
 
     def dims(self, reader: Reader, mesh: Mesh, rank: int) -> tuple[Dim, ...]:
-        """Read one entry per dimension of the tensor, `[{'x'}, {?}]`."""
+        """Read the dimensions of a sharding, such as `[{'x'}, {?}]`; raise if not `rank` of them."""
         # Refuse a dimension beyond the rank before it is read, so that long texts cost nothing.
         start, count = reader.skip(), 0
 
@@ -80,7 +85,10 @@ class Lists:
         return found
 
     def classes(self, reader: Reader, mesh: Mesh, kinds: tuple[str, ...]) -> dict[str, Digits]:
-        """Read the classes, `, replicated={'z'}, unreduced={'w'}`; each kind at most once."""
+        """Read axes that split no dimension, such as `, replicated={'z'}, unreduced={'w'}`.
+
+        Return their digits by kind. Each of the `kinds` may occur once, or not at all.
+        """
         held: dict[str, Digits] = {}
         while (start := reader.skip()) < len(reader.text) and reader.word(","):
             left = [kind for kind in kinds if kind not in held]
@@ -95,7 +103,7 @@ class Lists:
         return held
 
     def dims_text(self, sharding: Layout) -> str:
-        """Return the text of the dimensions."""
+        """Return the dimensions of a sharding as text, such as `[{'x'}, {?}]`."""
         priorities = sharding.priorities or (0,) * len(sharding.dims)
         shown = []
         for i, digits in enumerate(sharding.dims):
@@ -106,7 +114,12 @@ class Lists:
         return f"[{', '.join(shown)}]"
 
     def class_text(self, kind: str, digits: Digits, sharding: Layout) -> str:
-        """Return the text of a class, `, replicated={'z'}`; "" if it has no axes."""
+        """Return axes that split no dimension as text, such as `, replicated={'z'}`, or "".
+
+        Args:
+          kind: the word before the equals sign.
+          digits: the digits of the axes.
+        """
         in_order = tuple(sorted(digits, reverse=True))
         names = self._names(in_order, sharding)
         return f", {kind}={{{', '.join(names)}}}" if names else ""
@@ -120,7 +133,11 @@ class Lists:
         return f"{self.quote}{name}{self.quote}"
 
     def _names(self, digits: Digits, sharding: Layout) -> list[str]:
-        """Return the texts of the axes and sub-axes of the digits."""
+        """Return the text of each axis or sub-axis of the digits.
+
+        Raises:
+          ShardingError: the digits are not made of axes and sub-axes.
+        """
         try:
             refs = sharding.mesh.refs(digits)
         except MeshError as error:
@@ -129,7 +146,7 @@ class Lists:
         return [self.quoted(ref.name) + part for ref, part in zip(refs, parts, strict=True)]
 
     def _mesh_axis(self, reader: Reader) -> tuple[str, int]:
-        """Read the name and the size of an axis."""
+        """Read one axis of a mesh, such as `'x'=2`; return its name and its size."""
         reader.one_more_axis(reader.skip())
         name = reader.quoted(self.quote, "an axis name")
         reader.expect("=")
@@ -140,7 +157,7 @@ class Lists:
         return name, size
 
     def _dim(self, reader: Reader, mesh: Mesh) -> Dim:
-        """Read one dimension, `{'x', ?}p1`; an open end is last."""
+        """Read one dimension, such as `{'x', ?}p1`; the `?` of an open dimension is last."""
         start = reader.skip()
         reader.expect("{")
         # Only a closing brace may follow `?`.
@@ -154,7 +171,7 @@ class Lists:
         return Dim(digits, is_open, self._priority(reader) if self.priorities else 0)
 
     def _priority(self, reader: Reader) -> int:
-        """Read a priority; 0 if there is none."""
+        """Read the priority of a dimension, such as `p1`; return 0 if there is none."""
         if not reader.word("p"):
             return 0
         start = reader.at
@@ -164,7 +181,10 @@ class Lists:
         return number
 
     def _class(self, reader: Reader, mesh: Mesh) -> Digits:
-        """Read the axes of a class, which are in the order of the mesh."""
+        """Read a set of axes up to its closing brace; return their digits.
+
+        The axes must be in the order of the mesh.
+        """
         start = reader.skip()
         refs = reader.items(lambda: self._axis(reader, mesh), "}")
         digits = self._digits(reader, mesh, refs, start)
@@ -175,7 +195,7 @@ class Lists:
         return digits
 
     def _axis(self, reader: Reader, mesh: Mesh) -> AxisRef:
-        """Read an axis or a sub-axis, `'x'` or `'x':(2)4`."""
+        """Read an axis or a sub-axis of the mesh, such as `'x'` or `'x':(2)4`."""
         start = reader.skip()
         reader.one_more_axis(start)
         name = reader.quoted(self.quote, "an axis name")
@@ -196,7 +216,11 @@ class Lists:
         return ref
 
     def _digits(self, reader: Reader, mesh: Mesh, refs: tuple[AxisRef, ...], start: int) -> Digits:
-        """Return the digits of axes; raise if neighbouring sub-axes are one sub-axis."""
+        """Return the digits of axes; raise NotationError if two of them could be one sub-axis.
+
+        Args:
+          start: the place in the text that the error points at.
+        """
         # `refs` merges neighbours: a text that it would print otherwise is not canonical.
         digits = tuple(mesh.ref_digit(ref) for ref in refs)
         joined = mesh.refs(digits)
@@ -211,7 +235,10 @@ HLO_KINDS = ("replicated", "unreduced", "manual")
 
 
 def read(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
-    """Read a named sharding inside its braces; return it on `mesh` if one is given."""
+    """Read an HLO sharding of version 3 after its opening brace.
+
+    Return it on `mesh`, or on the mesh in the text if `mesh` is None.
+    """
     if reader.word("maximal_mesh"):
         for word in ("[", "device_id", "="):
             reader.expect(word)
@@ -235,7 +262,7 @@ def read(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
 
 
 def text(sharding: Layout) -> str:
-    """Return HLO text of version 3. It cannot express priorities, which are dropped.
+    """Return a sharding as HLO text of version 3, which cannot express priorities.
 
     Raises:
       ShardingError: the sharding has digits that are no axes, or a mesh without axis names.
@@ -264,7 +291,11 @@ def _mesh(
     order: tuple[int, ...] | None,
     start: int,
 ) -> Mesh:
-    """Return a mesh that was read; an error points at its start."""
+    """Return the mesh with axes and a device order that were read.
+
+    Raises:
+      NotationError: there is no such mesh; the message points at `start`.
+    """
     try:
         return Mesh(axes, order)
     except MeshError as error:
@@ -272,7 +303,7 @@ def _mesh(
 
 
 def _device_ids(reader: Reader) -> tuple[int, ...] | None:
-    """Read `, device_ids=(...)`; None, with nothing consumed, if it is not next."""
+    """Read `, device_ids=(...)` if it is next; otherwise return None and consume nothing."""
     start = reader.skip()
     # The comma may also be followed by dimensions, so look ahead and go back.
     if not (reader.word(",") and reader.word("device_ids")):
@@ -290,9 +321,9 @@ def _device_ids(reader: Reader) -> tuple[int, ...] | None:
 
 
 def _whole(reader: Reader, mesh: Mesh, shape: tuple[int, ...]) -> Layout | None:
-    """Read one class over all axes as a word alone; "replicated" means no axes.
+    """Read the word "replicated", "unreduced" or "manual" in place of dimensions.
 
-    None if no such word is next.
+    It holds for all axes of the mesh. Return None if none of the words is next.
     """
     kind = next((kind for kind in HLO_KINDS if reader.word(kind)), None)
     if kind is None:
@@ -369,7 +400,7 @@ def to_sdy(sharding: Layout, mesh_name: str | None = "mesh") -> str:
 
 
 def mesh_text(mesh: Mesh) -> str:
-    """Return axes and device ids as Shardy's text.
+    """Return the axes and the device ids of a mesh as Shardy's text.
 
     >>> mesh_text(Mesh({"x": 2, "y": 4}))
     '["x"=2, "y"=4]'
@@ -380,7 +411,10 @@ def mesh_text(mesh: Mesh) -> str:
 
 
 def _sdy_mesh(reader: Reader, given: Mesh | None) -> Mesh:
-    """Read a mesh in full, or the symbol of the given mesh."""
+    """Read the mesh of a sharding in Shardy's text: the mesh itself, or a symbol such as `@mesh`.
+
+    A symbol means the mesh `given`.
+    """
     start = reader.skip()
     if reader.take(r'@(?:[A-Za-z_][A-Za-z0-9_$.]*|"[^"\\]+")'):
         if given is None:

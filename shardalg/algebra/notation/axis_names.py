@@ -1,4 +1,7 @@
-"""Axes per dimension in a caller's form: names, or numbers as in the paper's `mesh_split`."""
+"""Shardings as Python lists with an entry per dimension: names of axes, or their numbers.
+
+The paper's `mesh_split` uses numbers.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from shardalg.algebra.layout import Layout, spelled
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import MeshError, ShardingError
 
-# The entry of one dimension: none, an axis, or several axes, major first.
+# The entry of one dimension: None or -1, an axis, or several axes, major first. One type for names
+# and numbers, because users may mix them.
 Entry = str | int | None | Sequence[str | int]
 
 
@@ -49,7 +53,8 @@ def from_axes(
 ) -> Layout:
     """Return the layout with these axes on each dimension; see `Sharding.from_axes`.
 
-    `held` has the axes of the classes "unreduced" and "replicated".
+    Args:
+      held: names of the axes that split no dimension, by kind: "unreduced", "replicated".
     """
     if len(entries) > len(shape):
         raise ShardingError(
@@ -68,7 +73,11 @@ def from_axes(
 
 
 def _axis_names(entry: Entry, mesh: Mesh) -> tuple[str, ...]:
-    """Return the names of the axes of one entry; -1 and None mean no axis."""
+    """Return the names of the axes of one dimension's entry; -1 and None mean no axis.
+
+    Raises:
+      MeshError: an axis number is not in the mesh.
+    """
     if entry is None or entry == -1:
         return ()
     axes = entry if isinstance(entry, Sequence) and not isinstance(entry, str) else (entry,)
@@ -93,7 +102,17 @@ def _check_axis_names(
     mesh: Mesh,
     shape: tuple[int, ...],
 ) -> None:
-    """Raise if an axis is unknown or used twice; the message names all of them."""
+    """Raise if an axis is unknown or used twice; the message names all such axes.
+
+    Args:
+      names: the names of the axes of each dimension.
+      held: names of the axes that split no dimension, by kind.
+      entries, mesh, shape: for the message.
+
+    Raises:
+      MeshError: the mesh has no such axis.
+      ShardingError: an axis is used twice.
+    """
     place = f"the spec {entries_text(entries)} of shape {shape} on {mesh!r}"
     # Every place where an axis occurs, so that one message names all faults.
     uses: dict[str, list[str]] = {}
@@ -121,5 +140,5 @@ def _check_axis_names(
 
 
 def entries_text(entries: tuple[Entry, ...]) -> str:
-    """Return the text of the entries, for messages."""
+    """Return the entries of all dimensions as text, for messages."""
     return f"[{', '.join(map(repr, entries))}]"

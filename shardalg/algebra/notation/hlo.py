@@ -48,7 +48,7 @@ _REFUSED = {
 
 @dataclass(frozen=True)
 class _Tiles:
-    """A tile array as read.
+    """The content of `devices=[...]` in HLO text: an array of devices, one for each tile.
 
     Attributes:
       extents: the extent of each dimension, subgroup dimensions last.
@@ -161,7 +161,7 @@ def to_hlo(sharding: Layout, version: int = 2) -> str:
 
 
 def _one(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
-    """Read one sharding in braces."""
+    """Read one sharding with its braces, of any version of HLO text."""
     reader.expect("{")
     start = reader.skip()
     if reader.text.startswith(("mesh", "maximal_mesh"), start):
@@ -174,7 +174,7 @@ def _one(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
 
 
 def _in_braces(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
-    """Read a sharding of version 1 or 2 inside its braces."""
+    """Read a sharding of version 1 or 2 up to its closing brace."""
     _refuse(reader)
     start = reader.skip()
     word = reader.take("[a-z_]+")
@@ -198,14 +198,17 @@ def _in_braces(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Lay
 
 
 def _refuse(reader: Reader) -> None:
-    """Raise if a word follows that states no layout of one value."""
+    """Raise NotationError if the next word does not state the layout of a single value."""
     for word, reason in _REFUSED.items():
         if reader.text.startswith(word, reader.skip()):
             raise reader.error(reason)
 
 
 def _tiled(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
-    """Read a tile array after the word `devices`."""
+    """Read the tile array after the word `devices`; return its layout.
+
+    The layout is on `mesh`, if one is given.
+    """
     reader.expect("=")
     start = reader.skip()
     read = _tiles(reader)
@@ -267,7 +270,7 @@ def _tiles(reader: Reader) -> _Tiles:
 
 
 def _device_list(reader: Reader) -> tuple[int, ...]:
-    """Read device ids that are separated by commas; raise if one occurs twice."""
+    """Read device ids that are separated by commas; raise NotationError if one occurs twice."""
     start = reader.skip()
     order = [reader.number("a device id")]
     while reader.word(","):
@@ -306,7 +309,10 @@ def _sharding(read: _Tiles, shape: tuple[int, ...]) -> Layout:
 
 
 def _cut(digits: Digits, extents: tuple[int, ...]) -> tuple[Digits, ...] | None:
-    """Return the digits as one row per extent, major first; None if an extent cuts one unevenly.
+    """Return the digits in groups, one per extent: the sizes of a group's digits multiply to it.
+
+    Digits are taken in order, major first, and split if necessary. None if an extent would split a
+    digit unevenly.
 
     >>> _cut((Digit(1, 4), Digit(4, 3)), (2, 6))
     ((Digit(stride=2, size=2),), (Digit(stride=1, size=2), Digit(stride=4, size=3)))
@@ -333,7 +339,14 @@ def _cut(digits: Digits, extents: tuple[int, ...]) -> tuple[Digits, ...] | None:
 
 
 def _whole(reader: Reader, kind: str, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
-    """Return the replicated layout, or the layout with one class over all devices."""
+    """Return the layout for the word "replicated", "manual" or "unreduced" in place of tiles.
+
+    Args:
+      kind: the word, which holds for all devices.
+
+    Raises:
+      NotationError: the word is not "replicated", and `mesh` is None.
+    """
     made = whole(mesh or Mesh.unnamed(1), shape)
     if kind == "replicated":
         return made
@@ -356,7 +369,12 @@ def _subgroups(sharding: Layout) -> list[tuple[str, Digits]]:
 
 
 def _device_order(flat: Digits, mesh: Mesh, copies: int) -> tuple[int, ...]:
-    """Return the device of every tile, row-major; the `copies` of a tile ascending, as in XLA."""
+    """Return the device id of every tile, row-major.
+
+    Args:
+      flat: the digits of the tile number.
+      copies: number of devices with the same tile, which XLA lists in ascending order.
+    """
     order = iota_order(flat)
     if mesh.device_ids is None:
         return order

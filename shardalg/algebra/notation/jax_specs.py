@@ -81,7 +81,7 @@ def to_spec(sharding: Layout) -> PartitionSpec:
 
 
 def check_named(named: Any) -> None:
-    """Raise unless this is a `NamedSharding`.
+    """Raise ShardingError if `named` is not a `NamedSharding`.
 
     Raises:
       ShardingError: `named` is another kind of JAX sharding.
@@ -94,7 +94,11 @@ def check_named(named: Any) -> None:
 
 
 def _entries(spec: Any) -> tuple[Any, ...]:
-    """Return the entries of a spec; None has no entries."""
+    """Return the entries of a PartitionSpec, one per dimension; None has no entries.
+
+    Raises:
+      NotationError: `spec` is no PartitionSpec, tuple or list.
+    """
     if spec is None:
         return ()
     # JAX raises an error if a caller iterates over a spec with unreduced axes.
@@ -110,7 +114,11 @@ def _entries(spec: Any) -> tuple[Any, ...]:
 
 
 def _entry(entry: Any, spec: Any) -> str | tuple[str, ...] | None:
-    """Return one entry in the form that `Sharding.from_axes` takes."""
+    """Return one entry of a PartitionSpec in the form that `Sharding.from_axes` takes.
+
+    Raises:
+      NotationError: the entry is no axis, tuple of axes, None or UNCONSTRAINED.
+    """
     if entry is None or isinstance(entry, str):
         return entry
     if entry is PartitionSpec.UNCONSTRAINED:
@@ -123,7 +131,11 @@ def _entry(entry: Any, spec: Any) -> str | tuple[str, ...] | None:
 
 
 def _names(digits: Digits, sharding: Layout) -> tuple[str, ...]:
-    """Return the names of the whole axes that make up the digits; raise for a part of an axis."""
+    """Return the names of the axes that make up the digits.
+
+    Raises:
+      ShardingError: the digits contain only a part of an axis.
+    """
     mesh = sharding.mesh
     try:
         refs = mesh.refs(digits)

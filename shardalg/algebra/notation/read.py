@@ -25,7 +25,7 @@ from shardalg.errors import MeshError, NotationError, ShardingError
 
 
 def assignments(text: str, what: str, example: str) -> dict[str, int]:
-    """Return the mapping of a text as `A=1,B=2`.
+    """Return the names and numbers in a text such as `A=1,B=2`, as a dictionary.
 
     Args:
       what, example: the option and a valid value, for the message.
@@ -50,7 +50,7 @@ def assignments(text: str, what: str, example: str) -> dict[str, int]:
 
 
 def mesh_of(text: str) -> Mesh:
-    """Return the mesh of a text as "X=2,Y=4".
+    """Return the mesh that a text such as "X=2,Y=4" describes.
 
     >>> mesh_of("data=2,model=4")
     Mesh(data=2, model=4)
@@ -59,7 +59,7 @@ def mesh_of(text: str) -> Mesh:
 
 
 def shape_of(text: str) -> tuple[int, ...]:
-    """Return the shape of a text as "64,128"; "" is the shape of a scalar.
+    """Return the shape that a text such as "64,128" describes; "" is the shape of a scalar.
 
     >>> shape_of("64,128"), shape_of("")
     ((64, 128), ())
@@ -114,7 +114,11 @@ def parse(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Layout
 
 
 def read_spec(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Layout:
-    """Return the sharding of a PartitionSpec in the form that JAX prints."""
+    """Return the sharding that the text of a PartitionSpec describes, in the form that JAX prints.
+
+    Raises:
+      NotationError: `mesh` is None, the text is malformed, or it does not fit shape or mesh.
+    """
     reader = Reader(text, "the PartitionSpec", _SPEC)
     mesh = _needed(reader, mesh)
     reader.take(_SPEC_START)
@@ -142,7 +146,11 @@ def read_spec(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> La
 
 
 def read_own(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Layout:
-    """Return the sharding that `Sharding.text` printed, or of the paper's `dims_mapping`."""
+    """Return the sharding of a text that `Sharding.text` printed, or of a `dims_mapping` as text.
+
+    Raises:
+      NotationError: `mesh` is None, the text is malformed, or it does not fit shape or mesh.
+    """
     reader = Reader(text, "the sharding", _OWN)
     mesh = _needed(reader, mesh)
     start = reader.skip()
@@ -180,14 +188,14 @@ _NOTATIONS: Mapping[str, Callable[[str, tuple[int, ...], Mesh | None], Layout]] 
 
 
 def _needed(reader: Reader, mesh: Mesh | None) -> Mesh:
-    """Return the mesh; raise if there is none."""
+    """Return the mesh; raise NotationError if it is None, because the notation needs one."""
     if mesh is None:
         raise reader.error("this notation names axes and states no mesh; give the mesh")
     return mesh
 
 
 def _spec_entry(reader: Reader, mesh: Mesh) -> Dim:
-    """Read an entry: None, UNCONSTRAINED, an axis, or a tuple of axes."""
+    """Read one entry of a PartitionSpec: None, UNCONSTRAINED, an axis, or a tuple of axes."""
     if reader.take(r"None\b"):
         return Dim((), False, 0)
     if reader.take(r"(?:P\.|PartitionSpec\.)?UNCONSTRAINED\b"):
@@ -215,7 +223,7 @@ def _spec_class(reader: Reader, mesh: Mesh) -> Digits:
 
 
 def _spec_axis(reader: Reader, mesh: Mesh) -> Digit:
-    """Read a quoted axis name."""
+    """Read a quoted axis name; return the digit of the axis."""
     start = reader.skip()
     reader.one_more_axis(start)
     name = reader.quoted(_QUOTES, "an axis")
@@ -223,7 +231,7 @@ def _spec_axis(reader: Reader, mesh: Mesh) -> Digit:
 
 
 def _own_entry(reader: Reader, mesh: Mesh) -> Dim:
-    """Read one dimension; with several axes, an open end or a priority it is in parentheses."""
+    """Read one dimension in the form of `Sharding.text`, such as `x`, `?` or `(x, y:(2)4, ?)p1`."""
     if reader.take(r"None\b|-1"):
         return Dim((), False, 0)
     if reader.word("?"):
@@ -242,7 +250,7 @@ def _own_entry(reader: Reader, mesh: Mesh) -> Dim:
 
 
 def _joined(digits: Digits, mesh: Mesh) -> Digits:
-    """Return the digits with neighbouring sub-axes of one axis merged, as they are printed."""
+    """Return the digits with neighbouring sub-axes of one axis merged, as `text` prints them."""
     try:
         return tuple(mesh.ref_digit(ref) for ref in mesh.refs(digits))
     except MeshError:
@@ -277,7 +285,7 @@ def _own_axis(reader: Reader, mesh: Mesh) -> Callable[[], Digits]:
 
 
 def _numbered(reader: Reader, mesh: Mesh) -> Digit:
-    """Read the number of an axis."""
+    """Read the number of an axis of the mesh; return the digit of the axis."""
     start = reader.skip()
     number = reader.number("an axis")
     if number >= len(mesh.axes):
@@ -287,7 +295,11 @@ def _numbered(reader: Reader, mesh: Mesh) -> Digit:
 
 
 def _foreign(reader: Reader, mesh: Mesh, start: int) -> Digit:
-    """Read the rest of a digit `d//stride%size` after its first word."""
+    """Read the rest of a digit `d//stride%size` after `d//`; return the digit.
+
+    Args:
+      start: the place of `d//`, for the error.
+    """
     stride = reader.number("a stride")
     reader.expect("%")
     size = reader.number("a size")
@@ -298,7 +310,11 @@ def _foreign(reader: Reader, mesh: Mesh, start: int) -> Digit:
 
 
 def _known(reader: Reader, mesh: Mesh, ref: AxisRef, start: int) -> Digit:
-    """Return the digit of an axis that was read; an error points at its start."""
+    """Return the digit of an axis or sub-axis that was read.
+
+    Raises:
+      NotationError: the mesh does not have it; the message points at `start`.
+    """
     try:
         return mesh.ref_digit(ref)
     except MeshError as error:

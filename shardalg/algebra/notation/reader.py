@@ -1,4 +1,4 @@
-"""A reader of text from left to right, for all notations; its errors point at the column.
+"""A reader of shardings as text from left to right; its errors point at the column of the fault.
 
 Work is bounded by the length of the text, even if the text is hostile. Numbers have at most
 `MAX_DIGITS` decimal places, meshes at most `MAX_DEVICES` devices, and a text names at most
@@ -34,7 +34,13 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 class Reader:
-    """One text in one notation. `at` is the index of the next character; space is skipped.
+    """A text in one notation, and the place up to which it was read. Space is skipped.
+
+    Attributes:
+      text: the text.
+      notation, example: the name of the notation and a valid text, for messages.
+      at: the index of the next character.
+      axes: the number of axes that were read.
 
     >>> reader = Reader("{12, 7}", "a set", "{1, 2}")
     >>> reader.expect("{"), reader.items(lambda: reader.number("a number"), "}"), reader.end()
@@ -55,7 +61,7 @@ class Reader:
         return self.at
 
     def take(self, pattern: str) -> str:
-        """Consume and return the text that matches the pattern here; "" if there is none."""
+        """Consume and return the text that matches a pattern at this place, or return ""."""
         match = re.compile(pattern).match(self.text, self.skip())
         if match is None:
             return ""
@@ -70,7 +76,11 @@ class Reader:
         return True
 
     def expect(self, *words: str) -> str:
-        """Consume and return the next word, which is one of `words`; raise if it is not."""
+        """Consume and return the next word, which must be one of `words`.
+
+        Raises:
+          NotationError: something else is next.
+        """
         for word in words:
             if self.word(word):
                 return word
@@ -89,7 +99,12 @@ class Reader:
         return int(number)
 
     def items(self, read: Callable[[], T], close: str) -> tuple[T, ...]:
-        """Return the values of `read`, separated by commas, up to `close`; possibly none."""
+        """Read a list whose items are separated by commas; return the items.
+
+        Args:
+          read: reads one item and returns it.
+          close: the word at the end of the list, such as "]". The list may be empty.
+        """
         if self.word(close):
             return ()
         found = [read()]
@@ -98,14 +113,23 @@ class Reader:
         return tuple(found)
 
     def numbers(self, what: str, close: str) -> tuple[int, ...]:
-        """Return numbers separated by commas, up to `close`; at least one."""
+        """Read numbers separated by commas, up to the word `close`; return them, at least one.
+
+        Args:
+          what: the name of a number in errors.
+        """
         found = [self.number(what)]
         while self.expect(",", close) == ",":
             found.append(self.number(what))
         return tuple(found)
 
     def quoted(self, quotes: str, what: str) -> str:
-        """Consume and return a name between a pair of `quotes`, without escapes."""
+        """Consume and return a name in quotation marks, without escapes.
+
+        Args:
+          quotes: the allowed quotation marks.
+          what: the name of the thing in errors.
+        """
         start = self.skip()
         quote = self.text[start : start + 1]
         if not quote or quote not in quotes:
@@ -118,7 +142,10 @@ class Reader:
         return name
 
     def one_more_axis(self, at: int) -> None:
-        """Count an axis, so that a hostile text cannot make the checks of pairs slow."""
+        """Count an axis; raise NotationError if there are more than `MAX_AXES`.
+
+        Pairs of axes are checked later, so a hostile text with many axes would take long.
+        """
         self.axes += 1
         if self.axes > MAX_AXES:
             raise self.error(f"a sharding of more than {MAX_AXES} axes", at)
@@ -139,7 +166,7 @@ class Reader:
             raise self.error(f"the sharding ends here, found {self.found()}")
 
     def found(self) -> str:
-        """Return the text of the next character for messages."""
+        """Return the next character in quotes, or "the end", for messages."""
         return repr(self.text[self.at]) if self.at < len(self.text) else "the end"
 
     def error(self, what: str, at: int | None = None) -> NotationError:
@@ -186,7 +213,7 @@ def iota(reader: Reader) -> Digits:
 
 
 def iota_order(digits: Digits) -> tuple[int, ...]:
-    """Return the list of numbers that the digits state (see `iota`).
+    """Return the list of numbers 0 to n - 1 that `iota` reads as these digits.
 
     >>> iota_order((Digit(1, 2), Digit(2, 3)))
     (0, 2, 4, 1, 3, 5)
@@ -224,13 +251,19 @@ def iota_text(order: Sequence[int]) -> str | None:
 
 
 def listed(numbers: Iterable[int]) -> str:
-    """Return numbers as text in XLA's form, without spaces."""
+    """Return numbers as text in XLA's form, such as `0,1,2`."""
     return ",".join(map(str, numbers))
 
 
 @dataclass(frozen=True)
 class Dim:
-    """One dimension of a sharding, as read."""
+    """One dimension of a sharding that was read.
+
+    Attributes:
+      digits: the digits that split it.
+      is_open: whether completion may shard it further.
+      priority: the first round of completion in which it takes part.
+    """
 
     digits: Digits
     is_open: bool
@@ -240,7 +273,11 @@ class Dim:
 def layout_of(
     mesh: Mesh, shape: tuple[int, ...], dims: tuple[Dim, ...], held: dict[str, Digits]
 ) -> Layout:
-    """Return the layout of dimensions that were read; `held` has the digits of the classes."""
+    """Return the layout with dimensions that were read.
+
+    Args:
+      held: the digits that split no dimension, by kind ("unreduced", "manual", "replicated").
+    """
     opened = tuple(i for i, dim in enumerate(dims) if dim.is_open)
     priorities = tuple(dim.priority for dim in dims)
     digits = tuple(dim.digits for dim in dims)
@@ -248,19 +285,31 @@ def layout_of(
 
 
 def whole(mesh: Mesh, shape: tuple[int, ...], **held: Digits) -> Layout:
-    """Return the layout without partitioned dimensions; `held` has the digits of the classes."""
+    """Return the layout without partitioned dimensions.
+
+    Args:
+      held: the digits that split no dimension, by kind ("unreduced", "manual", "replicated").
+    """
     return Layout(mesh, shape, ((),) * len(shape)).holding(held)
 
 
 def on_device(reader: Reader, device: int, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
-    """Return the maximal sharding on a device; raise if `mesh` does not have the device."""
+    """Return the sharding that keeps the whole tensor on one device.
+
+    Raises:
+      NotationError: `mesh` is given and does not have the device.
+    """
     if mesh is not None and device not in mesh.order:
         raise reader.error(f"device {device} is not on {mesh!r}")
     return whole(Mesh({}, [device]), shape)
 
 
 def stated(reader: Reader, read: Layout, mesh: Mesh | None) -> Layout:
-    """Return a layout that was read with its own mesh, restated on `mesh` if one is given."""
+    """Return a layout that was read on the mesh in its text, converted to `mesh` if it is given.
+
+    Raises:
+      NotationError: axes of `mesh` cannot express the layout.
+    """
     # A mesh without axes and device ids means all devices: the tensor is replicated.
     if mesh is not None and not read.mesh.axes and read.mesh.device_ids is None:
         return Layout(mesh, read.shape, read.dims)
