@@ -66,7 +66,7 @@ class Lists:
         return pairs
 
     def dims(self, reader: Reader, mesh: Mesh, rank: int) -> tuple[Dim, ...]:
-        """Read the dimensions of a sharding, such as `[{'x'}, {?}]`; raise if not `rank` of them."""
+        """Read the `rank` dimensions of a sharding, such as `[{'x'}, {?}]`."""
         # Refuse a dimension beyond the rank before it is read, so that long texts cost nothing.
         start, count = reader.skip(), 0
 
