@@ -84,7 +84,7 @@ class Index:
 
     @property
     def loop(self) -> str | None:
-        """The name of the loop that this expression is equal to; None for any other expression."""
+        """The loop's name if the index is one plain loop, such as `o`; None for any other index."""
         if self.constant or self.div > 1 or self.mod or len(self.terms) != 1:
             return None
         name, coefficient = self.terms[0]
@@ -204,11 +204,11 @@ class Quotient:
 
     @property
     def is_constant(self) -> bool:
-        """True if every partition has the same value."""
+        """True if the map has the same value for every partition id."""
         return not (self.slope or self.rest)
 
     def max(self, first: int, last: int) -> int:
-        """Return the largest value over `first <= p <= last`.
+        """Return the largest value of the map for `first <= p <= last`.
 
         >>> Quotient.of(-3, 1, 2).max(0, 7)
         0
@@ -217,7 +217,7 @@ class Quotient:
         return max(self.at(first), self.at(last))
 
     def min(self, first: int, last: int) -> int:
-        """Return the smallest value over `first <= p <= last`."""
+        """Return the smallest value of the map for `first <= p <= last`."""
         return min(self.at(first), self.at(last))
 
     @property

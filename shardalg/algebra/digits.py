@@ -21,7 +21,10 @@ Position = TypeVar("Position", int, "np.ndarray")
 
 
 class Digit(NamedTuple):
-    """`floor(position / stride) mod size`, where *position* is the device's place in the mesh.
+    """Coordinate of a device along a mesh axis, or along a part of an axis.
+
+    It is `floor(position / stride) mod size`. The position is the device's place in the mesh,
+    counted row by row.
 
     A named tuple, because planning often hashes and compares layouts, which are tuples of digits.
 
@@ -240,7 +243,7 @@ def complement(used: Digits, size: int) -> Digits | None:
 
 @dataclass(frozen=True)
 class PositionTable:
-    """Partition ids by position, for device orders that digits of the mesh cannot write.
+    """A table of partition ids, for device orders that digits of the mesh cannot express.
 
     Attributes:
       parts: for each dimension, the number of partitions.
@@ -261,13 +264,13 @@ class PositionTable:
 
     @property
     def is_balanced(self) -> bool:
-        """True if every tile is on the same number of devices, as in a valid sharding."""
+        """True if every combination of blocks is on the same number of devices, at least one."""
         # A tile is a combination of partition ids. A tile without a device would be lost.
         tiles = Counter(zip(*self.ids, strict=True))
         return len(tiles) == math.prod(self.parts) and len(set(tiles.values())) == 1
 
     def recognize(self) -> tuple[Digits, ...] | None:
-        """Return the digits of each dimension; None if digits cannot write some dimension's ids.
+        """Return the digits of each dimension, or None if digits cannot express some dimension.
 
         >>> PositionTable((4,), ((0, 2, 1, 3),)).recognize()
         ((Digit(stride=1, size=2), Digit(stride=2, size=2)),)

@@ -171,7 +171,7 @@ def evaluate(expression: Expr, values: Mapping[str, int]) -> int:
 
 
 def hint_of(expression: Expr) -> int:
-    """Return the value of an expression at the hints.
+    """Return the value of an expression in which every named size has its hint.
 
     >>> hint_of(dims("M", hint=8)[0] * 4), hint_of(3)
     (32, 3)
@@ -315,7 +315,7 @@ def _bits(data: Data) -> int:
 
 @cache
 def _operations() -> Mapping[str, Callable[..., sympy.Expr]]:
-    """Return the function of sympy for each operation of saved sizes."""
+    """Return the sympy function of each operation of saved sizes, by the operation's name."""
     return {
         "add": sympy.Add,
         "mul": sympy.Mul,

@@ -91,7 +91,7 @@ class DimensionDrawing:
 
     @property
     def span(self) -> int:
-        """Positions from the first tap to the last one."""
+        """Number of positions from the first tap of a window to its last one; 0 without taps."""
         return self.taps[-1] + 1 if self.taps else 0
 
     @property
@@ -170,7 +170,7 @@ class _Panel:
         return self.x((first + end - 1) / 2 * self.shown.dilation + 0.5)
 
     def text(self, x: float, y: float, text: str, **style: Any) -> None:
-        """Write text at a point of the drawing."""
+        """Write text at a point of the panel, in inches; `style` has options of matplotlib."""
         defaults: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8, "color": INK}
         self.axes.text(x, y, text, **defaults | style)
 

@@ -90,7 +90,7 @@ class Layout:
 
     @cached_property
     def parts(self) -> tuple[int, ...]:
-        """The number of partitions of each dimension."""
+        """The number of blocks into which each dimension is split."""
         return tuple(parts(digits) for digits in self.dims)
 
     @property

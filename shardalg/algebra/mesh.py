@@ -48,7 +48,7 @@ class AxisRef:
 
 @dataclass(frozen=True, eq=False)
 class Mesh:
-    """Devices in row-major order under named axes.
+    """A grid of devices with named axes; devices are in row-major order.
 
     Args:
       axes: name to size, major first.
@@ -366,7 +366,9 @@ class Mesh:
         return tuple(joined)
 
     def texts(self, digits: Digits) -> list[str]:
-        """Return axes and sub-axes as text; `d//stride%size` for a digit of another mesh.
+        """Return the axes and sub-axes of some digits as texts, such as `x` or `x:(2)4`.
+
+        A digit that is no axis or sub-axis of this mesh has the text `d//stride%size`.
 
         >>> Mesh({"x": 8}).texts((Digit(1, 2), Digit(3, 2)))
         ['x:(4)2', 'd//3%2']
@@ -447,7 +449,7 @@ def _pairs(axes: Any) -> tuple[tuple[str, int], ...]:
 
 
 def _whole(size: Any) -> Any:
-    """Return an integer of numpy as one of Python; return any other value unchanged."""
+    """Return a numpy integer as a Python integer; return any other value unchanged."""
     whole = isinstance(size, Integral) and not isinstance(size, bool | int)
     return int(size) if whole else size
 

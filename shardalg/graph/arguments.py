@@ -24,7 +24,7 @@ def own_shardings(args: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def declared_dims(args: Sequence[Any]) -> tuple[tuple[Any, ...], ...] | None:
-    """Return the shape of each leaf, with named sizes; None if all sizes are numbers.
+    """Return the shape of each leaf of `args` if some shape has a named size, else None.
 
     Raises:
       TraceError: a size is a tuple. `dims` returns a tuple for a single name too.

@@ -35,7 +35,9 @@ def evaluate(
     annotate: Annotate | None = None,
     scope: Callable[[Node], AbstractContextManager[Any]] | None = None,
 ) -> list[Any]:
-    """Return the results of the graph on flat arguments, on one device; also inside `jax.jit`.
+    """Return the list of the graph's results for these arrays, computed on one device.
+
+    It may also be called inside `jax.jit`.
 
     Args:
       arrays: one per argument, of its shape and type.
@@ -199,7 +201,7 @@ def jax_param(name: str, value: Plain, primitive: str) -> Any:
 
 
 def _is_primitive(value: Plain) -> bool:
-    """Return whether a parameter is a primitive, such as `("opaque", "primitive:ge")`."""
+    """Return whether plain data stand for a JAX primitive, such as `("opaque", "primitive:ge")`."""
     if not (isinstance(value, tuple) and len(value) == 2 and value[0] == OPAQUE):
         return False
     return isinstance(value[1], str) and value[1].startswith(_PRIMITIVE)
@@ -390,7 +392,7 @@ def _device_array(array: Any) -> Any:
 
 
 def _check_arguments(graph: Graph, arrays: Sequence[Any]) -> None:
-    """Raise unless there is one array of the traced shape for each argument."""
+    """Raise TraceError if the number of arrays is wrong, or if an array has a wrong shape."""
     if len(arrays) != len(graph.arguments):
         raise TraceError(
             f"the graph has {len(graph.arguments)} arguments "

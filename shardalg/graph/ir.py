@@ -57,9 +57,11 @@ class ValueType:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One SSA value.
+    """A value of the program (SSA): an argument, a constant, or a result of a node.
 
     Attributes:
+      index: its position in `Graph.values`.
+      type: its shape and dtype.
       kind: "argument", "constant", "node" (a node's result) or "region_argument".
       name: the name in tables and in calls of `explain`: an argument's path (`params['w']`), a
         site's name, or `dot_general:3@model.py:41`.
@@ -73,10 +75,10 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class Signature:
-    """Primitive, plain parameters, operand types and result types of a node.
+    """The computation of a node: its primitive, plain parameters, operand types and result types.
 
-    Rows depend on nothing else. Equal nodes of a graph share one object, so that the planner
-    examines them once.
+    The values that the node reads are not part of it. Rows (`Rule`) depend on nothing else. Equal
+    nodes of a graph share one object, so that the planner examines them once.
     """
 
     primitive: str
@@ -129,9 +131,11 @@ def shared_signature(signature: Signature) -> Signature:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operation.
+    """One operation of the program.
 
     Attributes:
+      index: its position in `Graph.nodes`.
+      signature: what it computes.
       operands, results: value indices.
       source: the user's line, such as `model.py:41`; "" if unknown. If the line calls an installed
         package, the line of the package follows: `model.py:41 (linear.py:271)`.
@@ -263,7 +267,8 @@ class Unread:
     """Traced operators that no result needs, so that the plan omits them.
 
     Attributes:
-      count: number of such operators; gradients: those in the backward pass.
+      count: number of such operators.
+      gradients: number of such operators in the backward pass.
       total: number of all traced operators.
       source: the line of the first product or backward operator among them.
       lost: arguments that the function changed in place and did not return.
@@ -320,7 +325,10 @@ class Graph:
     as_written: Callable[[], Graph] | None = field(default=None, compare=False, repr=False)
 
     def added_dims(self, site: Site) -> tuple[int, ...]:
-        """Return the dimensions that `vmap` added to a site; a strategy's spec omits them."""
+        """Return the dimensions that `vmap` added to the annotated value.
+
+        A spec in a strategy has no entries for them.
+        """
         added: tuple[int, ...] = self.nodes[site.node].signature.param("added", ())
         return site.unspecified_dims if site.spec is None else added
 
@@ -342,7 +350,7 @@ class Graph:
 
     @cached_property
     def _by_primitive(self) -> dict[str, list[int]]:
-        """Indices of the nodes of each primitive."""
+        """Indices of the nodes of each primitive, by the primitive's name."""
         found: dict[str, list[int]] = {}
         for node in self.nodes:
             found.setdefault(node.signature.primitive, []).append(node.index)
@@ -364,7 +372,7 @@ class Graph:
         return dict(vars(self))
 
     def nodes_of(self, primitives: Iterable[str]) -> list[Node]:
-        """Return the nodes of some primitives, in ascending order."""
+        """Return the nodes whose primitive is in `primitives`, in ascending order of index."""
         known = self._by_primitive
         return [self.nodes[n] for n in sorted(n for p in primitives for n in known.get(p, ()))]
 
@@ -373,7 +381,7 @@ class Graph:
         return self.regions[node.region].trip_count
 
     def iterations(self, loop: Node) -> int | None:
-        """Return the iterations of a `while` loop per execution, or None if they are unknown.
+        """Return how many iterations one execution of a `while` loop has, or None if unknown.
 
         A loop of known length runs its condition once more than its body.
         """
@@ -414,7 +422,7 @@ class Graph:
 
     @cached_property
     def literals(self) -> frozenset[int]:
-        """Indices of the constants of rank 0."""
+        """Value indices of the constants of rank 0, such as the 2 in `2 * x`."""
         return frozenset(i for i, _ in self.constants if not self.values[i].type.shape)
 
     @cached_property
@@ -449,7 +457,7 @@ def _region_lines(graph: Graph, region: Region, indent: str) -> Iterator[str]:
 
 
 def _node_line(graph: Graph, node: Node) -> str:
-    """Return the text of one node."""
+    """Return one line of text that shows a node, such as `%2: f32[4] = sin(%1)  # forward`."""
     results = ", ".join(f"%{i}: {graph.values[i].type}" for i in node.results)
     operands = ", ".join(_short(graph, i) for i in node.operands)
     params = ", ".join(f"{name}={value!r}" for name, value in node.signature.params)
@@ -481,8 +489,9 @@ MEMO = "_once_per_graph"
 def once_per_graph(
     make: Callable[Concatenate[Graph, Given], Made],
 ) -> Callable[Concatenate[Graph, Given], Made]:
-    """Return a function that caches its result per graph and per further hashable arguments.
+    """Decorate a function of a graph so that its results are cached, per graph and arguments.
 
+    Arguments after the graph must be hashable.
     The cache is stored on the graph, like a cached property, and freed with it. A table with graphs
     as keys would be slow, because the hash of a graph visits all nodes. Without the cache, planning
     64 unrolled layers again on another mesh takes 0.17 s more, in addition to 0.22 s.

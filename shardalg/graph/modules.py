@@ -202,7 +202,7 @@ class _Namer:
         return tuple(self.per_node)
 
     def _module(self, node: Node) -> str:
-        """Return the module of a node outside of named scopes, or ""."""
+        """Return the module of a node that has no named scope, by the rules of `modules`, or ""."""
         if node.bodies:
             inside = (self.per_node[n] for b in node.bodies for n in self.graph.regions[b].nodes)
             found = common(dict.fromkeys(filter(None, inside)))
@@ -228,7 +228,7 @@ class _Namer:
         return self._last(v for v in operands if v in self.made and not self.arguments.given[v])
 
     def _made_last(self, node: Node) -> str:
-        """Return the module of the node's operand that was computed last, or ""."""
+        """Return the module of the node's most recently computed operand that has one, or ""."""
         return self._last(v for v in map(self._entered, node.operands) if v in self.made)
 
     def _last(self, values: Iterable[int]) -> str:

@@ -193,7 +193,10 @@ def _fields(record: Region | Site | LeftOut) -> list[Any]:
 
 
 def _stored(array: object, limit_bytes: int) -> list[Any]:
-    """Return a constant as `["data", dtype, shape, base64]` or as `["sha256", digest]`."""
+    """Return a constant as `["data", dtype, shape, base64]`, or as `["sha256", digest]`.
+
+    A constant of more than `limit_bytes`, or of random keys, is stored as the second form.
+    """
     if isinstance(array, Missing):
         return ["sha256", array.sha256]
     try:

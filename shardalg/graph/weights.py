@@ -114,7 +114,7 @@ def unwrapped(steps: Sequence[str]) -> tuple[str, ...]:
 
 
 def endings(steps: Sequence[str]) -> Iterable[str]:
-    """Return every ending of a path, the longest first.
+    """Return every ending of a path of these words, the longest first.
 
     >>> list(endings(("net", "mlp", "up")))
     ['net/mlp/up', 'mlp/up', 'up']
@@ -187,7 +187,14 @@ class ArgumentModules:
 
 @dataclass(frozen=True)
 class _Leaf:
-    """An argument: its value, the name of its tree, the words of its path in the tree, its type."""
+    """A leaf of the function's arguments.
+
+    Attributes:
+      value: its value index.
+      root: the name of the parameter, such as `params`.
+      words: the keys, attributes and indices of its path below the parameter.
+      type: its shape and dtype.
+    """
 
     value: int
     root: str

@@ -10,7 +10,7 @@ from shardalg.graph.ir import Graph, Node, Region, Value
 
 
 def check(graph: Graph) -> None:
-    """Raise unless the graph is well-formed.
+    """Check that the parts of a graph agree, such as indices, types and order of definitions.
 
     Raises:
       TraceError: an index, a type, a definition, a border of a region or a name is wrong.

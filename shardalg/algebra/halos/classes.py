@@ -73,7 +73,7 @@ class Runs:
 
     @cached_property
     def arrays(self) -> np.ndarray:
-        """One row per pair, (source, target), sorted by source."""
+        """All pairs as an array with one row (source, target) per pair, sorted by source."""
         classes, found = self.classes, [np.zeros((0, 2), int)]
         for run in self.runs:
             k = np.arange(run.first, run.last + 1)
@@ -134,7 +134,10 @@ class Classes:
         return tuple(found[number].round for number in worth_sending(full, last))
 
     def stays(self, exchange: Exchange, number: int) -> bool:
-        """Return whether every device reads its own block in round `number` of an exchange."""
+        """Return whether every device reads its own block in round `number` of an exchange.
+
+        Such a round needs no communication.
+        """
         found = class_round(self, exchange, number)
         # If readers and sources advance by equal steps, all devices of a class read their own block
         # as soon as one of them does.
@@ -202,12 +205,12 @@ class ClassRound:
 
     @property
     def target(self) -> np.ndarray:
-        """Partition id of the device that reads."""
+        """Partition id of the reading device of each class."""
         return self._window[1]
 
     @cached_property
     def start(self) -> np.ndarray:
-        """Start of the reader's interval."""
+        """Start of the interval that the reading device of each class needs."""
         return self.classes.starts(self.exchange, *self._window)
 
     @cached_property

@@ -93,12 +93,12 @@ class Exchange:
 
     @property
     def _own(self) -> str:
-        """The name of the dimension's partition id in `ids`."""
+        """Name in `ids` of the partition id that is the number of the device's own block."""
         return next(name for name, digits in self.ids if digits == self.held)
 
     @property
     def first(self) -> Index:
-        """The number of the block that round 0 brings, as a function of the partition ids."""
+        """Number of the block that a device receives in round 0, as a function of partition ids."""
         start = self.want.start
         if self.lowest is None:
             return Index(start.terms, start.constant, start.div * self.block)
@@ -106,7 +106,7 @@ class Exchange:
 
     @property
     def offset(self) -> Index:
-        """The start of the interval, in elements from the start of round 0's block."""
+        """Start of a device's interval, in elements from the start of the block of round 0."""
         start = self.want.start
         if self.lowest is None:
             return start % self.block
@@ -115,20 +115,27 @@ class Exchange:
 
     @cached_property
     def rests(self) -> frozenset[int]:
-        """All values of `offset` over the devices."""
+        """The set of values that `offset` has on the devices."""
         if self.lowest is None:
             return residues(self.want.start, self.block, self.ids, self.devices)
         return frozenset((self._starts - self._first * self.block).tolist())
 
     def stays(self, number: int) -> bool:
-        """Return whether every device reads its own block in round `number`."""
+        """Return whether every device reads its own block in round `number`.
+
+        Such a round needs no communication.
+        """
         return bool((self._sources(number) == self._positions).all())
 
     def shift(self, position: int) -> int:
-        """Return the place in the buffer where the interval of a device starts.
+        """Return the position in its buffer where the interval of a device starts.
 
-        The buffer is the concatenation of the rounds, `[lower, upper)` of each. The shift is
-        `offset` minus the `lower` of the first round, which is the smallest offset.
+        The buffer has the elements that the device receives: the range `[lower, upper)` of each
+        round's block, one after the other. The shift is `offset` minus the `lower` of the first
+        round, which is the smallest offset.
+
+        Args:
+          position: the device's position in the mesh.
         """
         if not self.want.length:
             return 0  # an empty slice may start anywhere
@@ -151,7 +158,7 @@ class Exchange:
 
     @property
     def buffer(self) -> int:
-        """The number of elements between the first and the last that an interval can read.
+        """Number of elements of the buffer into which a device receives blocks (see `shift`).
 
         Blocks that no round sends are included: they hold no element of any interval.
         """
@@ -173,14 +180,15 @@ class Exchange:
 
     @cached_property
     def transfers(self) -> tuple[Transfer, ...]:
-        """The transfers that deliver all rounds."""
+        """The transfers, each of one or more permutes, that deliver the blocks of all rounds."""
         return transfers((BlockReader(self.rounds, self.block),))
 
     @cached_property
     def hop_elements(self) -> int:
-        """Number of elements that a device sends if neighbours send whole margins, hop by hop.
+        """Number of elements that a device sends if only neighbours in the mesh send to each other.
 
-        A margin is as wide as the widest that any device needs.
+        The elements then travel block by block ("hops"). Every device receives the same number of
+        elements, the most that any device needs.
         """
         start, end = self._clipped
         own, some = self._held * self.block, start < end
@@ -199,9 +207,10 @@ class Exchange:
 
     @property
     def cheapest(self) -> str:
-        """The method that sends the fewest elements: "rounds", "hops" or "gather".
+        """The method by which a device sends the fewest elements: "rounds", "hops" or "gather".
 
-        Ties go to the earlier one in this order.
+        See `elements`, `hop_elements` and `gather_elements`. For equal numbers, the earlier method
+        in this order is chosen.
         """
         prices = {
             "rounds": self.elements,
@@ -212,7 +221,7 @@ class Exchange:
 
     @cached_property
     def rounds(self) -> tuple[Round, ...]:
-        """All rounds whose block some interval reaches into, in order; at least one.
+        """The rounds in which some device receives a part of its interval, in order; at least one.
 
         Long runs of rounds in which no block exists are left out (`worth_sending`).
         """
@@ -296,21 +305,21 @@ class Exchange:
         return self.starts(self._positions)
 
     def starts(self, positions: np.ndarray) -> np.ndarray:
-        """Return the starts of the intervals of the devices at some positions."""
+        """Return the start of the interval of the device at each of these positions."""
         ids = {name: partition_ids(digits, positions) for name, digits in self.ids}
         start, _ = self.want.at(ids)
         return np.broadcast_to(start, positions.shape)
 
     @cached_property
     def _first(self) -> np.ndarray:
-        """Number of the block that round 0 brings to each device."""
+        """Number of the block that each device receives in round 0, as an array."""
         if self.lowest is not None:
             return self._held + self.lowest
         return self._starts // self.block
 
     @cached_property
     def _clipped(self) -> tuple[np.ndarray, np.ndarray]:
-        """Start and end of the part of each interval that exists, in elements."""
+        """Start and end of each device's interval, cut off at the ends of the dimension."""
         ends = np.minimum(self._starts + self.want.length, self.size)
         return np.maximum(self._starts, 0), ends
 

@@ -119,7 +119,7 @@ class Halo:
         return self._margin(self.right, 0)
 
     def _margin(self, width: Quotient, first: int) -> int:
-        """Return the largest width over the `parts - 1` partitions from `first` on.
+        """Return the largest width for the partitions `first` to `first + parts - 2`.
 
         The result is not negative, and not more than all other blocks together.
         """
@@ -265,7 +265,10 @@ class Halo:
         return tuple(self.reads(p) for p in range(self.parts))
 
     def table(self) -> Table:
-        """Return one row per partition: its own elements, the elements it reads, its padding.
+        """Return a table with one row per partition.
+
+        Columns are its own elements, the elements that it reads ([start, limit)), the widths left
+        and right, the padding of its windows, and the elements that its outputs use (see `reads`).
 
         >>> halo(Window(2, padding_low=1, padding_high=4), size=12, parts=4).table()
         partition  own       start  limit  left  right  padding_low  padding_high  reads
@@ -288,7 +291,7 @@ class Halo:
         )
 
     def picture(self, *, kernel_placement: bool = False) -> DimensionDrawing:
-        """Return the data of the drawing that `draw` makes; the arguments are the same.
+        """Return the data of the drawing that `draw` makes, for the same arguments.
 
         >>> halo(Window(2, padding_low=1, padding_high=4), size=12, parts=4).picture().rows[3]
         PartitionRow(partition=3, start=11, limit=16, windows=(11, ..., 14), outputs=4, ...)

@@ -58,14 +58,18 @@ class Interval:
             )
 
     def at(self, ids: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return the first element and the end, for partition ids (numbers, or arrays of them)."""
+        """Return (first element, end) of the interval on a device.
+
+        Args:
+          ids: the partition id that each variable of the start has, as a number or as an array.
+        """
         start = self.start.at(ids)
         assert start is not None
         return start, start + self.length
 
     @property
     def quotient(self) -> Quotient:
-        """The start in canonical form; it depends on at most one partition id.
+        """The start as a `Quotient`, if it depends on at most one partition id.
 
         >>> Interval((Index.of("p") * 6 + 5) // 4, 2).quotient
         p + floor(p/2) + 1
@@ -117,7 +121,7 @@ def touched(index: Index, *, blocks: Mapping[str, int], parts: Mapping[str, int]
 
 
 def _divided(start: Index, divisor: int) -> Index:
-    """Return `start // divisor` in lowest terms."""
+    """Return the index `start // divisor`, with common factors of both divided out."""
     common = math.gcd(divisor, *(coefficient for _, coefficient in start.terms))
     terms = tuple((name, coefficient // common) for name, coefficient in start.terms)
     return Index(terms, start.constant // common) // (divisor // common)

@@ -33,7 +33,7 @@ class Permute:
 
     @property
     def elements(self) -> int:
-        """Number of elements that a device sends along the dimension."""
+        """Number of elements that each source sends, along the exchanged dimension."""
         return self.upper - self.lower
 
 
@@ -189,10 +189,10 @@ def pieces(round_: Round, reader: int = 0) -> Iterator[Piece]:
 
 
 def transfers(readers: Sequence[BlockReader]) -> tuple[Transfer, ...]:
-    """Return the transfers that deliver all rounds of some exchanges.
+    """Return the transfers that deliver the blocks of all rounds of some exchanges.
 
-    The choice is greedy: each piece joins the earlier slot or transfer that saves most, if any
-    saves something. Savings are counted in elements, then in permutes.
+    The choice is greedy: each piece of a round joins the earlier slot or transfer that saves most,
+    if any saves something. Savings are counted in elements, then in permutes.
 
     >>> forth = Round(0, 2, 3, (Permute(((0, 1),), 2, 3),), True)
     >>> back = Round(1, 0, 1, (Permute(((1, 0),), 0, 1),), False)
@@ -249,7 +249,7 @@ class _Group:
 
     @property
     def price(self) -> tuple[int, int]:
-        """(elements, permutes) that a device sends in the transfer."""
+        """Price of the transfer: the number of elements that a device sends, and of permutes."""
         return self.width * self.permutes, self.permutes
 
     def joints(self, new: _New) -> Iterator[tuple[tuple[int, int], int]]:
@@ -274,7 +274,7 @@ class _Group:
             yield (width * permutes, permutes), len(self.slots)
 
     def add(self, k: int, new: _New) -> None:
-        """Join a slot into slot `k`, or append it if `k` is the number of slots."""
+        """Add a slot to the group: join it with slot `k`, or append it if there is no slot `k`."""
         if k == len(self.slots):
             self.slots.append(new.slot)
             self.pairs.append(frozenset())
@@ -337,8 +337,9 @@ Ends = defaultdict[int, dict[int, tuple[int, ...]]]
 
 
 def in_permutes(edges: Edges) -> tuple[Edges, ...]:
-    """Return the edges in the fewest permutes: an edge colouring of a bipartite graph.
+    """Return the edges (source, target, ...), divided into as few permutes as possible.
 
+    This is an edge colouring of a bipartite graph.
     An edge takes a permute that is free at both ends. If there is none, take a permute that is free
     at the source and one that is free at the target. Swap the two along the alternating path from
     the target; the first is then free there, too. The path cannot end at the source (König 1916).

@@ -125,7 +125,11 @@ class Lists:
         return f", {kind}={{{', '.join(names)}}}" if names else ""
 
     def quoted(self, name: str) -> str:
-        """Return an axis name in quotation marks; raise if it has characters that need escapes."""
+        """Return an axis name in quotation marks.
+
+        Raises:
+          ShardingError: the name has characters that need escapes.
+        """
         if not name or self.quote in name or "\\" in name or not name.isprintable():
             raise ShardingError(
                 f"the axis name {name!r} cannot be written between {self.quote}: rename the axis."

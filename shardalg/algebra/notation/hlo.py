@@ -234,7 +234,7 @@ def _tiled(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
 
 
 def _tiles(reader: Reader) -> _Tiles:
-    """Read the extents, the devices and the subgroups of a tile array."""
+    """Read a tile array after `devices=`: its extents, its devices and its subgroups."""
     reader.expect("[")
     start = reader.skip()
     extents = reader.numbers("an extent of the tile array", "]")
@@ -282,7 +282,7 @@ def _device_list(reader: Reader) -> tuple[int, ...]:
 
 
 def _sharding(read: _Tiles, shape: tuple[int, ...]) -> Layout:
-    """Return the layout of a tile array on its own mesh.
+    """Return the layout that a tile array describes, on a mesh of its devices without axis names.
 
     Positions are device ids if the array is an iota whose digits fit the extents. Otherwise they
     are places in the list of devices.

@@ -258,7 +258,10 @@ def _joined(digits: Digits, mesh: Mesh) -> Digits:
 
 
 def _own_axis(reader: Reader, mesh: Mesh) -> Callable[[], Digits]:
-    """Return a function that reads an axis by name or number, a sub-axis, or any digit."""
+    """Return a function without arguments that reads one axis and returns its digits.
+
+    The axis is written as a name, a number, a sub-axis `x:(2)4`, or a digit `d//stride%size`.
+    """
 
     def read() -> Digits:
         start = reader.skip()

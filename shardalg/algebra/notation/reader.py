@@ -69,7 +69,7 @@ class Reader:
         return match[0]
 
     def word(self, word: str) -> bool:
-        """Consume `word` if it is next; return whether it was."""
+        """Consume `word` if the text continues with it; return whether it does."""
         if not self.text.startswith(word, self.skip()):
             return False
         self.at += len(word)
@@ -161,7 +161,7 @@ class Reader:
             depth += {"{": 1, "}": -1}.get(token, 0)
 
     def end(self) -> None:
-        """Raise if anything except space follows."""
+        """Raise NotationError if anything except space follows."""
         if self.skip() < len(self.text):
             raise self.error(f"the sharding ends here, found {self.found()}")
 

@@ -258,7 +258,8 @@ def _positions(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
 def _terms(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     """Return the changes of a concatenation.
 
-    If the concatenated dimension is sharded, each position is read from one of the operands.
+    If the concatenated dimension is sharded, `chosen` is set: each position of a device's block is
+    read from the operand that contains it.
     """
     dim = signature.param("dimension")
     sizes = signature.param("sizes") or tuple(v.shape[dim] for v in signature.operands)

@@ -188,9 +188,9 @@ def row_of(rows: Sequence[Rule], result: int) -> tuple[Rule, tuple[Index, ...]]:
 
 
 def moves_none(rule: Rule) -> bool:
-    """Return whether each result element depends on one element of each operand and nothing else.
+    """Return whether each result element depends on one element of each operand alone.
 
-    No iterations are combined or selected, and there is no start value.
+    This is the case if no iterations are combined or selected, and there is no start value.
     """
     selects = rule.guards or rule.symbols or rule.whole or rule.local or rule.prefix
     return not selects and rule.init is None and len(rule.terms) == 1 and not rule.reduced

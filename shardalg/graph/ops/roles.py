@@ -20,7 +20,7 @@ ACTIVATION, GRADIENT, LOSS, WEIGHT, CONSTANT, UNKNOWN = (
 
 
 def roles(graph: Graph, argument_roles: Sequence[str | None] | None) -> tuple[str, ...]:
-    """Return the role of every value.
+    """Return the role of every value in training, such as "activation" or "gradient".
 
     An argument has its given role. A derived value has the first matching role:
     constant: it depends on no argument, or has a data dimension and depends on no data (a mask);
@@ -127,7 +127,7 @@ class _Classes:
         self.parent = list(range(size))
 
     def root(self, item: int) -> int:
-        """Return the representative of the class of `item`."""
+        """Return the representative of the class of a number; equal for all numbers of a class."""
         parent = self.parent
         while parent[item] != item:
             parent[item] = item = parent[parent[item]]

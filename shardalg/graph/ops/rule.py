@@ -174,7 +174,7 @@ class Rule:
                 yield f"a result of shape {shape} has indices {dims_text(dims)}"
 
     def _every_index(self) -> Iterator[Index]:
-        """Yield all index expressions of the row."""
+        """Yield all index expressions of the row: of reads, results, start values and guards."""
         for term in self.terms:
             yield from (index for access in term for index in access.dims)
         yield from (index for dims in self.results for index in dims)
@@ -184,7 +184,7 @@ class Rule:
 
     @cached_property
     def extents(self) -> dict[str, int]:
-        """Extent of each loop."""
+        """Number of iterations of each loop, by the loop's name."""
         return dict(self.loops)
 
     @cached_property
@@ -205,8 +205,9 @@ class Rule:
         return self.operands.get(tensor, ()) if tensor >= 0 else self.results[~tensor]
 
     def nothing(self, operand: int) -> str:
-        """Return the operation whose identity may replace missing elements of the operand.
+        """Return the operation, such as "sum", whose identity may replace missing elements.
 
+        Elements of `operand` are missing in the padding of blocks and outside of the tensor.
         The result is then the same as without these elements.
         """
         return dict(self.vacant).get(operand, self.combine)
@@ -247,13 +248,19 @@ class Rule:
         return self.linear if finite else self.linear - self.scaled
 
     def shape(self, tensor: int) -> tuple[int, ...] | None:
-        """Return the shape of operand `tensor` or result `~tensor`; None if the row has none."""
+        """Return the shape of operand `tensor`, or of result `~tensor` if negative.
+
+        None if the row has no shapes.
+        """
         shapes = self.operand_shapes if tensor >= 0 else self.result_shapes
         return shapes[tensor if tensor >= 0 else ~tensor] if shapes else None
 
     @cached_property
     def tensors(self) -> tuple[int, ...]:
-        """Numbers of the operands that have indices, then the results as -1, -2, ..."""
+        """Numbers of all tensors: the operands that are read, then -1, -2, ... for the results.
+
+        Other functions take such a number as `tensor`.
+        """
         return (*sorted(self.operands), *(~r for r in range(len(self.results))))
 
     @cached_property

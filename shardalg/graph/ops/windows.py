@@ -20,12 +20,14 @@ from shardalg.graph.ops.rule import Rule
 class WindowBlock:
     """One device's interval of a dimension that is read through a window.
 
-    The local operator reads element `(numerator - phase) / base` of the interval. The numerator is
-    the dilated index of the global operator, counted from the device's first numerator.
+    The global operator reads element `n / base_dilation` of the dimension, where the numerator n is
+    linear in the loops. The device counts numerators from the first one that it needs. Its operator
+    reads element `(n - phase) / base` of the interval.
 
     Attributes:
-      length: number of elements.
-      base: the base dilation of the local operator; phase: an offset in `[0, base)`.
+      length: number of elements of the interval.
+      phase: an offset in `[0, base)`.
+      base: the base dilation of the local operator.
     """
 
     length: int
@@ -119,7 +121,7 @@ def local_params(
         for dim, index in enumerate(rule.results[0]):
             loop = index.variables[0]
             if (0, dim) in spans:
-                # The block was fetched from the start of the local slice on.
+                # The exchange brings the interval of this device, so its slice starts at element 0.
                 starts[dim], limits[dim] = 0, reach(rule.operands[0][dim], blocks)
             elif blocks[loop] != rule.extents[loop]:
                 limits[dim] = blocks[loop]

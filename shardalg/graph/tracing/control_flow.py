@@ -105,11 +105,8 @@ def while_arguments(call: RegionCall) -> Iterator[RegionArgument]:
 def taken_branches(params: Mapping[str, Any]) -> Sequence[Any]:
     """Return the branches of a `cond`, or the only branch that is not for kernels.
 
-    Args:
-      params: the parameters of JAX's `cond`.
-
-    `jnp.diagonal` has a branch for Pallas and a branch for all other platforms. JAX too lowers only
-    the latter.
+    `params` are the parameters of JAX's `cond`. The function `jnp.diagonal` has a branch for Pallas
+    and a branch for all other platforms. JAX too lowers only the latter.
 
     >>> taken_branches({"branches": ("a", "b"), "branches_platforms": (("mosaic",), None)})
     ('b',)

@@ -35,7 +35,7 @@ HOST_MEMORY = ("MemorySpace.Host", "pinned_host")
 
 @dataclass(slots=True)
 class _OpenRegion:
-    """A region while its nodes are collected."""
+    """A region to which nodes are still added. Its fields are the fields of `Region`."""
 
     index: int
     kind: str

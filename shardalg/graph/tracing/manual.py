@@ -67,14 +67,14 @@ def _region(
 
 
 def _check_permutations(equation: Any, place: Scope) -> None:
-    """Raise unless the pairs of each `ppermute` name each device at most once on either side."""
+    """Raise TraceError if a `ppermute` of a region names a sender or a receiver twice."""
     mesh = equation.params["mesh"]
     sizes = dict(zip(mesh.axis_names, map(int, mesh.axis_sizes), strict=True))
     for inner in equations(equation.params["jaxpr"]):
         if inner.primitive.name != "ppermute":
             continue
         names, pairs = _axes(inner), inner.params["perm"]
-        # Axes of `vmap` are not in the mesh.
+        # The sizes of axes of `vmap` are unknown here, so that their permutations are not checked.
         if not all(name in sizes for name in names):
             continue
         size = math.prod(sizes[str(name)] for name in names)
@@ -89,7 +89,10 @@ def _check_permutations(equation: Any, place: Scope) -> None:
 
 
 def _check_dimensions(equation: Any, place: Scope) -> None:
-    """Raise if a collective's dimension is negative: JAX traces some, but cannot lower them."""
+    """Raise TraceError if a collective of a region has a negative dimension.
+
+    JAX traces some of them, but cannot lower them.
+    """
     for inner in equations(equation.params["jaxpr"]):
         for name in ("split_axis", "concat_axis", "scatter_dimension"):
             if inner.params.get(name, 0) < 0:

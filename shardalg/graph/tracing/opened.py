@@ -110,8 +110,9 @@ def bodies(primitive: Any) -> tuple[Callable[..., Any], ...]:
 def _expanded(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """Add the nodes of a primitive's body if JAX can trace it; otherwise one node.
+    """Add the nodes of another package's primitive, expanded; return the results.
 
+    It is one node if JAX cannot trace a function that computes it.
     Inside a `shard_map` it is one node, because a body may read the manual axes there.
     """
     key = (equation.primitive, *(builder.parts.values[v].type for v in operands))

@@ -156,7 +156,7 @@ class Parts:
         return self._constant_of[key]
 
     def plain(self, primitive: str, params: Mapping[str, object]) -> Params:
-        """Return the parameters as plain data, one shared object for equal parameters."""
+        """Return the parameters of a primitive as plain data; equal parameters share an object."""
         try:
             key: object = (primitive, *[item for item in params.items() if item[0] not in HINTS])
             found = self._params.get(key)

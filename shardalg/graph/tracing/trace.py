@@ -379,7 +379,7 @@ def _flatten_by_keys(prefix: Any, tree: Any, where: str) -> list[Any]:
 
 
 def _children(tree: Any) -> dict[str, Any]:
-    """Return the children of the root node by the text of their keys; empty for a leaf."""
+    """Return the subtrees below the root of a pytree, by their key as text; empty for a leaf."""
     if treedef_is_leaf(tree_structure(tree)):
         return {}
     flat, _ = tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)

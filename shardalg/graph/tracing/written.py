@@ -281,7 +281,9 @@ mlir.register_lowering(join_ends_p, mlir.lower_fun(join_ends, multiple_results=F
 
 
 def rotated(x: Any, by: int) -> Any:
-    """Return `jnp.roll(x, by, 0)`; its transpose is one rotation, in JAX two shifts.
+    """Return `jnp.roll(x, by, 0)` as one primitive, whose derivative is one rotation too.
+
+    JAX's derivative of `jnp.roll` consists of two shifts.
 
     >>> rotated(jax.numpy.arange(4), 1).tolist()
     [3, 0, 1, 2]

@@ -283,10 +283,10 @@ class KernelSlice:
 
 @lru_cache(maxsize=1 << 14)
 def unread_cut(signature: Signature) -> KernelSlice | None:
-    """Return the convolution without the taps at both ends that read no element of the image.
+    """Return the replacement of a convolution by one without taps that never read the image.
 
-    None if both end taps read an element, if no tap does, or if the kernel is not larger than the
-    image.
+    Such taps are cut off at both ends of the kernel. None if both end taps read an element, if no
+    tap does, or if the kernel is not larger than the image.
 
     >>> image, kernel = ValueType((4, 1, 1), "float32"), ValueType((1, 1, 3), "float32")
     >>> numbers = (("lhs_spec", (0, 1, 2)), ("rhs_spec", (0, 1, 2)), ("out_spec", (0, 1, 2)))

@@ -57,9 +57,10 @@ def can_join(graph: Graph, node: Node, join: Join) -> bool:
 
 
 def _chain(graph: Graph, last: Node) -> list[Node]:
-    """Return the nodes from a slice or pad through pointwise operators to the slice or pad `last`.
+    """Return a slice or pad, pointwise operators, and the slice or pad `last`, in this order.
 
-    Empty if there is no such chain, or if a value between the nodes has another reader.
+    Each of these nodes reads the one before. The result is empty if there is no such chain, or if a
+    value between the nodes has another reader.
     """
     region_results = {v for region in graph.regions for v in region.results}
     chain = [last]

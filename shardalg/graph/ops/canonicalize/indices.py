@@ -122,10 +122,11 @@ def _index_components(graph: Graph, node: Node) -> tuple[int, ...]:
 
 
 def _batched_params(node: Node, dims: dict[int, int]) -> Params:
-    """Return the node's parameters with more batch dimensions.
+    """Return the parameters of a gather or scatter with additional batch dimensions.
 
     Args:
-      dims: the indices' dimension of each operand dimension that becomes a batch dimension.
+      dims: the operand dimensions that become batch dimensions, each with the dimension of the
+        indices with which it is paired.
     """
     name = node.primitive
     fields = record(
@@ -222,11 +223,11 @@ class _Counting:
         return None if dim is None else node.signature.param("permutation").index(dim)
 
     def iota(self, node: Node) -> int | None:
-        """Return the iota's dimension; None if its type is too narrow to count that far."""
+        """Return the counting dimension of an iota, or None if its integer type overflows."""
         return _if_wide_enough(node, node.signature.param("dimension"))
 
     def converted(self, node: Node) -> int | None:
-        """Return the counting dimension; None if the new type is too narrow to count that far."""
+        """Return the counting dimension after a conversion, or None if the new type overflows."""
         return _if_wide_enough(node, self.along(node.operands[0]))
 
     def broadcast(self, node: Node) -> int | None:
@@ -339,8 +340,9 @@ def _scatter_into_operand(known: KnownValues, node: Node) -> Node | None:
 
 
 def _scatter_into_zeros(known: KnownValues, node: Node, value: int) -> Node | None:
-    """Return the scatter into zeros that computes `value` for this node alone, or None.
+    """Return the scatter into zeros that computes `value`, or None if no such node does.
 
+    None also if another node than `node` reads `value`, or if two updates may access one element.
     The scatter may be in a remat span of the node's body.
     """
     graph = known.graph

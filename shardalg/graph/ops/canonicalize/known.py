@@ -132,7 +132,7 @@ def producing_node(graph: Graph, value: int) -> Node | None:
 
 
 def replace_nodes(graph: Graph, table: Mapping[str, Rewrite]) -> Graph:
-    """Return the graph with nodes of some primitives replaced; the same object if none is.
+    """Return the graph with nodes of some primitives replaced, or the same object if none changes.
 
     Args:
       table: the rewrite of each primitive. Nodes are visited in order of execution.
@@ -168,12 +168,12 @@ class KnownValues:
 
     @cached_property
     def numbers(self) -> Mapping[int, np.ndarray]:
-        """The number of each rank-0 value that is known, by value index."""
+        """By value index, the number of each rank-0 value that is known before the program runs."""
         return dict(numbers(self.graph)) | folded(self.graph)
 
     @cached_property
     def arrays(self) -> Mapping[int, object]:
-        """The array of each constant, of any rank, by value index."""
+        """By value index, the array of each constant of the graph, of any rank."""
         return dict(self.graph.constants)
 
     def vector(self, value: int) -> tuple[int, ...] | None:

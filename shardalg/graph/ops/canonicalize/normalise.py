@@ -220,7 +220,7 @@ class _GraphRewriter:
         self._counts: dict[tuple[str, str], int] = {}
 
     def graph(self) -> Graph:
-        """Return the rewritten graph."""
+        """Visit all live nodes in order and return the rewritten graph."""
         old = self.old
         for node in compress(old.nodes, self.live):
             self._add_node(node)
@@ -325,7 +325,10 @@ class _GraphRewriter:
                 number_of[value] = known[key]
 
     def _add_node(self, node: Node) -> None:
-        """Add a live node, preceded by the nodes that its replacement needs."""
+        """Add a live node of the old graph to the new graph, in its normal form.
+
+        If the normal form has several nodes, the last one has the results of the old node.
+        """
         value_of, signature = self.value_of, node.signature
         operands = [value_of[v] for v in node.operands]
         results = tuple([value_of[v] for v in node.results])

@@ -42,13 +42,10 @@ def transformed(signature: Signature) -> tuple[int, ...]:
 def stage_order(signature: Signature, split: Collection[int]) -> Order:
     """Return the order in which to transform the dimensions of a sharded operand.
 
-    Args:
-      signature: an `fft`.
-      split: the sharded dimensions of its operand.
-
-    Dimensions that every device has whole come first, then the sharded ones, one at a time. Each
-    exchange then moves a sharding to a dimension that is already transformed. The order is empty
-    for a transform of one dimension, or if no transformed dimension is sharded.
+    `signature` is an `fft`, and `split` has the sharded dimensions of its operand. Dimensions that
+    every device has whole come first, then the sharded ones, one at a time. Each exchange then
+    moves a sharding to a dimension that is already transformed. The order is empty for a transform
+    of one dimension, or if no transformed dimension is sharded.
 
     >>> z = ValueType((4, 8, 16), "complex64")
     >>> how = (("fft_lengths", (4, 8, 16)), ("fft_type", FORWARD))
@@ -175,6 +172,6 @@ def wide_sum(signature: Signature) -> WideSum | None:
 
 
 def _conversion(source: ValueType, target: ValueType) -> Signature:
-    """Return the operator that converts a value to the type of `target`."""
+    """Return the signature of a conversion from the dtype of `source` to the dtype of `target`."""
     params: Params = (("new_dtype", target.dtype), ("sharding", None), ("weak_type", False))
     return Signature("convert_element_type", params, (source,), (target,))

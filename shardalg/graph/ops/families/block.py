@@ -57,7 +57,8 @@ def blocks(signature: Signature, reads: Maps, writes: Maps, flops: int) -> Rule:
 def levels(size: int) -> int:
     """Return `ceil(log2(size))`, at least 1.
 
-    A named size is only compared with powers of two. A plan is then valid between two of them.
+    This is the number of rounds of a sort or a Fourier transform. A named size is only compared
+    with powers of two, so that a plan is valid for all sizes between two of them.
 
     >>> [levels(size) for size in (1, 2, 3, 8, 9)]
     [1, 1, 2, 3, 4]
@@ -145,7 +146,10 @@ def linear_algebra(signature: Signature) -> tuple[Rule, ...]:
 
 
 def opaque(signature: Signature) -> tuple[Rule, ...]:
-    """Return a row in which every dimension is whole: each device computes the whole result."""
+    """Return the row of an operator in which no dimension may be sharded.
+
+    Each device computes the whole result from whole operands.
+    """
     return (_batched(signature, 0, 1),)
 
 

@@ -21,7 +21,7 @@ FLOATS = {"bfloat16": (8, 8), "float16": (11, 5), "float32": (24, 8), "float64":
 
 
 def names(prefix: str, count: int) -> tuple[str, ...]:
-    """Return `count` numbered loop names.
+    """Return `count` loop names: the prefix, followed by 0, 1, 2, ....
 
     >>> names("d", 2)
     ('d0', 'd1')
@@ -44,7 +44,12 @@ def indices(items: Iterable[str | int | Index]) -> tuple[Index, ...]:
 
 
 def access(operand: int, items: Iterable[str | int | Index]) -> Access:
-    """Return a read of `operand` with an index per dimension: a loop, a number or an expression."""
+    """Return the `Access` that reads an operand at these indices, one per dimension.
+
+    Args:
+      operand: the position of the operand.
+      items: a loop's name, a number or an index expression for each dimension.
+    """
     return Access(operand, indices(items))
 
 

@@ -171,7 +171,7 @@ class DimensionRange:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Row-major strides of the dimensions, in elements of the range."""
+        """Row-major stride of each dimension of the range, such as (5, 1) for the sizes (2, 5)."""
         return tuple(math.prod(self.sizes[k + 1 :]) for k in range(len(self.sizes)))
 
 

@@ -75,19 +75,25 @@ class Numbers:
 
 
 def numbers(signature: Signature) -> Numbers:
-    """Return the dimension numbers of a gather or scatter."""
+    """Return the dimension numbers of a gather or scatter, with the names of `Numbers`."""
     fields = GATHER if signature.primitive == "gather" else SCATTER
     value = record(signature.param("dimension_numbers"), fields)
     return Numbers(*(tuple(value[name]) for name in fields.split()))
 
 
 def mode(value: Plain) -> str:
-    """Return the mode of a gather: an index out of range is clipped, or its read is dropped."""
+    """Return the mode of a gather from its parameter: CLIP or DROP.
+
+    CLIP moves an index out of range into the range; DROP gives a fill value instead.
+    """
     return DROP if "FILL" in str(value).upper() else CLIP
 
 
 def scatter_mode(value: Plain) -> str:
-    """Return the mode of a scatter: an index out of range is clipped, or its update is dropped."""
+    """Return the mode of a scatter from its parameter: CLIP or DROP.
+
+    CLIP moves an index out of range into the range; DROP ignores the update.
+    """
     return CLIP if "CLIP" in str(value).upper() else DROP
 
 
@@ -167,7 +173,13 @@ def axes(signature: Signature, sizes: tuple[int, ...], batch: tuple[str, ...]) -
 
 @dataclass(frozen=True)
 class Selection:
-    """An index per operand dimension, with the loops, guards and symbols that the indices need."""
+    """The indices of a gather's or scatter's operand, and the parts of the row that they need.
+
+    Attributes:
+      dims: an index for each dimension of the operand.
+      extents: the extent of each loop over a whole operand dimension.
+      guards, symbols: see `Rule`.
+    """
 
     dims: tuple[Index, ...]
     extents: dict[str, int]

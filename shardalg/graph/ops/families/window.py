@@ -107,10 +107,10 @@ def cumulative(signature: Signature) -> tuple[Rule, ...]:
 
 @dataclass(frozen=True)
 class Taps:
-    """One dimension of a window.
+    """The window of a pooling or a convolution along one dimension.
 
-    The window has `count` taps at a distance of `dilation` and moves by `stride`. The operand is
-    padded by `low` in front and dilated by `base`.
+    The window has `count` taps at a distance of `dilation`, and moves by `stride` from one result
+    element to the next. The operand is padded by `low` in front and dilated by `base`.
 
     Raises:
       RuleError: a stride or a dilation is below 1. JAX traces no such window.
@@ -150,7 +150,10 @@ def reduce_window(signature: Signature) -> tuple[Rule, ...]:
 
 
 def reduce_window_by(signature: Signature) -> tuple[Rule, ...]:
-    """Return the row of a pooling by a user's function, with several operands and start values."""
+    """Return the row of a `reduce_window` by a user's function, with one or more operands.
+
+    For each operand there is a start value, which is an operand too.
+    """
     return (_pooling_row(signature, USER, access(len(signature.results), ())),)
 
 
