@@ -448,6 +448,28 @@ def test_slices_of_a_joined_product_keep_its_columns():
     }  # fmt: skip
 
 
+def test_a_cache_of_keys_and_values_is_sharded_by_its_heads():
+    def decode(params, cache, token, position):
+        x = params["embed"][token]
+        q, k, v = (jnp.einsum("bm,mnd->bnd", x, params[name]) for name in "qkv")
+        start = (0, position, 0, 0)
+        keys = jax.lax.dynamic_update_slice(cache["k"], k[:, None], start)
+        values = jax.lax.dynamic_update_slice(cache["v"], v[:, None], start)
+        scores = jax.nn.softmax(jnp.einsum("bnd,btnd->bnt", q, keys))
+        y = x + jnp.einsum("bnt,btnd,ndm->bm", scores, values, params["o"])
+        return y @ params["embed"].T, {"k": keys, "v": values}
+
+    params = {**{name: f32(64, 8, 8) for name in "qkv"}, "o": f32(8, 8, 64), "embed": f32(512, 64)}
+    cache = {"k": f32(16, 128, 8, 8), "v": f32(16, 128, 8, 8)}
+    token, position = jax.ShapeDtypeStruct((16,), "int32"), jax.ShapeDtypeStruct((), "int32")
+    recipe = sa.recipes.data("data") | sa.recipes.tensor("model")
+    found = recipe.strategy(decode, params, cache, token, position, mesh=MESH)
+    heads = P("data", None, "model", None)
+    assert found.in_shardings[1] == {"k": heads, "v": heads}
+    assert found.out_shardings[1] == {"k": heads, "v": heads}
+    assert found.in_shardings[0]["q"] == P(None, "model", None)
+
+
 def test_a_time_major_network_has_its_batch_in_the_second_dimension():
     def net(x):
         core = hk.LSTM(64)
@@ -461,7 +483,8 @@ def test_a_time_major_network_has_its_batch_in_the_second_dimension():
         return jax.grad(lambda p: ((model.apply(p, x) - y) ** 2).mean())(params)
 
     found = BOTH.strategy(step, params, f32(20, 32, 8), f32(20, 32, 16), mesh=MESH)
-    assert found.in_shardings[1:] == (P(None, "data", None), P(None, "data", None))
+    # The targets have the features of the last product, whose columns are on `model`.
+    assert found.in_shardings[1:] == (P(None, "data", None), P(None, "data", "model"))
 
 
 def test_a_convolution_shards_its_channels():

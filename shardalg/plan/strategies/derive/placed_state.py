@@ -5,6 +5,7 @@ from __future__ import annotations
 from shardalg.errors import StrategyError
 from shardalg.graph.ops.roles import DATA, OPTIMIZER_STATE, PARAMETERS
 from shardalg.graph.weights import unwrapped, words
+from shardalg.plan.strategies.derive.parallel_products import refusal
 from shardalg.plan.strategies.derive.placing import Placing
 from shardalg.plan.strategies.derive.recipe_parts import ArrayLayout, Axes, Part
 
@@ -108,7 +109,7 @@ def _follow(at: Placing, layout: ArrayLayout, owner: ArrayLayout) -> None:
 
 
 def place_data(at: Placing) -> None:
-    """Shard the batch of the data, the sequence, and by `two_d` the features of the residual.
+    """Shard the data: batch, sequence, features of products, and by `two_d` of the residual.
 
     Raises:
       StrategyError: the batch does not divide.
@@ -123,8 +124,16 @@ def place_data(at: Placing) -> None:
         positions = [dim for dim, name in enumerate(names) if name in at.named.sequence_classes]
         for dim in positions[:1]:
             _place_if_divided(at, layout, dim, (sequence, "positions of the sequence"))
+        # Caches of keys and values have heads, and targets may have the features of a product.
+        products = at.parts_axes("tensor")
+        heads = [dim for dim, name in enumerate(names) if name in at.tensor_classes]
+        for dim in heads[:1] if layout.axes.isdisjoint(products) else ():
+            why = refusal(at.named, at.value(layout), dim, at.count(products))
+            if not why:
+                reason = "follows the product whose features it has"
+                _place_if_divided(at, layout, dim, (products, reason))
         residual = [dim for dim, name in enumerate(names) if name in at.residual]
-        for dim in residual[:1]:
+        for dim in residual[:1] if layout.axes.isdisjoint(features) else ():
             reason = "features of the residual (GSPMD, Table 1)"
             _place_if_divided(at, layout, dim, (features, reason))
 
