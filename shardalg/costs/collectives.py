@@ -229,7 +229,7 @@ class MovedValue:
 
     @property
     def alike(self) -> tuple[str, Digits]:
-        """The collective's kind and its sorted digits; together they ignore where it runs."""
+        """Pair (kind, sorted digits), equal for collectives that differ only in where they run."""
         return self.attributes.sent_as, tuple(sorted(self.digits))
 
 

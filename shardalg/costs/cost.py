@@ -621,7 +621,7 @@ class Cost:
 
     @property
     def machine_text(self) -> str:
-        """Text that names the chip, the number of devices, and the source of both."""
+        """Text that names the number of devices, the chip, and who chose it."""
         return self.machine or f"{self.hints.devices} x {self.hardware.name} (as asked for)"
 
     @property

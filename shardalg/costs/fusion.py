@@ -94,7 +94,7 @@ UPDATES = {
     "scatter": Update(2, 1),
     "scatter-add": Update(2, 2),
 }
-# Operators whose results are their operands, in the same memory.
+# The result of such an operator is its operand, in the same memory, so that it takes none itself.
 SAME_BUFFER = frozenset({"annotate", "name", "optimization_barrier"})
 BARRIER = "optimization_barrier"
 # The name of the sites that mark values which a kernel keeps on the chip.
@@ -132,7 +132,7 @@ def traits(block: Block, graph: Graph) -> bytes:
 
 @once_per_graph
 def _traits_of_nodes(graph: Graph) -> bytes:
-    """Return the bits of `traits` for each node of a graph."""
+    """Return one byte per node of a graph, in which bits tell how it can be fused (`traits`)."""
     of_signature: dict[int, int] = {}
     for node in graph.nodes:
         signature = node.signature

@@ -191,7 +191,12 @@ def peak_place(program: SpmdProgram, graph: Graph, donated: Sequence[int] = ()) 
 
 
 def peak_bytes(program: SpmdProgram, graph: Graph, *, donated: Sequence[int], rebuild: bool) -> Any:
-    """Return the most bytes alive at once, without the values alive; arguments as in `liveness`."""
+    """Return the most bytes alive at once on one device, without the values alive.
+
+    Args:
+      donated: positions of the flattened arguments whose buffers the program may take over.
+      rebuild: whether the backward pass recomputes cheap values instead of keeping them.
+    """
     scan = Scan(program, graph, (), rebuild)
     return scan.peak(program.block, scan.lives(donated)).peak[0]
 
@@ -201,7 +206,11 @@ def held_bytes(
 ) -> list[Any]:
     """Return the bytes alive at each instruction of the program's outermost block.
 
-    At a loop, they are the most bytes alive while its body runs. Arguments as in `liveness`.
+    At a loop, they are the most bytes alive while its body runs.
+
+    Args:
+      donated: positions of the flattened arguments whose buffers the program may take over.
+      rebuild: whether the backward pass recomputes cheap values instead of keeping them.
     """
     scan = Scan(program, graph, (), rebuild)
     line = scan.peak(program.block, scan.lives(donated))
@@ -386,19 +395,20 @@ class Scan:
         return line
 
     def begin(self, start: dict[int, LiveValue]) -> AliveBytes:
-        """Return the count before a block's first instruction, with the values at its start."""
+        """Return a count of bytes alive that starts with the values at the start of a block."""
         total = sum(held.bytes for held in start.values())
         return AliveBytes(dict(start), total, totals=[(total, ())])
 
     def inside(
         self, instruction: Instruction, stop: ProgramPoint | None = None
     ) -> AliveBytes | None:
-        """Return the count of the body that needs the most memory; None without a body.
+        """Return the bytes alive in the body of an instruction; None if it has no body.
 
-        The bytes are in addition to the instruction's own operands and results.
+        Of several bodies, it is the one that needs the most memory. The bytes are in addition to
+        the instruction's own operands and results.
 
         Args:
-          stop: as in `peak`, a place inside of the body.
+          stop: the place inside of the body at which the scan ends; None scans the whole body.
         """
         control = instruction.attributes
         blocks = control.bodies
@@ -412,17 +422,17 @@ class Scan:
         return self.largest(lines, most) if stop is None else self.body(blocks[most], outside, stop)
 
     def largest(self, lines: list[AliveBytes], most: int) -> AliveBytes:
-        """Return the count for an instruction that runs one of several bodies.
+        """Return the bytes alive in an instruction that runs one of several bodies.
 
         Args:
-          lines: the count of each body.
+          lines: the bytes alive in each body.
           most: number of the body that needs the most memory.
         """
         # A subclass combines the counts of all bodies here (`analyses.peaks`).
         return lines[most]
 
     def travelling(self, ring: CollectiveMatmul) -> AliveBytes:
-        """Return the count of a collective matmul, whose ring keeps two blocks in memory.
+        """Return the bytes alive inside of a collective matmul: two blocks of its ring.
 
         They replace the intermediate value that a separate collective would write.
         """
@@ -436,12 +446,12 @@ class Scan:
     def body(
         self, block: Block, outside: int | None, stop: ProgramPoint | None = None
     ) -> AliveBytes:
-        """Return the count of a loop's or branch's body.
+        """Return the bytes alive at each instruction in the body of a loop or a branch.
 
         Args:
           outside: number of leading arguments that share the memory of the loop's operands, so that
             they count 0 bytes; None means all arguments.
-          stop: as in `peak`.
+          stop: the place inside of the body at which the scan ends; None scans the whole body.
         """
         # The instruction around the body already counts constants and carries as its operands.
         start = dict.fromkeys(block.arguments[:outside], NOTHING)

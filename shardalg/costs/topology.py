@@ -520,11 +520,11 @@ OF_OPTIONS = "the chip of the plan's options"
 
 
 def chip_text(asked: str | Machine, devices: int | str, source: str = "as asked for") -> str:
-    """Return text that names the chip, the number of devices, and the source of both.
+    """Return text that names the number of devices, the chip, and who chose it.
 
     Args:
-      asked: the chip or topology that the user named.
-      source: the source of the chip; the text of a `DefaultChip` says "the default chip" instead.
+      asked: the chip or topology that was chosen.
+      source: words for who chose it; for a `DefaultChip` they are "the default chip".
     """
     source = "the default chip" if isinstance(asked, DefaultChip) else source
     return f"{devices} x {machine(asked).chip.name} ({source}; devices of the mesh)"

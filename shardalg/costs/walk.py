@@ -71,7 +71,7 @@ class AliveBytes:
     def reach(self, i: int, inner: AliveBytes | None) -> None:
         """Record the bytes alive while instruction `i` runs.
 
-        If the instruction has a body, `inner` is the count of the body, whose peak is added.
+        If the instruction has a body, `inner` has the bytes alive in the body; its peak is added.
         """
         inside, place = inner.peak if inner else (0, ())
         self.totals.append((self.total + inside, (i, *place)))

@@ -93,7 +93,7 @@ def given(formula: Formula, divides: Divides) -> Formula:
     >>> given(tile(M, X) * tile(B, Y), [(M, X)])
     M*ceil(B/Y)/X
     """
-    # Each pair (size, parts) states that size/parts is an integer.
+    # `is_whole` asks for quotients that are integers, and a pair (size, parts) gives one.
     facts = tuple(Formula.of(size) / parts for size, parts in divides)
     if not facts or not formula.atoms:
         return formula

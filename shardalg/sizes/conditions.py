@@ -112,7 +112,7 @@ def primitive(formula: Formula) -> Formula:
     least = {f: min(p.get(f, 0) for p in powers) for f in factors}
     left = ({**p, **{f: p.get(f, 0) - e for f, e in least.items()}} for p in powers)
     monomials = (frozenset((f, e) for f, e in p.items() if e) for p in left)
-    # Coefficients become coprime integers.
+    # Coefficients become coprime integers, so that multiples of a formula become equal, too.
     fractions = [Fraction(n) for n in formula.terms.values()]
     scale = math.lcm(*(n.denominator for n in fractions))
     whole = [n.numerator * (scale // n.denominator) for n in fractions]

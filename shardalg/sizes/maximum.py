@@ -154,10 +154,10 @@ _SHIFTED_TERMS = 8
 
 
 def larger(first: Any, second: Any) -> Any:
-    """Return the larger of two numbers or formulas, with a common factor outside the maximum.
+    """Return the larger of two numbers or formulas; for formulas, for example `B*max(2, M)`.
 
-    If the difference has one sign at all sizes >= 1, the larger formula is returned. Otherwise the
-    result has a `MaximumFactor`.
+    If one formula is at least as large at all sizes, it is returned. Otherwise the result is their
+    maximum (`MaximumFactor`), with common factors in front of it.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, M, X = symbols("B M X")
@@ -261,7 +261,7 @@ def _drop_ceilings(difference: Formula) -> Formula | None:
 
 @lru_cache(maxsize=1 << 12)
 def _lower_bound(factor: Any) -> int | None:
-    """Return 1 or 0 if a factor is at least this number at all sizes; None if that is unknown."""
+    """Return a lower bound of a factor at all sizes, 1 or 0; None if no bound is known."""
     if type(factor) is str:
         return 1
     if type(factor) is not Ceil:

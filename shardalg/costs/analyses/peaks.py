@@ -251,7 +251,10 @@ class _Rows(AliveBytes):
         super().drop(value)
 
     def reach(self, i: int, inner: AliveBytes | None) -> None:
-        """Record the bytes alive while instruction `i` runs; `inner` is the count of its body."""
+        """Record the bytes alive while instruction `i` runs.
+
+        If the instruction has a body, `inner` has the bytes alive in the body.
+        """
         super().reach(i, inner)
         inside = inner.rows if isinstance(inner, _Rows) else [0.0]
         self.rows += [self.row + row for row in inside]
@@ -273,7 +276,7 @@ class _Candidates(Scan):
 
     @cached_property
     def held(self) -> list[Formula]:
-        """The bytes of each local value, in formulas."""
+        """For each local value, its bytes as a formula."""
         assert self.formulas is not None, "given where it is made"
         return [Formula.of(local.bytes) for local in self.formulas.locals]
 
@@ -284,12 +287,12 @@ class _Candidates(Scan):
 
     @cached_property
     def rows(self) -> Rows:
-        """The coefficients of the bytes of each local value."""
+        """For each local value, its bytes as the coefficients of a formula (`_Terms.row`)."""
         known = {size: self.terms.row(size) for size in dict.fromkeys(self.held)}
         return [known[size] for size in self.held]
 
     def begin(self, start: dict[int, LiveValue]) -> AliveBytes:
-        """Return a count that also records formulas, with the values at the start of a block."""
+        """Return a count of bytes alive as formulas, from the values at the start of a block."""
         line = super().begin(start)
         found = _Rows(line.alive, line.total, totals=line.totals, sizes=self.rows)
         found.row = sum(map(found.bytes, start.values()), start=np.zeros(len(self.terms.places)))
@@ -297,7 +300,7 @@ class _Candidates(Scan):
         return found
 
     def largest(self, lines: list[AliveBytes], most: int) -> AliveBytes:
-        """Return the count of the body that is the largest at the hints.
+        """Return the bytes alive in the body that needs the most memory at the hints.
 
         Its `rows` are replaced by those of all bodies, because another one may be larger elsewhere.
         """
@@ -322,6 +325,6 @@ class _Unranked(Scan):
     """Scan of a program that does not compare the bytes alive at different instructions."""
 
     def begin(self, start: dict[int, LiveValue]) -> AliveBytes:
-        """Return a count without a peak, with the values at the start of a block."""
+        """Return a count of bytes alive without a peak, from the values at a block's start."""
         line = super().begin(start)
         return _Unordered(line.alive, line.total, totals=line.totals)

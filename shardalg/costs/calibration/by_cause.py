@@ -401,8 +401,12 @@ def items(done: ProgramAmounts, calibration: Calibration) -> tuple[Item, ...]:
     """Return the items of a cost: the seconds of each cause, multiplied by the constants.
 
     Shares of communication that computation hides are not applied here.
+
+    Args:
+      done: the work of a program, with seconds at the data sheet's rates.
+      calibration: the constants of the chip.
     """
-    # Products, and the products inside of kernels, reach a share of their peak.
+    # Products do not reach their peak: the constant is a share of the rate, so seconds are divided.
     weights = {
         "matrix": (MATRIX, 1 / calibration["matrix_efficiency"]),
         "kernel": (MATRIX, 1 / calibration["kernel_efficiency"]),

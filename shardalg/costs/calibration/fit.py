@@ -316,7 +316,13 @@ def _error(calibrations: Mapping[str, Calibration], step: Measured) -> float:
 
 @dataclass(frozen=True)
 class _Problem:
-    """Search for the constants that predict measured steps best; attributes as in `fit`."""
+    """Search for the constants that predict measured steps best.
+
+    Attributes:
+      base: the constants of each chip before the search.
+      free: the constants that the search may change.
+      prior: weight of the constants' typical values.
+    """
 
     base: Mapping[str, Calibration]
     free: tuple[Free, ...]

@@ -22,7 +22,7 @@ from shardalg.graph.ir import Graph, Node, once_per_graph
 from shardalg.sizes.amounts import quotient
 
 NONE: frozenset[int] = frozenset()
-# Operators whose results are their operands.
+# These operators compute nothing: their results are their operands, so they are looked through.
 ALIASES = ("annotate", "optimization_barrier")
 
 
