@@ -199,7 +199,7 @@ def _signature(equation: Any) -> Signature | None:
 def _block_bytes(block: Any, grid: Sequence[int]) -> int:
     """Return the bytes that one operand's (or result's) block copies move over the whole grid.
 
-    A block is copied when its index changes. The last grid axis is the fastest, so the index
+    A block is copied when its index changes. The last grid axis is the fastest. The index therefore
     changes at every step of the axes up to the last one that it depends on.
 
     Args:

@@ -198,8 +198,8 @@ class Stages:
     def machine(self, hardware: str | Hardware | Topology | None = None) -> Hardware | Topology:
         """Return the machine by which the plan is priced.
 
-        A single chip's name stands for so many chips as the mesh needs, in the vendor's arrangement
-        (unless `has_own_links`).
+        If the hardware is a chip, the machine has as many chips as the mesh needs. They are linked
+        in the vendor's arrangement, except if `has_own_links` is True.
 
         Args:
           hardware: a chip or topology; None is the chip of the options.

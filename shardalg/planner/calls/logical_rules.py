@@ -1,8 +1,8 @@
 """Logical-axis rules of flax, haliax and MaxText: they map names of dimensions to mesh axes.
 
 A rule names the mesh axes along which a dimension is sharded. For an array, the rules are tried in
-order. A rule applies if the array has a dimension of its name that no earlier rule has taken, and
-none of its mesh axes is used in the array already (flax, `logical_to_mesh_axes`).
+order. A rule applies under two conditions (flax, `logical_to_mesh_axes`). The array has a dimension
+of its name to which no earlier rule applies. None of its mesh axes is used in the array already.
 
 All of these libraries ignore a rule that never applies; `LogicalRules.idle` names it.
 """

@@ -93,10 +93,12 @@ class Placed(NamedTuple):
 def placed(call: Call, strategy: Strategy, given: Given = ((), {})) -> Placed:
     """Return a strategy with a mesh, which is searched for if the strategy has none.
 
-    The first of these that exists is used: the strategy's mesh, the mesh that a program read from
-    text states, the mesh of arrays and shardings, the mesh of `jax.set_mesh`, the mesh of sharding
-    constraints and `shard_map`s inside the function. For the last one the function is traced. A
-    mesh of JAX becomes a `Mesh`.
+    The first mesh that exists is used, in this order:
+      1. the strategy's mesh, or the mesh that a program read from text states;
+      2. the mesh of arrays and shardings;
+      3. the mesh of `jax.set_mesh`;
+      4. the mesh of sharding constraints and `shard_map`s in the function, which is traced for it.
+    A mesh of JAX becomes a `Mesh`.
 
     Args:
       given: the user's arguments, by position and by name.

@@ -13,13 +13,14 @@ as fit in so many bytes. `hoist_gathers=True` gathers the constants of a loop be
 constant that is moved before its loop anyway gets the sharding in which the body reads it.
 
 By cost: `Options(policy="cost")` starts from completion and allows any mesh axis on any loop
-(`by_cost.py`). Every node has all its candidates (`choose/choices.py`). Every value pays for the
-moves from where it is made to its result sharding, and from there to each distinct sharding that a
-reader requires, in seconds of a chip. Coordinate descent (`descent.py`) minimises the sum, from
+(`by_cost.py`). Every node has all its candidates (`choose/choices.py`). Every value costs the
+seconds of its moves. It is moved from the sharding in which it is computed to its result sharding,
+and from there to each distinct sharding that a reader requires. Coordinate descent (`descent.py`)
+minimises the sum, from
 random starts and with joint changes of neighbours; the tests compare it with scipy's HiGHS. Seconds
 are those of `Plan.cost`: each choice is emitted as a program of its own and priced (`prices.py`).
-Values that share a sharding across the border of a loop or of branches (all copies of a carry, a
-constant, a stacked value) are one unit of the descent (`choose/regions.py`). The descent decides
+Some values must share a sharding across the border of a loop or of branches: all copies of a carry,
+a constant, a stacked value. They are one unit of the descent (`choose/regions.py`). It decides
 result shardings, loops and borders; the program is then emitted as for other policies. Arguments,
 results and annotations keep their completed shardings. If no program is faster, completion stays.
 Memory is not limited.

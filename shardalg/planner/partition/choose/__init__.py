@@ -12,9 +12,9 @@ have the shardings of one assignment already, no other candidate is built
 (`planner/partition/emit/node.py`), derived once per operator class (`node_classes.py`) and
 available copies, then found by integers. `make xla-bytes` compares the result with XLA on random
 programs. A copy that one operator needed is available to the next choice of its phase
-(`PartitionContext.enter`): a gather that serves several operators costs the first one alone.
-Partial sums stay pending while their only reader can pass them on (`x + y` of two pending sums is
-one pending sum), so gradients of q, k and v are reduced once.
+(`PartitionContext.enter`): only the first operator pays for a gather that several ones need.
+Partial sums stay pending while their only reader can pass them on: `x + y` of two pending sums is
+one pending sum. Gradients of q, k and v are therefore reduced once.
 
 Nesting: the paper partitions nested patterns by groups of devices (section 4.4): a context per
 group, whose collectives and partition ids are rewritten to the devices of all groups. Here digits

@@ -266,8 +266,8 @@ def _tensors(rule: Rule, number: int | None) -> Iterator[Tensor]:
 def _unshardable(rule: Rule) -> Iterator[str]:
     """Yield the names of the loops that may not be sharded.
 
-    These are loops whose blocks are not blocks of a dimension that they index, reduced loops whose
-    partial results no collective combines, and reduced loops without iterations.
+    There are three kinds: loops whose blocks are not blocks of a dimension that they index; reduced
+    loops whose partial results no collective combines; reduced loops without iterations.
     """
     for tensor in rule.tensors:
         for dim, index in enumerate(rule.indices(tensor)):

@@ -2,8 +2,8 @@
 
     x[k] = sum over partitions p of (x[k] if p owns it, else 0)
 A last token, or a first row, is then moved in the sharding that its reader requires: all-reduced or
-reduce-scattered. The sum is taken over bits (`planner/partition/passes/unread.py`), because a sum
-of floats would lose the sign of -0, as it does in XLA's own owner selects.
+reduce-scattered. The sum is taken over bits (`planner/partition/passes/unread.py`). A sum of floats
+would lose the sign of -0, as XLA's own owner selects do.
 """
 
 from __future__ import annotations

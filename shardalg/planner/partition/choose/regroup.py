@@ -4,7 +4,7 @@ An exchange moves the elements.
 
 The dimensions of a reshape fall into groups that contain the same elements on both sides. If a
 group is sharded along its leading dimension, a device holds an interval of the group's flat
-elements and needs another interval for its block of the result. An exchange fetches the difference.
+elements. It needs another interval for its block of the result. An exchange fetches the difference.
 Source: GSPMD (arXiv:2105.04663), section 4.3, "Halo exchange for data formatting".
 """
 

@@ -6,8 +6,8 @@ masked. A dilated window whose phase depends on the device writes its dilation o
 arXiv:2105.04663, appendix A.2).
 
 A reduced loop whose extent does not divide leaves padding in its last blocks. The padding may hold
-any number. An operand is masked along such a loop by the identity of the combine (0 for a sum, the
-lowest number for a maximum), or by the number of the operand that fills these elements.
+any number. An operand is therefore masked along such a loop. The mask writes the identity of the
+combination (0 for a sum, the lowest number for a maximum), or the value of another operand.
 `planner/partition/passes/moving_masks.py` then moves each mask to the instruction that computes the
 value, or drops it.
 

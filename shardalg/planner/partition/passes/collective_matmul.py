@@ -98,8 +98,8 @@ class CollectiveMatmuls(Rewriter):
     def ring(self, pair: Pair) -> Ring | None:
         """Return the ring that could replace two consecutive instructions, or None.
 
-        None if the collective does not run along a single loop of the product, if it combines by
-        another operation than a sum, or if the user wrote it.
+        None if the collective does not run along a single loop of the product. Also None if it
+        combines by another operation than a sum, has one device only, or was written by the user.
 
         Args:
           pair: an all-gather and a product, or a product and a reduce-scatter.

@@ -3,8 +3,8 @@
     all_reduce(squeeze(owner_select(x)), "sum") = all_reduce(squeeze(owner_select(x)), "pick")
 A box at run-time starts (`Extract`) and an element of its owner (`OwnerSelect`) are partial sums,
 of which at most one device has an element other than 0. XLA gathers instead. A sum of floats would
-turn -0 of the owner and +0 of the others into +0. Copies of such a value are treated alike. Values
-that XLA sums, too (a lookup), are summed in their type, as in XLA.
+turn -0 of the owner and +0 of the others into +0. Copies of such a value are combined so, too.
+Values that XLA sums, too (a lookup), are summed in their type, as in XLA.
 """
 
 from __future__ import annotations
