@@ -16,14 +16,13 @@ By cost: `Options(policy="cost")` starts from completion and allows any mesh axi
 (`by_cost.py`). Every node has all its candidates (`choose/choices.py`). Every value costs the
 seconds of its moves. It is moved from the sharding in which it is computed to its result sharding,
 and from there to each distinct sharding that a reader requires. Coordinate descent (`descent.py`)
-minimises the sum, from
-random starts and with joint changes of neighbours; the tests compare it with scipy's HiGHS. Seconds
-are those of `Plan.cost`: each choice is emitted as a program of its own and priced (`prices.py`).
-Some values must share a sharding across the border of a loop or of branches: all copies of a carry,
-a constant, a stacked value. They are one unit of the descent (`choose/regions.py`). It decides
-result shardings, loops and borders; the program is then emitted as for other policies. Arguments,
-results and annotations keep their completed shardings. If no program is faster, completion stays.
-Memory is not limited.
+minimises the sum, from random starts and with joint changes of neighbours; the tests compare it
+with scipy's HiGHS. Seconds are those of `Plan.cost`: each choice is emitted as a program of its own
+and priced (`prices.py`). Some values must share a sharding across the border of a loop or of
+branches: all copies of a carry, a constant, a stacked value. They are one unit of the descent
+(`choose/regions.py`). It decides result shardings, loops and borders; the program is then emitted
+as for other policies. Arguments, results and annotations keep their completed shardings. If no
+program is faster, completion stays. Memory is not limited.
 
 Unreached values: by the paper's policy a value that no annotation reaches keeps the sharding in
 which it is computed (`unreached.py`). By the policies "gspmd" and "shardy" it has the sharding that
