@@ -55,6 +55,8 @@ class StrategyBar(Protocol):
         """Seconds of each cause of the step's time."""
 
 
+# The longest bar that is drawn whole, as a multiple of the shortest.
+MOST_TIMES = 5
 # The name of an axis does not fit into a part with a smaller share of the longest bar.
 LEAST_LABELLED = 0.07
 
@@ -67,7 +69,9 @@ def draw_comparison(rows: Sequence[StrategyBar]) -> Figure:
     height = 0.9 + 0.46 * max(1, len(rows))
     figure = Drawing(figsize=(8.4, height + 0.5), layout="constrained")
     axes = figure.subplots()
-    longest = max((row.step_s for row in rows if not row.refused), default=1.0) or 1.0
+    steps = [row.step_s for row in rows if not row.refused and row.step_s]
+    # Bars of strategies that are many times slower are cut, so that the others stay readable.
+    longest = min(max(steps, default=1.0), MOST_TIMES * min(steps, default=1.0))
     seen: dict[str, str] = {}
     for place, row in enumerate(rows):
         if row.refused:
@@ -76,13 +80,14 @@ def draw_comparison(rows: Sequence[StrategyBar]) -> Figure:
         left = 0.0
         # The same order of causes in each bar, so that bars are comparable part by part.
         for cause, seconds in sorted(row.limits.items(), key=lambda part: place_of(part[0])):
-            if seconds <= 0:
+            shown = min(seconds, longest - left)
+            if shown <= 0:
                 continue
             # Communication along all axes has one colour; the axis is written inside the bar.
             color = seen.setdefault(cause, limit_color(cause))
             axes.barh(
                 place,
-                1e3 * seconds,
+                1e3 * shown,
                 left=1e3 * left,
                 height=0.62,
                 color=color,
@@ -90,17 +95,18 @@ def draw_comparison(rows: Sequence[StrategyBar]) -> Figure:
                 edgecolor="white",
             )
             along = cause.partition(" along ")[2]
-            if along and seconds / longest > LEAST_LABELLED:
+            if along and shown / longest > LEAST_LABELLED:
                 axes.text(
-                    1e3 * (left + seconds / 2), place, along, ha="center", va="center", fontsize=7
+                    1e3 * (left + shown / 2), place, along, ha="center", va="center", fontsize=7
                 )
             left += seconds
         fits = "" if row.fits else ", does not fit"
         held = f"{bytes_text(row.peak_bytes)} of {bytes_text(row.capacity_bytes)}{fits}"
+        is_cut = row.step_s > longest
         axes.text(
-            1e3 * row.step_s,
+            1e3 * min(row.step_s, longest),
             place,
-            f"  {seconds_text(row.step_s)}, {held}",
+            f"  {'… ' if is_cut else ''}{seconds_text(row.step_s)}, {held}",
             va="center",
             fontsize=8,
         )
