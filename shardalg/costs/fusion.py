@@ -337,25 +337,30 @@ def _casts_of_block(program: SpmdProgram, graph: Graph, block: Block) -> Casts:
             chains |= {v: (v,) for v in instruction.results}
         if not fuses_here or (primitive not in VIEWS and primitive != CAST):
             continue
-        for value, made in viewed(instruction):
+        for value, result in viewed(instruction):
+            # A barrier, a second reader, or the end of the block ends a chain: the value before it
+            # is needed in memory.
             chain = chains.get(value, ()) if primitive != BARRIER else ()
             if chain and (len(readers[value]) > 1 or value in block.results):
                 chain = ()
+            # A view continues the chain from a product, or the way from a cast to a product.
             if primitive != CAST:
                 if chain:
-                    chains[made] = (*chain, made)
-                if value in read and made in multiplied:
-                    read[made] = read[value]
+                    chains[result] = (*chain, result)
+                if value in read and result in multiplied:
+                    read[result] = read[value]
                 elif value not in fused:
                     # A view of a value in memory is in memory.
-                    fused.discard(made)
-            elif chain and _itemsize(program, made) <= _itemsize(program, value):
-                written |= dict.fromkeys(chain, made)
-                free.add(made)
-                fused.discard(made)
-            elif value not in fused and made in multiplied:
-                read[made] = value
-                free.update({made} & only)
+                    fused.discard(result)
+            # A cast of a product's result that has no more bytes: the product writes the cast.
+            elif chain and _itemsize(program, result) <= _itemsize(program, value):
+                written |= dict.fromkeys(chain, result)
+                free.add(result)
+                fused.discard(result)
+            # A cast of a value in memory that products read: they read the value before the cast.
+            elif value not in fused and result in multiplied:
+                read[result] = value
+                free.update({result} & only)
     return Casts(read, written, frozenset(free))
 
 
@@ -385,21 +390,21 @@ def _read_by_products(
         # Products are in `_CHAINED` too, but they do not fuse: only casts and views are wanted.
         is_chained = step.fuses and step.primitive in _CHAINED
         for value in step.instruction.results if is_chained else ():
-            by = readers[value]
-            handed = [r.instruction.results[0] for r in by if r.primitive in VIEWS]
-            direct = [r for r in by if r.primitive not in VIEWS]
+            views = [r.instruction.results[0] for r in readers[value] if r.primitive in VIEWS]
+            direct = [r for r in readers[value] if r.primitive not in VIEWS]
+            # Any other reader than a product or a fusing operator needs the value in memory.
             if (
                 value in results
-                or any(r.primitive == BARRIER for r in by)
-                or not inside.issuperset(handed)
+                or any(r.primitive == BARRIER for r in readers[value])
+                or not inside.issuperset(views)
                 or not all(r.fuses or r.primitive in PRODUCTS for r in direct)
             ):
                 continue
             inside.add(value)
             multiplied = [r for r in direct if r.primitive in PRODUCTS]
-            if multiplied or not read.isdisjoint(handed):
+            if multiplied or not read.isdisjoint(views):
                 read.add(value)
-                if len(multiplied) == len(direct) and only.issuperset(handed):
+                if len(multiplied) == len(direct) and only.issuperset(views):
                     only.add(value)
     return read, only
 

@@ -325,7 +325,7 @@ class Pricing:
         codes = [~kind if v in self.fused else kind for v, kind in enumerate(types)]
         first: dict[Any, int] = {}
         found: list[int] = []
-        joined, rings, nodes = self.together, self.rings, self.operators
+        combined, rings, nodes = self.together, self.rings, self.operators
         again = fused_attention(self.graph).again
         for place, step in enumerate(self.steps):
             instruction = step.instruction
@@ -336,7 +336,7 @@ class Pricing:
                 operator if plain else self.operation(instruction),
                 again.get(instruction.node or 0) if again else None,
                 *(instruction.role, instruction.phase, step.count),
-                self.company(instruction, types) if id(instruction) in joined else None,
+                self.company(instruction, types) if id(instruction) in combined else None,
                 self.place_in_kernels(instruction),
                 rings.get(id(instruction)) if rings else None,
                 tuple([codes[v] for v in values]),

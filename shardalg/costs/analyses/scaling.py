@@ -36,9 +36,9 @@ def reused(program: SpmdProgram, donated: Sequence[int]) -> Mapping[int, int]:
     read = {v for one in block.instructions for v in one.operands} | set(block.results)
     free = [v for v in (block.arguments[position] for position in donated) if v in read]
     for result in dict.fromkeys(program.block.results):
-        made = held[result]
+        target = held[result]
         for argument in free:
-            if held[argument].dtype == made.dtype and held[argument].shape == made.shape:
+            if held[argument].dtype == target.dtype and held[argument].shape == target.shape:
                 free.remove(argument)
                 found[result] = argument
                 break

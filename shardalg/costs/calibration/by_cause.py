@@ -78,12 +78,12 @@ def chains(program: SpmdProgram, graph: Graph, inside: frozenset[int]) -> Chains
     fusing = [ins for ins in steps if fuses(ins, graph)]
     products = [ins for ins in steps if type(ins.attributes) is Apply and not fuses(ins, graph)]
     # Two instructions are in one chain if a value between them is never in memory, or is a view.
-    made = {value: place for place, ins in enumerate(fusing) for value in ins.results}
+    producer = {value: place for place, ins in enumerate(fusing) for value in ins.results}
     joined = _UnionFind(len(fusing))
     for place, ins in enumerate(fusing):
         for value in ins.operands:
-            if value in made and (value in inside or is_view(fusing[made[value]])):
-                joined.join(place, made[value])
+            if value in producer and (value in inside or is_view(fusing[producer[value]])):
+                joined.join(place, producer[value])
     # A chain is next to a product if it reads a product's result or a view of it, or computes
     # a product's operand, which the product may read through a view.
     by_product = {v for ins in products for v in ins.results}
@@ -93,15 +93,15 @@ def chains(program: SpmdProgram, graph: Graph, inside: frozenset[int]) -> Chains
         by_product.update(made for value, made in viewed(ins) if value in by_product)
     for ins in reversed(views):
         for_product.update(value for value, made in viewed(ins) if made in for_product)
-    touches = {
+    next_to_products = {
         joined.first(place)
         for place, ins in enumerate(fusing)
         if not by_product.isdisjoint(ins.operands) or not for_product.isdisjoint(ins.results)
     }
     # A chain with a reduction is a kernel of its own, even next to a product.
     summing = {joined.first(place) for place, ins in enumerate(fusing) if reduces(ins, graph)}
-    along = {id(ins): joined.first(place) in touches - summing for place, ins in enumerate(fusing)}
-    return Chains(along)
+    with_products = next_to_products - summing
+    return Chains({id(i): joined.first(place) in with_products for place, i in enumerate(fusing)})
 
 
 class _UnionFind:

@@ -67,13 +67,14 @@ def events(
         """Return the pipeline loop around an instruction, or None."""
         return next((i for i in each.step.loops if i.node in loops), None)
 
-    order = {id(one): place for place, one in enumerate(executed(program.block))}
+    # `timed` is in the order of the program; devices run combined all-reduces later.
+    order = {id(each): place for place, each in enumerate(executed(program.block))}
     steps = sorted(
         timed(program, graph, hardware), key=lambda each: order[id(each.step.instruction)]
     )
     # The body of a pipeline loop is in the list once, so its instructions are repeated per trip.
     for around, inside in groupby(steps, pipelined):
-        one = [*parts([*inside], around)]
+        groups = [*parts([*inside], around)]
         trips: Sequence[int | None] = [None]
         if around is not None:
             loop = around.attributes
@@ -82,8 +83,8 @@ def events(
         for trip in trips:
             for stage in range(rows):
                 idle = around is not None and _idle(loops, around, stage, trip)
-                found += _placed(one, now, stage, trip, idle)
-            now += sum(part.seconds for part in one)
+                found += _placed(groups, now, stage, trip, idle)
+            now += sum(group.seconds for group in groups)
     return tuple(found)
 
 
@@ -135,14 +136,13 @@ def parts(steps: list[Timed], around: Instruction | None) -> Iterator[EventGroup
 
 
 def _placed(
-    made: list[EventGroup], start: float, stage: int, trip: int | None, idle: bool
+    groups: list[EventGroup], start: float, stage: int, trip: int | None, idle: bool
 ) -> Iterator[StageEvent]:
     """Yield the groups of one trip as events of a stage, or one bubble if the stage is idle."""
     if idle:
-        yield StageEvent(
-            stage, BUBBLE, (), made[0].phase, start, sum(p.seconds for p in made), trip
-        )
+        seconds = sum(group.seconds for group in groups)
+        yield StageEvent(stage, BUBBLE, (), groups[0].phase, start, seconds, trip)
         return
-    for part in made:
+    for part in groups:
         yield StageEvent(stage, part.kind, part.axes, part.phase, start, part.seconds, trip)
         start += part.seconds
