@@ -70,9 +70,11 @@ from shardalg.plan.plan import load_plan as load_plan
 from shardalg.plan.plan import plan as plan
 from shardalg.plan.resharding import Reshard as Reshard
 from shardalg.plan.resharding import reshard as reshard
+from shardalg.plan.rules.findings import Finding as Finding
+from shardalg.plan.rules.findings import Findings as Findings
+from shardalg.plan.rules.logical_rules import LogicalRules as LogicalRules
+from shardalg.plan.rules.logical_rules import logical_rules as logical_rules
 from shardalg.plan.strategies import recipes as recipes
-from shardalg.planner.calls.logical_rules import LogicalRules as LogicalRules
-from shardalg.planner.calls.logical_rules import logical_rules as logical_rules
 from shardalg.planner.propagate.options import Options as Options
 from shardalg.planner.propagate.options import Switches as Switches
 from shardalg.planner.propagate.strategy import Strategy as Strategy

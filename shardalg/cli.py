@@ -18,6 +18,7 @@ from shardalg.plan.commands.comparing import COMPARE
 from shardalg.plan.commands.messages import Command, UserProgramError, failed, in_options
 from shardalg.plan.commands.proving import LEMMAS_COMMAND, PROVE
 from shardalg.plan.commands.questions import AOT, COMPARE_XLA, EXPLAIN, PLAN, TIMELINE
+from shardalg.plan.commands.rules_lint import RULES
 
 COMMANDS = {
     "plan": PLAN,
@@ -33,11 +34,12 @@ COMMANDS = {
     "paper": Command.of(paper),
     "prove": PROVE,
     "lemmas": LEMMAS_COMMAND,
+    "rules": RULES,
 }
 WRONG_USE, PROGRAM_FAILED, OWN_FAULT = 2, 3, 70
 STATUSES = """\
-exit status: 0 success, 1 a claim is refuted, 2 wrong use of the command, 3 your own program fails,
-4 a claim could not be proved, 70 an internal error of shardalg
+exit status: 0 success, 1 a claim is refuted or rules have findings, 2 wrong use of the command,
+3 your own program fails, 4 a claim could not be proved, 70 an internal error of shardalg
 """
 
 

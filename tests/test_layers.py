@@ -65,6 +65,8 @@ PLACES = {
         "lower/",
         "models/",
         "lab/",
+        "plan/rules/logical_rules.py",
+        "plan/rules/named_arrays.py",
         "planner/calls/",
         "xla/stablehlo/",
         "xla/dump.py",

@@ -38,8 +38,16 @@ class Request(NamedTuple):
     open_results: list[bool]
 
 
-def compile_apart(stage: Any, dumping: Dumping, asked: Request) -> tuple[list[str], str]:
-    """Compile a program in another process; return its results' layouts as HLO text, and its log.
+class CompiledApart(NamedTuple):
+    """The results' shardings as HLO text, a device's flops if XLA counts them, and XLA's log."""
+
+    shardings: list[str]
+    flops: float | None
+    log: str
+
+
+def compile_apart(stage: Any, dumping: Dumping, asked: Request) -> CompiledApart:
+    """Compile a program in another process.
 
     Args:
       stage: JAX's lowered program.
@@ -59,7 +67,9 @@ def compile_apart(stage: Any, dumping: Dumping, asked: Request) -> tuple[list[st
             f"devices (status {run.returncode}): {last_words(run.stderr)}\n"
             "Compare with another partitioner, or leave out the part of the function that it names."
         )
-    return json.loads((dumping.folder / "results.json").read_text()), run.stderr
+    return CompiledApart(
+        **json.loads((dumping.folder / "results.json").read_text()), log=run.stderr
+    )
 
 
 def run_apart(

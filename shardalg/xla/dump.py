@@ -53,6 +53,7 @@ class Completion:
       collectives: the collectives that partitioning inserted.
       log: XLA's messages; None if XLA compiled in this process and wrote to its log.
       graph: the compiled graph, whose nodes XLA's instructions name; None for another program.
+      flops: floating-point operations of one device, as XLA counts them; None without a count.
     """
 
     partitioner: str
@@ -62,6 +63,7 @@ class Completion:
     collectives: tuple[HloCollective, ...]
     log: str | None = None
     graph: Graph | None = None
+    flops: float | None = None
 
 
 def partitioners() -> tuple[str, ...]:
@@ -142,11 +144,11 @@ def ask(
     arguments, results = annotations.arguments, annotations.results
     open_ends = [s is None for s in arguments] + [False], [s is None for s in results]
     with Dumping(is_run=False) as dumping:
-        texts, log = compile_apart(stage, dumping, Request(partitioner, mesh.size, *open_ends))
-        shaped = zip(texts, _shapes(stage), strict=True)
+        apart = compile_apart(stage, dumping, Request(partitioner, mesh.size, *open_ends))
+        shaped = zip(apart.shardings, _shapes(stage), strict=True)
         loops = iterations_in(graph)
         made = _completion(dumping.read(), partitioner, mesh, shaped, loops=loops)
-        return replace(made, log=log, graph=graph)
+        return replace(made, log=apart.log, graph=graph, flops=apart.flops)
 
 
 def _as_written(graph: Graph, annotations: Annotations) -> tuple[Graph, Annotations]:
@@ -215,7 +217,8 @@ def read(
         compiled = stage.compile(compiler_options=options, device_assignment=devices)
         given = zip(jax.tree.leaves(compiled.output_shardings), _shapes(stage), strict=True)
         texts = [(str(s._to_xla_hlo_sharding(len(shape))), shape) for s, shape in given]
-        return _completion(dumping.read(), partitioner, mesh, texts, loops=loops)
+        made = _completion(dumping.read(), partitioner, mesh, texts, loops=loops)
+        return replace(made, flops=(compiled.cost_analysis() or {}).get("flops"))
 
 
 def _shapes(stage: Any) -> list[tuple[int, ...]]:

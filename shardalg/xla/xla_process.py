@@ -2,8 +2,8 @@
 
 Its folder holds `module`, the StableHLO of a lowered program, and `request.json`: the partitioner,
 the number of devices, and for each argument and result whether XLA may choose its sharding. XLA
-writes its dump into the same folder, and `results.json` lists the results' shardings. Nothing of
-shardalg is imported, and an abort of XLA ends this process alone.
+writes its dump into the same folder, and `results.json` has the results' shardings and the flops of
+a device. Nothing of shardalg is imported, and an abort of XLA ends this process alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def main(folder: Path) -> None:
     if hasattr(jax.config, SWITCH):
         jax.config.update(SWITCH, request["partitioner"] == "shardy")
     made = compiled((folder / "module").read_bytes(), request, request["options"])
-    (folder / "results.json").write_text(json.dumps(result_shardings(made)))
+    results = {"shardings": result_shardings(made), "flops": device_flops(made)}
+    (folder / "results.json").write_text(json.dumps(results))
 
 
 def compiled(module: bytes, request: dict[str, Any], options: dict[str, str]) -> Any:
@@ -54,6 +55,13 @@ def result_shardings(executable: Any) -> list[str]:
     from jaxlib.xla_client import HloSharding
 
     return [str(HloSharding.from_proto(s)) for s in executable.get_output_shardings() or ()]
+
+
+def device_flops(executable: Any) -> float | None:
+    """Return the floating-point operations of one device that XLA counts; None without a count."""
+    counted = executable.cost_analysis()
+    counted = counted[0] if isinstance(counted, list) and counted else counted
+    return counted.get("flops") if isinstance(counted, dict) else None
 
 
 if __name__ == "__main__":

@@ -24,6 +24,10 @@ def arrays():
     return jax.numpy.ones((8, 16)), jax.numpy.ones((64, 8))
 
 in_shardings = (P("m"), P("d"))
+rules = [("mlp", "m"), ("embed", "d")]
+
+def named():
+    return {"w": ((8, 16), "float32", ("embed", "mlp"))}
 """
 MESH = ["--mesh", "d=2,m=2"]
 SMALL = ["--sizes", "layers=2", "--strategy", "finalized", "--batch", "16"]
@@ -42,6 +46,7 @@ CASES = {
     "paper": ["--column", "narrow-bench.c4"],
     "prove": ["[X, None]", "[None, Y]", "--shape", "8,8", "--mesh", "X=2,Y=2"],
     "lemmas": [],
+    "rules": ["lint", "here.py:named", *MESH],
 }
 OF_A_PLAN = ("plan", "explain", "timeline", "compare-xla", "aot", "run", "explore", "strategies")
 COUNTS = re.compile(

@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.sharding import PartitionSpec
@@ -22,6 +22,9 @@ from jax.sharding import PartitionSpec
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import StrategyError
 from shardalg.tables import Table
+
+if TYPE_CHECKING:
+    from shardalg.plan.rules.findings import Findings
 
 Axes = tuple[str, ...]
 KEY = "logical_axis_rules"
@@ -76,16 +79,20 @@ class LogicalRules:
         (('data', None, 'model'), (None, 'model'))
         """
         rule_of = self._applied_rules(names)
-        axes = [self._present(rule_of[d]) if d in rule_of else () for d in range(len(names))]
+        axes = [self.present(rule_of[d]) if d in rule_of else () for d in range(len(names))]
         return PartitionSpec(*(a if len(a) > 1 else a[0] if a else None for a in axes))
 
-    def _applied_rules(self, names: Sequence[str | None]) -> dict[int, LogicalRule]:
-        """Return a dictionary from the number of a dimension to the rule that applies to it.
+    def applied(self, names: Sequence[str | None]) -> dict[int, int]:
+        """Return the index of the rule that applies to each dimension, by the dimension's number.
 
         Dimensions without a rule are absent.
 
         Raises:
           StrategyError: two dimensions have one name.
+
+        >>> rules = logical_rules([("mlp", "x"), ("embed", "x")], Mesh({"x": 2}))
+        >>> rules.applied(("embed", "mlp")), rules.applied(("embed", None))
+        ({1: 0}, {0: 1})
         """
         twice = [name for name, count in Counter(names).items() if name and count > 1]
         if twice:
@@ -93,18 +100,60 @@ class LogicalRules:
                 f"logical axes {tuple(names)!r} have {twice[0]!r} twice: a rule would split two "
                 "dimensions along the same mesh axes. Name them apart."
             )
-        found: dict[int, LogicalRule] = {}
+        found: dict[int, int] = {}
         used: set[str] = set()
         # An earlier rule wins, both for a dimension and for a mesh axis (flax).
-        for rule in self.rules:
+        for place, rule in enumerate(self.rules):
             at = names.index(rule.name) if rule.name in names else None
-            axes = self._present(rule)
+            axes = self.present(rule)
             if at is not None and at not in found and used.isdisjoint(axes):
-                found[at] = rule
+                found[at] = place
                 used.update(axes)
         return found
 
-    def _present(self, rule: LogicalRule) -> Axes:
+    def _applied_rules(self, names: Sequence[str | None]) -> dict[int, LogicalRule]:
+        """Return the rule that applies to each dimension, by the dimension's number.
+
+        Raises:
+          StrategyError: two dimensions have one name.
+        """
+        return {at: self.rules[place] for at, place in self.applied(names).items()}
+
+    def lint(self, arrays: Any, mesh: Any = None, fn: Any = None, names: Any = None) -> Findings:
+        """Return the rules that are silently wrong for some arrays, with repairs.
+
+        Without a function, the rules are applied to the arrays alone: `shadowed`, `never_applies`,
+        `no_array`, `unknown_axis`, `size_one`, `not_divisible`, `collision`, `replicated`. With a
+        function, its values are followed through operators that compute element by element:
+        `replicated_by_omission`, `axes_differ_from_what_it_meets`. The glossary of kinds is in
+        `shardalg.plan.rules.findings`.
+
+        Args:
+          arrays: a mapping or a pytree of arrays. A leaf is (shape, dtype, names), (shape, names),
+            the names alone, a box of flax linen (`nn.with_logical_partitioning`), a variable of
+            nnx with names, or a shape whose names are in `names`.
+          mesh: None: the mesh of the rules.
+          fn: a function whose parameters are keys of `arrays`. The other keys name its sites
+            (`sa.annotate(x, key)`). Then each repair is planned and compiled by XLA for as many
+            CPU devices; a repair that does not help in both is left out.
+          names: a pytree of names that is parallel to `arrays`.
+
+        Raises:
+          StrategyError: arrays without names or with another number of names than dimensions, or a
+            parameter of the function that is no key.
+
+        >>> rules = logical_rules([("embed", "x"), ("mpl", "y")], {"x": 2, "y": 4})
+        >>> rules.lint({"w": ((64, 256), "float32", ("embed", "mlp"))})
+        1 finding in 2 rules for 1 array on Mesh(x=2, y=4).
+        kind      rule          array  axis  bytes  repair  why
+        no_array  ('mpl', 'y')         y                    no array has a dimension 'mpl'; did ...
+        """
+        from shardalg.plan.rules.lint import lint
+
+        on = self if mesh is None else replace(self, mesh=mesh_from(mesh))
+        return lint(on, arrays, fn, names)
+
+    def present(self, rule: LogicalRule) -> Axes:
         """Return those axes of a rule that the mesh has."""
         return tuple(axis for axis in rule.axes if axis in self.mesh.shape)
 
@@ -211,7 +260,7 @@ class LogicalRules:
                 same[str(laid[at])] = None
                 continue
             # Rules after this one apply later in flax, so their axes were free at this rule.
-            used = {a for one in laid.values() if id(one) in earlier for a in self._present(one)}
+            used = {a for one in laid.values() if id(one) in earlier for a in self.present(one)}
             taken[", ".join(axis for axis in rule.axes if axis in used)] = None
         reasons = []
         if same:
@@ -294,16 +343,20 @@ def logical_rules(rules: object, mesh: Any) -> LogicalRules:
     >>> logical_rules("logical_axis_rules: [['embed', ['fsdp']], ['mlp', 'tensor']]", {"fsdp": 4})
     LogicalRules(rules=(LogicalRule(name='embed', axes=('fsdp',)), ...), mesh=Mesh(fsdp=4))
     """
-    if isinstance(mesh, Mapping):
-        mesh = Mesh(dict(mesh))
-    elif not isinstance(mesh, Mesh):
-        mesh = Mesh.from_jax(mesh)
+    mesh = mesh_from(mesh)
     if isinstance(rules, str | Path):
         rules = _read(rules)
     pairs: Any = rules.items() if isinstance(rules, Mapping) else rules
     if isinstance(pairs, str) or not isinstance(pairs, Iterable):
         raise StrategyError(f"{rules!r:.80} are no logical-axis rules. Write them as {_EXAMPLE}.")
     return LogicalRules(tuple(map(_rule, pairs)), mesh)
+
+
+def mesh_from(given: Any) -> Mesh:
+    """Return a mesh that is given as a `Mesh`, a mesh of JAX, or a dict from axes to sizes."""
+    if isinstance(given, Mapping):
+        return Mesh(dict(given))
+    return given if isinstance(given, Mesh) else Mesh.from_jax(given)
 
 
 def _rule(pair: Any) -> LogicalRule:

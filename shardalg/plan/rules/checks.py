@@ -1,0 +1,362 @@
+"""Faults of logical-axis rules that the rules and the arrays show, without a function.
+
+A rule is applied as flax does (`LogicalRules.applied`). An axis is *live* if its size is not 1.
+
+Rules that are written for many models and meshes have rules without effect on purpose. These tests
+keep them apart from faults:
+- A later rule of the same name with fewer axes is a fallback, for arrays where an axis is taken.
+- Rules are *shared* if there are many, or if more than half of those with axes have no array or no
+  live axis. Then an unused name is a finding only if it is a misspelt name that has no rule.
+- Two dimensions that want one axis are a fault if the array then lacks a live axis that its own
+  rules name. Of weights they are also a fault if the rule that loses applies nowhere. Names of
+  activations may be alternatives: of heads and their elements, the first that occurs is sharded.
+- A small array may be whole on every device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from shardalg.plan.rules.findings import Finding
+
+if TYPE_CHECKING:
+    from shardalg.plan.rules.logical_rules import Axes, LogicalRules
+    from shardalg.plan.rules.named_arrays import NamedArray
+
+# Smaller arrays, by their share of all bytes, may be whole on every device: norms, biases.
+SMALL = 0.01
+# A list of more rules than these serves more than one model.
+MANY = 16
+_NEAR = 0.65
+
+
+@dataclass(frozen=True)
+class Group:
+    """Arrays with the same names and shape, and the rule of each dimension.
+
+    Attributes:
+      applied: per dimension with a rule, the index of the rule.
+      num_bytes: bytes of all arrays of the group; None if their shape is not known.
+    """
+
+    arrays: tuple[NamedArray, ...]
+    applied: dict[int, int]
+    num_bytes: int | None
+
+    @property
+    def names(self) -> tuple[str | None, ...]:
+        """The names of the dimensions."""
+        return self.arrays[0].names or ()
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape, if it is known."""
+        return self.arrays[0].shape
+
+    @property
+    def has_batch(self) -> bool:
+        """True if a dimension is one of the batch, as of activations and data."""
+        return any("batch" in name for name in self.names if name)
+
+
+@dataclass(frozen=True)
+class AppliedRules:
+    """Rules applied to arrays."""
+
+    rules: LogicalRules
+    groups: tuple[Group, ...]
+
+    @staticmethod
+    def of(rules: LogicalRules, arrays: Sequence[NamedArray]) -> AppliedRules:
+        """Apply rules to the arrays that have names.
+
+        Raises:
+          StrategyError: an array has a name twice.
+        """
+        found: dict[object, list[NamedArray]] = {}
+        for one in arrays:
+            if one.names is not None:
+                found.setdefault((one.names, one.shape), []).append(one)
+        groups = []
+        for alike in found.values():
+            sizes = [one.num_bytes for one in alike]
+            known = None if None in sizes else sum(n for n in sizes if n is not None)
+            groups.append(Group(tuple(alike), rules.applied(alike[0].names or ()), known))
+        return AppliedRules(rules, tuple(groups))
+
+    def live(self, rule: int) -> Axes:
+        """Return the axes of a rule that the mesh has, and whose size is not 1."""
+        shape = self.rules.mesh.shape
+        return tuple(a for a in self.rules.present(self.rules.rules[rule]) if shape[a] != 1)
+
+    def axes_of(self, group: Group) -> set[str]:
+        """Return the live axes along which the arrays of a group are sharded."""
+        return {axis for rule in group.applied.values() for axis in self.live(rule)}
+
+    @cached_property
+    def having(self) -> dict[str, list[Group]]:
+        """The groups that have a dimension of a name."""
+        found: dict[str, list[Group]] = {}
+        for group in self.groups:
+            for name in group.names:
+                if name is not None:
+                    found.setdefault(name, []).append(group)
+        return found
+
+    @cached_property
+    def in_use(self) -> frozenset[int]:
+        """The rules that apply to some array."""
+        return frozenset(rule for group in self.groups for rule in group.applied.values())
+
+    @cached_property
+    def total_bytes(self) -> int:
+        """Bytes of all arrays whose shape is known."""
+        return sum(group.num_bytes or 0 for group in self.groups)
+
+    @cached_property
+    def is_shared(self) -> bool:
+        """True if most rules serve other models and meshes."""
+        given = [i for i, rule in enumerate(self.rules.rules) if rule.axes]
+        inert = [
+            i for i in given if self.rules.rules[i].name not in self.having or not self.live(i)
+        ]
+        return len(given) > MANY or 2 * len(inert) > len(given)
+
+    def is_fallback(self, rule: int) -> bool:
+        """Return whether a rule has fewer axes than an earlier one of the same name."""
+        mine = self.rules.rules[rule]
+        return any(
+            earlier.name == mine.name and set(mine.axes) < set(earlier.axes)
+            for earlier in self.rules.rules[:rule]
+        )
+
+    def is_large(self, group: Group) -> bool:
+        """Return whether a group has more than a small share of all bytes."""
+        return group.num_bytes is None or group.num_bytes >= SMALL * self.total_bytes
+
+    def lost_axes(self, group: Group) -> set[str]:
+        """Return live axes that rules name for dimensions without a rule, and that nothing has."""
+        unlaid = {n for d, n in enumerate(group.names) if n and d not in group.applied}
+        wanted = {
+            axis
+            for i, rule in enumerate(self.rules.rules)
+            if rule.name in unlaid
+            for axis in self.live(i)
+        }
+        return wanted - self.axes_of(group)
+
+    def finding(self, kind: str, rule: int | None, why: str, **more: object) -> Finding:
+        """Return a finding about a rule."""
+        text = "" if rule is None else str(self.rules.rules[rule])
+        return Finding(kind, rule, text, why=why, **more)  # type: ignore[arg-type]
+
+
+def is_misspelt(given: str, meant: str) -> bool:
+    """Return whether two names differ in the spelling of one word, or in underscores.
+
+    >>> is_misspelt("mpl", "mlp"), is_misspelt("kvheads", "kv_heads"), is_misspelt("kv", "heads")
+    (True, True, False)
+    >>> is_misspelt("activation_mlp_moe", "activation_length_moe")
+    False
+    """
+    mine, other = given.split("_"), meant.split("_")
+    if len(mine) != len(other):
+        return "".join(mine) == "".join(other)
+    differ = [(a, b) for a, b in zip(mine, other, strict=True) if a != b]
+    if len(differ) != 1:
+        return False
+    ((word, right),) = differ
+    return sorted(word) == sorted(right) or bool(get_close_matches(word, [right], 1, _NEAR))
+
+
+def check_rules(laid: AppliedRules) -> Iterator[Finding]:
+    """Yield the faults of single rules: they apply nowhere, or name axes in vain."""
+    mesh = laid.rules.mesh
+    for i, rule in enumerate(laid.rules.rules):
+        for axis in rule.axes:
+            if axis not in mesh.shape:
+                near = get_close_matches(axis, mesh.axis_names, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                why = f"the mesh has no axis {axis!r}, only {', '.join(mesh.axis_names)}{hint}"
+                yield laid.finding("unknown_axis", i, why, name=rule.name, axis=axis)
+        if rule.name not in laid.having:
+            yield from _without_arrays(laid, i)
+        elif i not in laid.in_use:
+            yield from _unused(laid, i)
+        elif laid.rules.present(rule) and not laid.live(i):
+            yield from _of_size_one(laid, i)
+
+
+def _without_arrays(laid: AppliedRules, i: int) -> Iterator[Finding]:
+    """Yield the finding about a rule whose name no array has."""
+    rule = laid.rules.rules[i]
+    ruled = {one.name for one in laid.rules.rules}
+    near = [name for name in laid.having if name not in ruled and is_misspelt(rule.name, name)]
+    # A rule without axes says what a missing rule says. Shared rules have names of other models.
+    if not rule.axes or (laid.is_shared and not near):
+        return
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    why = f"no array has a dimension {rule.name!r}{hint}"
+    axes, meant = ", ".join(rule.axes), near[0] if near else ""
+    yield laid.finding("no_array", i, why, name=rule.name, axis=axes, meant=meant)
+
+
+def _unused(laid: AppliedRules, i: int) -> Iterator[Finding]:
+    """Yield the finding about a rule that applies to no array, although arrays have its name."""
+    rule, groups = laid.rules.rules[i], laid.having[laid.rules.rules[i].name]
+    live = laid.live(i)
+    if not live or laid.is_fallback(i):
+        return
+    more = {
+        "name": rule.name,
+        "array": groups[0].arrays[0].key,
+        "num_arrays": sum(len(group.arrays) for group in groups),
+    }
+    winners = {group.applied.get(group.names.index(rule.name)) for group in groups}
+    first = next(iter(winners))
+    if len(winners) == 1 and first is not None and first < i:
+        why = f"{laid.rules.rules[first]} before it applies to every dimension {rule.name!r}"
+        yield laid.finding("shadowed", i, why, axis=", ".join(live), by=(first,), **more)
+        return
+    takers = sorted(
+        {
+            j
+            for group in groups
+            for j in group.applied.values()
+            if j < i and set(laid.rules.present(laid.rules.rules[j])) & set(rule.axes)
+        }
+    )
+    if not any(laid.lost_axes(group) & set(live) or not group.has_batch for group in groups):
+        return
+    axes_of = {a for j in takers for a in laid.rules.present(laid.rules.rules[j])}
+    taken = [axis for axis in rule.axes if axis in axes_of]
+    by = ", ".join(str(laid.rules.rules[j]) for j in takers)
+    why = f"wherever {rule.name!r} occurs, another dimension has {', '.join(taken)} by {by}"
+    yield laid.finding("never_applies", i, why, axis=", ".join(taken), by=tuple(takers), **more)
+
+
+def _of_size_one(laid: AppliedRules, i: int) -> Iterator[Finding]:
+    """Yield the finding about a rule whose axes have size 1, if it leaves an array whole."""
+    rule = laid.rules.rules[i]
+    groups = [
+        group
+        for group in laid.having[rule.name]
+        if i in group.applied.values() and not laid.axes_of(group) and laid.is_large(group)
+    ]
+    if not groups:
+        return
+    axes = laid.rules.present(rule)
+    first = groups[0].arrays[0]
+    size = " and ".join(axes) + (" has" if len(axes) == 1 else " have")
+    yield laid.finding(
+        "size_one",
+        i,
+        f"{size} size 1, so every device has all of {first.key}",
+        name=rule.name,
+        array=first.key,
+        num_arrays=sum(len(group.arrays) for group in groups),
+        axis=", ".join(axes),
+        bytes=_sum(groups),
+    )
+
+
+def check_arrays(laid: AppliedRules) -> Iterator[Finding]:
+    """Yield the faults of rules on single arrays: collisions, sizes, arrays that stay whole."""
+    for group in laid.groups:
+        yield from _collisions(laid, group)
+        yield from _uneven(laid, group)
+    yield from _replicated(laid)
+
+
+def _collisions(laid: AppliedRules, group: Group) -> Iterator[Finding]:
+    """Yield a finding per axis that one dimension of an array takes from another."""
+    lost = laid.lost_axes(group)
+    for i, rule in enumerate(laid.rules.rules):
+        if rule.name not in group.names or group.names.index(rule.name) in group.applied:
+            continue
+        dead = i not in laid.in_use and not group.has_batch and not laid.is_fallback(i)
+        if not laid.live(i) or not (dead or (lost and laid.is_large(group))):
+            continue
+        for j in sorted(group.applied.values()):
+            wins = laid.rules.rules[j]
+            for axis in rule.axes:
+                if j < i and axis in laid.rules.present(wins):
+                    first = group.arrays[0]
+                    words = f"both {wins.name!r} and {rule.name!r} of {first.key} want {axis}: "
+                    words += f"{wins} is first, and {rule.name!r} is not sharded"
+                    only = [a for a in laid.live(i) if a in lost]
+                    if only:
+                        words += f", not along {', '.join(only)} either"
+                    yield laid.finding(
+                        "collision", i, words, name=rule.name, array=first.key, axis=axis, by=(j,),
+                        num_arrays=len(group.arrays), bytes=_saved(laid, group, only),
+                    )  # fmt: skip
+
+
+def _uneven(laid: AppliedRules, group: Group) -> Iterator[Finding]:
+    """Yield a finding per dimension whose size its rule's axes do not divide."""
+    if group.shape is None:
+        return
+    for at, i in sorted(group.applied.items()):
+        axes, size = laid.live(i), group.shape[at]
+        parts = math.prod(laid.rules.mesh.shape[axis] for axis in axes)
+        if size % parts:
+            first, rule = group.arrays[0], laid.rules.rules[i]
+            why = f"{rule.name!r} of {first.key} has {size} elements, which {parts} devices along "
+            why += f"{', '.join(axes)} do not divide: jax refuses it as an argument"
+            yield laid.finding(
+                "not_divisible", i, why, name=rule.name, array=first.key, axis=", ".join(axes),
+                num_arrays=len(group.arrays),
+            )  # fmt: skip
+
+
+def _replicated(laid: AppliedRules) -> Iterator[Finding]:
+    """Yield a finding per large array that only a name without a rule leaves whole along an axis.
+
+    Most bytes of the other arrays are sharded along that axis. Arrays with a batch dimension do not
+    count: they are sharded otherwise than weights on purpose.
+    """
+    ruled = {rule.name for rule in laid.rules.rules}
+    sized = [group for group in laid.groups if group.num_bytes and not group.has_batch]
+    for group in sized:
+        peers = [g for g in sized if g is not group]
+        of_all = sum(g.num_bytes or 0 for g in peers)
+        used = laid.axes_of(group)
+        for axis, size in laid.rules.mesh.shape.items():
+            if size == 1 or axis in used or not laid.is_large(group) or not group.shape:
+                continue
+            split = sum(g.num_bytes or 0 for g in peers if axis in laid.axes_of(g))
+            free = [
+                name
+                for name, n in zip(group.names, group.shape, strict=True)
+                if name not in ruled and n % size == 0
+            ]
+            if not free or not peers or 2 * split <= of_all:
+                continue
+            first, name = group.arrays[0], next((n for n in free if n), "")
+            named = f"no rule has the name {name!r}" if name else "a dimension has no name"
+            why = f"{first.key} is whole along {axis}, which splits most other arrays: {named}"
+            yield laid.finding(
+                "replicated", None, why, name=name, array=first.key, axis=axis,
+                num_arrays=len(group.arrays), bytes=_saved(laid, group, [axis]),
+            )  # fmt: skip
+
+
+def _saved(laid: AppliedRules, group: Group, axes: Sequence[str]) -> int | None:
+    """Return the bytes of a device that a sharding along more axes saves; None if not known."""
+    if group.num_bytes is None or not axes:
+        return None
+    shape = laid.rules.mesh.shape
+    held = group.num_bytes // math.prod(shape[axis] for axis in laid.axes_of(group))
+    return held - held // math.prod(shape[axis] for axis in axes)
+
+
+def _sum(groups: Sequence[Group]) -> int | None:
+    """Return the bytes of groups; None if a shape is not known."""
+    sizes = [group.num_bytes for group in groups]
+    return None if None in sizes else sum(n for n in sizes if n is not None)

@@ -1,0 +1,204 @@
+"""Faults of logical-axis rules that only the function shows: values that change their rules.
+
+Each dimension of a value carries the name under which it was last sharded: by an argument, or by a
+site. Names pass through operators that compute element by element, where a result dimension and an
+operand dimension are one loop of the operator's row. They end at reductions and products.
+
+- A site may rename a dimension of its operand. If the new name's rule lacks a live axis of the old
+  one, and no other dimension of the site has the axis, all devices along it compute the same.
+- Two operands may meet in one loop with different live axes. Then the smaller one is gathered along
+  its own axes, and cut along those of the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardalg.graph.ops.rows import rules as rows_of
+from shardalg.plan.rules.findings import Finding
+
+if TYPE_CHECKING:
+    from shardalg.graph.ir import Graph, Node
+    from shardalg.plan.rules.checks import AppliedRules, Group
+
+
+class Label(NamedTuple):
+    """The array by which a dimension of a value was last sharded, and the array's dimension."""
+
+    array: str
+    dim: int
+
+
+Labels = tuple[Label | None, ...]
+
+
+class NamedValues(NamedTuple):
+    """The values of a graph that are arrays of the user.
+
+    Attributes:
+      arguments: per argument of the graph, the key of its array.
+      sites: per site of the graph, the key of its array; None if no array has its name.
+    """
+
+    arguments: tuple[str, ...]
+    sites: tuple[str | None, ...]
+
+
+def check_flow(laid: AppliedRules, graph: Graph, named: NamedValues) -> Iterator[Finding]:
+    """Yield the findings about values of a graph, one per pair of rules."""
+    groups = {one.key: group for group in laid.groups for one in group.arrays}
+    labels: dict[int, Labels] = {}
+    for value, key in zip(graph.arguments, named.arguments, strict=True):
+        labels[value] = _own(groups, key)
+    sites = {site.node: key for site, key in zip(graph.sites, named.sites, strict=True)}
+    found: dict[tuple[object, ...], Finding] = {}
+    for node in graph.nodes:
+        if node.index in sites:
+            operand = labels.get(node.operands[0], ())
+            site = sites[node.index]
+            faults = _at_site(laid, groups, site, operand) if site else iter(())
+            labels[node.results[0]] = _own(groups, site) if site else operand
+        else:
+            faults = _where_operands_meet(laid, groups, graph, node, labels)
+            passed = _passed(graph, node, labels)
+            if any(passed):
+                labels[node.results[0]] = passed
+        for one in faults:
+            found.setdefault((one.kind, one.rule, one.by, one.axis), one)
+    yield from found.values()
+
+
+def _own(groups: Mapping[str, Group], key: str) -> Labels:
+    """Return the labels of an array itself: each dimension is its own."""
+    return tuple(Label(key, dim) for dim in range(len(groups[key].names))) if key in groups else ()
+
+
+def _loops(graph: Graph, node: Node) -> tuple[list[str | None], list[list[str | None]]] | None:
+    """Return the loop of each result dimension and of each operand dimension.
+
+    None if the node does not compute element by element. A dimension is None if it is no loop.
+    """
+    rows = rows_of(node.signature)
+    if rows is None or len(rows) != 1 or len(rows[0].terms) != 1 or len(node.results) != 1:
+        return None
+    row = rows[0]
+    result = [index.loop for index in row.results[0]]
+    if {name for name, _ in row.loops} != set(result) or row.whole or row.guards:
+        return None
+    operands: list[list[str | None]] = [[] for _ in node.operands]
+    for access in row.terms[0]:
+        shape = graph.values[node.operands[access.operand]].type.shape
+        # A dimension of one element is repeated along the loop, and has no sharding.
+        operands[access.operand] = [
+            index.loop if n > 1 else None for index, n in zip(access.dims, shape, strict=True)
+        ]
+    return result, operands
+
+
+def _passed(graph: Graph, node: Node, labels: Mapping[int, Labels]) -> Labels:
+    """Return the labels of an elementwise result: of each loop, the first labelled operand's."""
+    loops = _loops(graph, node)
+    if loops is None:
+        return ()
+    result, operands = loops
+    by_loop: dict[str | None, Label] = {}
+    # The operand of most dimensions is the value itself, others are scales and masks.
+    order = sorted(range(len(operands)), key=lambda k: -len(operands[k]))
+    for k in order:
+        known = labels.get(node.operands[k], ())
+        for loop, label in zip(operands[k], known, strict=False):
+            if loop is not None and label is not None:
+                by_loop.setdefault(loop, label)
+    # A scale alone is broadcast before it meets the value: its loops keep its labels.
+    return tuple(by_loop.get(loop) for loop in result)
+
+
+def _at_site(
+    laid: AppliedRules, groups: Mapping[str, Group], key: str, operand: Labels
+) -> Iterator[Finding]:
+    """Yield the axes that a site's operand loses because the new name's rule omits them."""
+    site = groups.get(key)
+    if site is None:
+        return
+    kept = laid.axes_of(site)
+    for dim, label in enumerate(operand):
+        rule = site.applied.get(dim)
+        if label is None or rule is None or label.array == key:
+            continue
+        before = groups[label.array].applied.get(label.dim)
+        if before is None or before == rule:
+            continue
+        for axis in laid.live(before):
+            if axis not in kept:
+                rules = laid.rules.rules
+                why = (
+                    f"a dimension of {key} is sharded along {axis} by {rules[before]} before it, "
+                    f"and by {rules[rule]} it is not: {laid.rules.mesh.shape[axis]} devices "
+                    "compute the same"
+                )
+                yield laid.finding(
+                    "replicated_by_omission", rule, why, name=rules[rule].name, array=key,
+                    axis=axis, by=(before,), num_arrays=1, bytes=_copies(laid, site, axis),
+                )  # fmt: skip
+
+
+def _copies(laid: AppliedRules, group: Group, axis: str) -> int | None:
+    """Return the bytes of a device that a sharding of one array along an axis would save."""
+    whole = group.arrays[0].num_bytes
+    if whole is None:
+        return None
+    held = whole // math.prod(laid.rules.mesh.shape[a] for a in laid.axes_of(group))
+    return held - held // laid.rules.mesh.shape[axis]
+
+
+def _where_operands_meet(
+    laid: AppliedRules,
+    groups: Mapping[str, Group],
+    graph: Graph,
+    node: Node,
+    labels: Mapping[int, Labels],
+) -> Iterator[Finding]:
+    """Yield the pairs of operands that one elementwise operator needs in other shardings."""
+    known = [(k, labels[v]) for k, v in enumerate(node.operands) if any(labels.get(v, ()))]
+    loops = _loops(graph, node) if len(known) > 1 else None
+    if loops is None:
+        return
+    of_loop: dict[str, list[Label]] = {}
+    for k, marks in known:
+        for loop, label in zip(loops[1][k], marks, strict=False):
+            if loop is not None and label is not None:
+                of_loop.setdefault(loop, []).append(label)
+    for met in of_loop.values():
+        # The array of fewer dimensions has to follow: the other one is the value.
+        ordered = sorted(dict.fromkeys(met), key=lambda one: len(groups[one.array].names))
+        for one, other in pairwise(ordered):
+            yield from _differ(laid, groups, one, other)
+
+
+def _differ(
+    laid: AppliedRules, groups: Mapping[str, Group], one: Label, other: Label
+) -> Iterator[Finding]:
+    """Yield the finding that an array's axes differ from those of the dimension that it meets."""
+    small, large = groups[one.array], groups[other.array]
+    mine, theirs = small.applied.get(one.dim), large.applied.get(other.dim)
+    if mine is None or theirs is None or len(small.names) >= len(large.names):
+        return
+    axes, wanted = laid.live(mine), laid.live(theirs)
+    # A weight that is sharded where the value is whole is gathered on demand, as in FSDP.
+    if not axes or not wanted or set(axes) & set(wanted):
+        return
+    rules = laid.rules.rules
+    why = (
+        f"{one.array} is sharded along {', '.join(axes)} by {rules[mine]}, and meets "
+        f"{rules[theirs].name!r}, which is along {', '.join(wanted)}"
+    )
+    taken = [axis for axis in axes if axis in laid.axes_of(large)]
+    if taken:
+        why += f"; another dimension has {', '.join(taken)}"
+    yield laid.finding(
+        "axes_differ_from_what_it_meets", mine, why, name=rules[mine].name, array=one.array,
+        axis=", ".join(axes), by=(theirs,), num_arrays=len(small.arrays), bytes=small.num_bytes,
+    )  # fmt: skip

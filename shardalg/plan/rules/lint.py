@@ -1,0 +1,35 @@
+"""`LogicalRules.lint`: the faults of rules on arrays, and on the values of a function."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardalg.plan.rules.checks import AppliedRules, check_arrays, check_rules
+from shardalg.plan.rules.dataflow import check_flow
+from shardalg.plan.rules.findings import Finding, Findings
+from shardalg.plan.rules.named_arrays import named_arrays
+from shardalg.plan.rules.repairs import PlannedFunction
+
+if TYPE_CHECKING:
+    from shardalg.plan.rules.logical_rules import LogicalRules
+
+
+def lint(rules: LogicalRules, arrays: Any, fn: Any, names: Any) -> Findings:
+    """Return the findings about rules; see `LogicalRules.lint`.
+
+    Raises:
+      StrategyError: arrays or names that do not fit, or a parameter of the function that is no key.
+    """
+    tree = named_arrays(arrays, names)
+    laid = AppliedRules.of(rules, tree.arrays)
+    found = [*check_rules(laid), *check_arrays(laid)]
+    if fn is not None:
+        planned = PlannedFunction.of(rules, arrays, tree, fn)
+        found += check_flow(laid, planned.plan.graph, planned.named)
+        found = [planned.repaired(one) for one in found]
+    return Findings(rules, tuple(sorted(found, key=_order)), len(tree.arrays))
+
+
+def _order(finding: Finding) -> tuple[bool, int]:
+    """Return the place of a finding: by rule, findings without one last."""
+    return finding.rule is None, finding.rule or 0

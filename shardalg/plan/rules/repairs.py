@@ -1,0 +1,191 @@
+"""Changes of one rule that mend a finding, kept if they help in our plan and in XLA's program.
+
+A step of XLA's program is priced from XLA's own figures: the seconds of its collectives, and the
+compute seconds of our plan, times the flops that XLA counts over ours. A change helps if a step is
+faster and needs no more memory, or needs less memory and is no slower, and if XLA's program is
+faster, or no slower where only memory is gained. Mending one rule alone may gain nothing in XLA,
+which then reshards elsewhere.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shardalg.costs.topology import arranged
+from shardalg.errors import LoweringError, ShardingError, StrategyError
+from shardalg.plan.own_jit import xla_prices
+from shardalg.plan.plan import Plan, plan
+from shardalg.plan.rules.dataflow import NamedValues
+from shardalg.plan.rules.findings import Finding, Repair
+from shardalg.plan.rules.named_arrays import NamedArray, NamedTree, argument_trees, structs
+from shardalg.planner.propagate.strategy import Strategy
+
+if TYPE_CHECKING:
+    from shardalg.plan.rules.logical_rules import LogicalRule, LogicalRules
+
+# A difference below this share of a step, or of the peak, is none.
+_NOISE = 0.001
+
+
+class Figures(NamedTuple):
+    """Seconds, peak memory and bytes sent of a step; the last two are of XLA's program."""
+
+    step_s: float
+    peak_bytes: float
+    sent_bytes: float
+    xla_step_s: float
+    xla_sent_bytes: float
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedFunction:
+    """A function whose arguments and sites are sharded by rules."""
+
+    rules: LogicalRules
+    arrays: dict[str, NamedArray]
+    arguments: tuple[NamedTree, ...]
+    plan: Plan
+
+    @staticmethod
+    def of(
+        rules: LogicalRules, arrays: Any, tree: NamedTree, fn: Callable[..., Any]
+    ) -> PlannedFunction:
+        """Plan a function under rules.
+
+        Raises:
+          StrategyError: a parameter is no key of the arrays. Errors of the function pass.
+        """
+        parameters = inspect.signature(fn).parameters
+        gathers = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        needed = [
+            n for n, p in parameters.items() if p.default is p.empty and p.kind not in gathers
+        ]
+        arguments = argument_trees(fn, tree, arrays, needed)
+        by_key = {one.key: one for one in tree.arrays}
+
+        def call(*given: Any) -> Any:
+            pairs = list(zip(needed, given, strict=True))
+            named = {n: x for n, x in pairs if parameters[n].kind is inspect.Parameter.KEYWORD_ONLY}
+            return fn(*(x for n, x in pairs if n not in named), **named)
+
+        first = plan(
+            call,
+            *(one.filled(structs(one.arrays)) for one in arguments),
+            strategy=_strategy(rules, by_key, arguments),
+        )
+        return PlannedFunction(rules, by_key, arguments, first)
+
+    @property
+    def named(self) -> NamedValues:
+        """The arrays of the graph's arguments and sites."""
+        graph = self.plan.graph
+        arguments = tuple(one.key for tree in self.arguments for one in tree.arrays)
+        sites = tuple(site.name if site.name in self.arrays else None for site in graph.sites)
+        return NamedValues(arguments, sites)
+
+    @cached_property
+    def figures(self) -> Figures:
+        """The costs of the function under the rules themselves."""
+        return _figures(self.plan)
+
+    def repaired(self, finding: Finding) -> Finding:
+        """Return a finding with the first change that helps, if there is one."""
+        for rules, text in candidates(self.rules, finding):
+            try:
+                made = self.plan.replan(_strategy(rules, self.arrays, self.arguments))
+                before, after = self.figures, _figures(made)
+            except (StrategyError, ShardingError, LoweringError):
+                continue  # the change has no plan, or XLA has no answer
+            if helps(before, after):
+                pairs = zip(before, after, strict=True)
+                return replace(finding, repair=Repair(text, rules, *pairs))
+        return finding
+
+
+def helps(before: Figures, after: Figures) -> bool:
+    """Return whether a change helps in our plan, and in XLA's program.
+
+    >>> helps(Figures(2.0, 10, 5, 7.0, 9), Figures(1.0, 10, 5, 6.0, 8))
+    True
+    >>> helps(Figures(2.0, 10, 5, 7.0, 9), Figures(1.0, 10, 5, 7.0, 9))  # XLA gains nothing
+    False
+    """
+    faster = after.step_s < before.step_s * (1 - _NOISE)
+    slower = after.step_s > before.step_s * (1 + _NOISE)
+    smaller = after.peak_bytes < before.peak_bytes * (1 - _NOISE)
+    larger = after.peak_bytes > before.peak_bytes * (1 + 10 * _NOISE)
+    if faster and not larger:
+        return after.xla_step_s < before.xla_step_s * (1 - _NOISE)
+    return smaller and not slower and after.xla_step_s <= before.xla_step_s * (1 + _NOISE)
+
+
+def candidates(rules: LogicalRules, finding: Finding) -> Iterator[tuple[LogicalRules, str]]:
+    """Yield changes of one rule that may mend a finding, each with its text."""
+    live = [axis for axis in finding.axis.split(", ") if axis]
+    if finding.rule is None:
+        if finding.kind == "replicated" and finding.name:
+            rule = type(rules.rules[0])(finding.name, tuple(live))
+            yield replace(rules, rules=(*rules.rules, rule)), f"add {rule}"
+        return
+    mine = rules.rules[finding.rule]
+    others = [rules.rules[i] for i in finding.by]
+    if finding.kind == "replicated_by_omission":
+        # In the order of the other rule, so that blocks are numbered alike.
+        wanted = {*mine.axes, *live}
+        ordered = [axis for axis in others[0].axes if axis in wanted]
+        rest = [axis for axis in mine.axes if axis not in ordered]
+        yield _changed(rules, finding.rule, replace(mine, axes=(*rest, *ordered)))
+    elif finding.kind == "axes_differ_from_what_it_meets":
+        yield _changed(rules, finding.rule, replace(mine, axes=others[0].axes))
+        yield _changed(rules, finding.rule, replace(mine, axes=()))
+    elif finding.kind in ("collision", "never_applies"):
+        left = tuple(axis for axis in mine.axes if axis not in live)
+        if left:
+            yield _changed(rules, finding.rule, replace(mine, axes=left))
+    elif finding.kind == "no_array" and (meant := finding.meant):
+        yield _changed(rules, finding.rule, replace(mine, name=meant))
+
+
+def _changed(rules: LogicalRules, at: int, rule: LogicalRule) -> tuple[LogicalRules, str]:
+    """Return rules with one of them replaced, and the change as text."""
+    made = (*rules.rules[:at], rule, *rules.rules[at + 1 :])
+    return replace(rules, rules=made), f"{rule} instead of {rules.rules[at]}"
+
+
+def _strategy(
+    rules: LogicalRules, arrays: dict[str, NamedArray], arguments: tuple[NamedTree, ...]
+) -> Strategy:
+    """Return the strategy that shards arguments and sites by rules."""
+    inside = {one.key for tree in arguments for one in tree.arrays}
+    sites = {
+        key: rules.spec(one.names)
+        for key, one in arrays.items()
+        if key not in inside and one.names is not None
+    }
+    specs = tuple(
+        tree.filled([None if one.names is None else rules.spec(one.names) for one in tree.arrays])
+        for tree in arguments
+    )
+    return Strategy(rules.mesh, specs, None, sites)
+
+
+def _figures(made: Plan) -> Figures:
+    """Return the costs of a plan, and those of XLA's program for the same annotations.
+
+    Raises:
+      LoweringError: XLA ends without an answer.
+    """
+    chip = made.options.hardware
+    cost, xla = made.cost(chip), made.compare_xla().told
+    # Without a count of XLA, its program is taken to compute what ours does.
+    share = xla.flops / float(cost.flops) if xla.flops and cost.flops else 1.0
+    sums = xla_prices(xla.collectives, xla.mesh, arranged(chip, made.mesh)).where(kind="all")
+    return Figures(
+        float(cost.step_time_s), float(cost.peak_memory_bytes), float(cost.wire_bytes),
+        float(cost.compute_s) * share + float(sums["time_s"][0]),
+        float(sums["wire_bytes_per_step"][0]),
+    )  # fmt: skip
