@@ -17,6 +17,11 @@ ITEM_SIZES = {
     "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "bfloat16": 2, "float16": 2,
     "int32": 4, "uint32": 4, "float32": 4, "int64": 8, "uint64": 8, "float64": 8,
     "complex64": 8, "complex128": 16,
+    # JAX stores an element of fewer than eight bits in a byte.
+    **dict.fromkeys(("int2", "uint2", "int4", "uint4", "float4_e2m1fn"), 1),
+    **dict.fromkeys(("float6_e2m3fn", "float6_e3m2fn", "float8_e3m4", "float8_e4m3"), 1),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz"), 1),
+    **dict.fromkeys(("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"), 1),
 }  # fmt: skip
 SHORT = {
     "bool": "pred", "bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64",

@@ -83,12 +83,12 @@ class Overview(Answer):
     @property
     def fits(self) -> bool:
         """True if the peak memory fits in a device, at the hints."""
-        return bool(Cost(self.priced.hardware, self.priced.hints, self.priced.hints).fits)
+        return bool(self.priced.at_hints.fits)
 
     @property
     def sentence(self) -> str:
         """Step time, peak memory, bytes sent, operators, mesh and policy, as text."""
-        plan, cost = self.plan, Cost(self.priced.hardware, self.priced.hints, self.priced.hints)
+        plan, cost = self.plan, self.priced.at_hints
         held, chip = cost.peak_memory_bytes, cost.hardware
         fits = "" if cost.fits else ": does NOT fit"
         at = " Named sizes have their hints." if plan._stages.is_named else ""

@@ -70,3 +70,12 @@ def test_a_text_that_is_no_recipe(text, step, capsys):
         recipe(text)
     assert main(["compare", step, "--hardware", "h100:8", "--recipe", text]) == 2
     assert "is no kind with mesh axes" in capsys.readouterr().err
+
+
+def test_the_number_of_devices_must_be_known(step, capsys):
+    assert main(["compare", step, "--hardware", "h100"]) == 2
+    assert "give --hardware h100:64, or --mesh" in capsys.readouterr().err
+
+
+def test_no_plan_is_an_exit_status(step):
+    assert main(["compare", step, "--hardware", "h100:8", "--mesh", "data=7"]) == 1

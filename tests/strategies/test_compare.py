@@ -188,6 +188,7 @@ def test_progress_counts_every_strategy():
         ({"strategies": {"a": "fspd"}}, r"Did you mean sa.recipes.fsdp\(...\)\?"),
         ({"strategies": {1: STRATEGIES["data"]}}, "names are text"),
         ({"reserve": 1.5}, "give a share from 0 to below 1"),
+        ({"reserve": "10%"}, "give a share from 0 to below 1"),
         ({"meshes": [3]}, "give a Mesh, or axis sizes"),
         ({"hardware": "h1000:8"}, "h1000"),
     ],
@@ -231,3 +232,27 @@ def test_a_largest_batch_needs_a_function_and_data():
         sa.compare(plans, hardware="h100:8").largest_batch("data")
     with pytest.raises(sa.TableError, match="data arguments have 0 leading"):
         compared(roles=None).largest_batch("data")
+
+
+def test_rows_of_one_name_are_told_apart_by_mesh_and_chip():
+    found = compared(hardware=["h100:8", "v5p:8"])
+    with pytest.raises(sa.TableError, match="'data on data=4, model=2 on h100:1x8'"):
+        _ = found["data"]
+    names = [f"data on data=4, model=2 on {chip}" for chip in ("h100:1x8", "tpu_v5p:2x2x2")]
+    assert [found[name].chip for name in names] == ["h100:1x8", "tpu_v5p:2x2x2"]
+    sentence = found.why(*names).sentence
+    assert all(name in sentence for name in names)
+
+
+def test_images_are_no_tokens():
+    image = jax.ShapeDtypeStruct((16, 8, 8, 3), "uint8")
+    rows = {"rows": sa.Strategy(sa.Mesh({"d": 8}), (P("d"),))}
+    found = sa.compare(lambda x: x + 1, image, strategies=rows, hardware="h100:8", roles=("data",))
+    assert (found.best.samples, found.best.tokens) == (16, None)
+
+
+@pytest.mark.parametrize("what", ["samples", "tokens"])
+@pytest.mark.parametrize("count", [0, -3, "x", 1.5])
+def test_a_number_that_counts_nothing(what, count):
+    with pytest.raises(sa.StrategyError, match=f"{what} is .* whole number from 1 on"):
+        compared(**{what: count})

@@ -20,6 +20,8 @@ HELP = "compare strategies for your function: time, memory, communication, what 
 RECIPES = ("data", "fsdp", "tensor", "sequence", "expert", "two_d", "zero1", "zero2", "zero3")
 # Arguments of `sa.compare` that a specs file may define; strategies have their own shardings.
 GIVEN = ("roles", "donate_argnums", "kwargs")
+# Exit status if no strategy has a plan.
+NO_PLAN = 1
 DEFAULT = ("data:data", "fsdp:data", "fsdp:data+tensor:model")
 
 
@@ -37,7 +39,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the ranked strategies, write the page, and return the exit status."""
+    """Print the ranked strategies, write the page, and return the exit status.
+
+    Raises:
+      CommandError: neither a mesh nor a number of chips is given.
+    """
+    if options.mesh is None and ":" not in (options.hardware or ""):
+        raise CommandError(
+            "the number of devices is not known: give --hardware h100:64, or "
+            "--mesh data=16,model=4."
+        )
     # Planning needs no accelerator, and starting one takes seconds.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     found = _compared(options)
@@ -47,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         print(found)
     if options.html is not None:
         found.page(options.html)
-    return 0
+    return 0 if any(row.plan is not None for row in found.rows) else NO_PLAN
 
 
 def _compared(options: argparse.Namespace) -> StrategyComparison:

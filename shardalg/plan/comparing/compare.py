@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from shardalg.algebra.mesh import Mesh
+from shardalg.costs.hardware import names
 from shardalg.costs.topology import Machine, Topology, arranged, machine
 from shardalg.errors import ShardalgError, StrategyError
 from shardalg.plan.comparing.compared import ComparedStrategy, StrategyComparison
@@ -66,8 +67,8 @@ def compare(
       roles, options, kwargs, donate_argnums: as of `sa.plan`. Without options, each strategy is
         planned for the chip that it is priced on.
       samples, tokens: samples and tokens of a step of all devices. None: the leading dimension of
-        the data arguments, and the elements of the first data argument of integers with two
-        dimensions or more, if roles are known.
+        the data arguments, and the elements of the first data argument of 32-bit or 64-bit
+        integers with two dimensions, if roles are known.
       reserve: share of a device's memory that must stay free, 0 to 1.
       progress: called after each strategy with its number, the number of all, and its name. True
         prints a line to stderr; None does so if stderr is a terminal.
@@ -85,11 +86,17 @@ def compare(
     >>> found.best.name, [row.name for row in found.rows]
     ('batch', ['batch', 'none'])
     """
-    if not 0 <= reserve < 1:
+    is_share = isinstance(reserve, int | float) and 0 <= reserve < 1
+    if not is_share:
         raise StrategyError(f"reserve is {reserve!r}: give a share from 0 to below 1.")
+    for what, count in (("samples", samples), ("tokens", tokens)):
+        if count is not None and not (type(count) is int and count > 0):
+            raise StrategyError(f"{what} is {count!r}: give a whole number from 1 on.")
     say = _printed if progress is True or (progress is None and sys.stderr.isatty()) else progress
     counts = _Counts(samples, tokens, float(reserve))
     if isinstance(fn, Mapping):
+        if strategies:
+            raise StrategyError("compare() got plans and strategies: give one of both.")
         return _of_plans(fn, _machines(hardware), counts)
     if not strategies or not isinstance(strategies, Mapping):
         raise StrategyError(
@@ -140,7 +147,8 @@ class _Counts:
         ]
         leading = {type_.shape[0] for type_ in data}
         samples = int(leading.pop()) if len(leading) == 1 else None
-        ids = [t for t in data if "int" in str(t.dtype) and len(t.shape) >= 2]
+        # Token ids are wide integers in rows; narrow ones are images or quantised values.
+        ids = [t for t in data if t.dtype in ("int32", "int64", "uint32") and len(t.shape) == 2]
         tokens = int(math.prod(ids[0].shape)) if ids else None
         return {
             "samples": self.samples or samples,
@@ -254,6 +262,11 @@ def _refused(name: str, mesh: str, on: Machine, why: str) -> ComparedStrategy:
     return ComparedStrategy(name, mesh, _machine_text(on), None, None, why)
 
 
+def _named(on: Machine) -> str:
+    """Return the text by which options name a machine; the default chip for one without a file."""
+    return _machine_text(on) if on.chip.name in names() else Options().hardware
+
+
 def _machine_text(on: Machine) -> str:
     return on.text if isinstance(on, Topology) else on.name
 
@@ -276,6 +289,7 @@ def _row(
     """
     asked, base = options
     try:
+        _check_devices(entry.mesh, entry.machine)
         there = traced.on(entry.mesh, before=traced.first_mesh or entry.mesh)
         strategy = entry.strategy
         if isinstance(strategy, Strategy):
@@ -283,7 +297,7 @@ def _row(
         else:
             strategy = strategy.strategy_of(there, entry.mesh)
         # Decisions of the planner are compared by the rates of the chip that the row is priced on.
-        chip = base if asked is not None else replace(base, hardware=entry.machine.chip.name)
+        chip = base if asked is not None else replace(base, hardware=_named(entry.machine))
         plan = plan_of(*planned_strategy(there, strategy, chip))
         row = _priced(entry.name, plan, entry.machine, counts.of(there))
         return replace(row, strategy=strategy)
@@ -292,17 +306,25 @@ def _row(
         return _refused(entry.name, _mesh_text(entry.mesh), entry.machine, why)
 
 
+def _check_devices(mesh: Mesh, on: Machine) -> None:
+    """Raise unless a mesh has as many devices as a machine.
+
+    Raises:
+      StrategyError: the numbers differ.
+    """
+    if _devices(on) not in (None, mesh.size):
+        raise StrategyError(
+            f"the mesh has {mesh.size} devices, and {_machine_text(on)} has {_devices(on)}."
+        )
+
+
 def _priced(name: str, plan: Plan, on: Machine, counts: Mapping[str, Any]) -> ComparedStrategy:
     """Return the row of a plan on a machine.
 
     Raises:
       HardwareError: the mesh does not tile the machine, or has another number of devices.
     """
-    devices = _devices(on)
-    if devices not in (None, plan.mesh.size):
-        raise StrategyError(
-            f"the mesh has {plan.mesh.size} devices, and {_machine_text(on)} has {devices}."
-        )
+    _check_devices(plan.mesh, on)
     cost = plan.cost(on)
     found = arranged(on, plan.mesh)
     return ComparedStrategy(
@@ -344,7 +366,7 @@ def _current(
 ) -> ComparedStrategy | None:
     """Return the row of the user's own annotations under `jax.jit`; None without any."""
     roles, donated, options = settings
-    own = replace(options or Options(hardware=on[0].chip.name), policy="jit")
+    own = replace(options or Options(hardware=_named(on[0])), policy="jit")
     try:
         traced, strategy, own = traced_call(
             fn, given, roles, donated, one_strategy(None, None, None, None), own

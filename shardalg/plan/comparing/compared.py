@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -127,6 +127,12 @@ class ComparedStrategy:
                     sums[cause] += float(seconds)
         return found
 
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """Names by which the comparison finds the row: alone, with the mesh, and with the chip."""
+        on = f"{self.name} on {self.mesh}"
+        return self.name, on, f"{on} on {self.chip}"
+
     def record(self) -> dict[str, Any]:
         """Return the row of the comparison's table."""
         row: dict[str, Any] = {"strategy": self.name, "mesh": self.mesh, "chip": self.chip}
@@ -188,7 +194,7 @@ class StrategyComparison(Answer):
 
     @staticmethod
     def of(rows: Iterable[ComparedStrategy]) -> StrategyComparison:
-        """Return the comparison of strategies in any order."""
+        """Return the comparison of compared strategies that are in any order, ranked."""
         ranked = sorted(rows, key=lambda row: (row.plan is None, not row.fits, row.order))
         return StrategyComparison(tuple(ranked))
 
@@ -223,14 +229,17 @@ class StrategyComparison(Answer):
         Raises:
           TableError: there is no such strategy, or several meshes or chips have it.
         """
-        found = [row for row in self.rows if name in (row.name, f"{row.name} on {row.mesh}")]
+        found = [row for row in self.rows if name in row.names]
         if len(found) == 1:
             return found[0]
         if found:
-            full = ", ".join(repr(f"{row.name} on {row.mesh}") for row in found)
-            chips = ", ".join(dict.fromkeys(row.chip for row in found))
-            raise TableError(f"{name!r} is several rows: ask for one of {full} (chips: {chips}).")
-        names = [row.name for row in self.rows]
+            # The shortest of each row's names that no other row has.
+            every = Counter(name for row in self.rows for name in row.names)
+            own = [min(row.names, key=lambda n: (every[n], len(n))) for row in found]
+            raise TableError(
+                f"{name!r} is several rows: ask for one of {', '.join(map(repr, own))}."
+            )
+        names = [*dict.fromkeys(row.name for row in self.rows)]
         near = get_close_matches(str(name), names, 3)
         hint = f"Did you mean {' or '.join(near)}?" if near else f"There are {', '.join(names)}."
         raise TableError(f"no strategy {name!r} was compared. {hint}")
@@ -307,7 +316,9 @@ class StrategyComparison(Answer):
             arguments without a common leading dimension.
         """
         row = self[name]
-        if self.batches is None or row.plan is None:
+        if row.plan is None:
+            raise TableError(f"{row.name!r} has no plan: {row.refused}")
+        if self.batches is None:
             raise TableError(
                 f"{name!r} has no function to plan at other batches: compare strategies of a "
                 "function, sa.compare(fn, *args, strategies=...)."
@@ -378,7 +389,7 @@ class StrategyComparison(Answer):
         said = f"Fastest that fits: {first.name} on {first.mesh}, {step} per step, {held}."
         others = [row for row in planned[1:] if row.fits]
         if others:
-            behind = others[0].order / first.order - 1 if first.order else 0.0
+            behind = max(0.0, others[0].order / first.order - 1) if first.order else 0.0
             said += f" Next: {others[0].name} on {others[0].mesh}, {behind:.0%} slower."
         return said
 
@@ -386,12 +397,14 @@ class StrategyComparison(Answer):
         """Return the conclusion, the ranked table, and the reasons of refused strategies."""
         refused = [f"{row.name} on {row.mesh}: {row.refused}" for row in self.rows if row.refused]
         reserve = max((row.reserve for row in self.rows), default=0.0)
-        kept = f"{reserve:.0%} of the memory is reserved" if reserve else "nothing is reserved"
+        kept = "all of a device's memory counts as usable (reserve=0)"
+        if reserve:
+            kept = f"{reserve:.0%} of a device's memory must stay free"
         shown = Table.from_records((row.shown() for row in self.rows), SHOWN)
         # A column in which no row has a value (tokens of a model without tokens) is left out.
         used = tuple(name for name in SHOWN if any(shown[name]))
         slim = Table.from_records(iter(shown), used)
-        return (self.conclusion, slim, f"fits: {kept}.", *(f"Refused: {r}" for r in refused))
+        return (self.conclusion, slim, f"Memory: {kept}.", *(f"Refused: {r}" for r in refused))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -450,6 +463,9 @@ class StrategyDifference(Answer):
     def sentence(self) -> str:
         """Say which strategy is faster, and because of which cause and collective."""
         fast, slow = sorted((self.first, self.second), key=lambda row: row.step_s)
+        # Rows of one name differ by their mesh or chip.
+        level = next((n for n in range(3) if fast.names[n] != slow.names[n]), 0)
+        fast_name, slow_name = fast.names[level], slow.names[level]
         apart = slow.step_s - fast.step_s
         if not apart:
             return f"{self.first.name} and {self.second.name} take the same time."
@@ -457,8 +473,8 @@ class StrategyDifference(Answer):
         cause = max(self.causes, key=lambda row: sign * row["difference_s"])
         gained = seconds_text(sign * cause["difference_s"])
         said = (
-            f"{fast.name} is {seconds_text(apart)} ({apart / slow.step_s:.0%}) faster than "
-            f"{slow.name} per step. {slow.name} loses {gained} more to {cause['cause']}."
+            f"{fast_name} is {seconds_text(apart)} ({apart / slow.step_s:.0%}) faster than "
+            f"{slow_name} per step. {slow_name} loses {gained} more to {cause['cause']}."
         )
         more = [
             row

@@ -164,7 +164,7 @@ class StrategyRegions(Answer):
         wins = [(int((self.winner == n).sum()), name) for n, name in enumerate(self.names)]
         said = ", ".join(f"{name} at {won} of {count}" for won, name in sorted(wins)[::-1] if won)
         none = int((self.winner < 0).sum())
-        rest = f"; none fits at {none}" if none else ""
+        rest = f"; no strategy has a plan that fits at {none}" if none else ""
         return f"Fastest that fits over {', '.join(self.sizes)}: {said or 'none'}{rest}."
 
     def parts(self) -> Parts:
