@@ -211,10 +211,21 @@ def read(
       stage: `jax.jit(f).lower(...)`; lower and compile it inside of `using(partitioner)`.
       devices: devices of a program that was lowered for none.
       loops: iterations of a while loop, if they are known before compilation; else None.
+
+    Raises:
+      LoweringError: XLA has no code for an operator on these devices.
     """
     with Dumping(is_run=False) as dumping:
         options = dumping.options
-        compiled = stage.compile(compiler_options=options, device_assignment=devices)
+        try:
+            compiled = stage.compile(compiler_options=options, device_assignment=devices)
+        except jax.errors.JaxRuntimeError as error:
+            if not str(error).startswith("UNIMPLEMENTED"):
+                raise
+            raise LoweringError(
+                f"XLA does not compile this function for the devices of this process ({error}), so "
+                "that its program cannot be compared. plan.cost and plan.verify need no compiler."
+            ) from None
         given = zip(jax.tree.leaves(compiled.output_shardings), _shapes(stage), strict=True)
         texts = [(str(s._to_xla_hlo_sharding(len(shape))), shape) for s, shape in given]
         made = _completion(dumping.read(), partitioner, mesh, texts, loops=loops)

@@ -38,7 +38,7 @@ COPIES = {
 }
 SUMS = {
     *"add add_any sub complex dot_general conv_general_dilated reduce_sum cumsum reduce_window_sum "
-    "scatter-add scatter-sub ragged_dot_general select_and_scatter_add".split()
+    "scatter-add scatter-sub grouped_dot ragged_dot_general select_and_scatter_add".split()
 }
 PRODUCTS = {"mul", "reduce_prod", "cumprod", "scatter-mul", "square"}
 WITHOUT_ROUNDING = {
@@ -57,7 +57,7 @@ MAGNITUDES = {
 REORDERED = SUMS - {"add", "add_any", "sub", "complex"} | PRODUCTS - {"mul", "square"}
 COMPLEX = 4
 """Roundings of a product of complex numbers, and more than in a sum of two."""
-TYPED = {"dot_general", "conv_general_dilated", "ragged_dot_general"}
+TYPED = {"dot_general", "conv_general_dilated", "grouped_dot", "ragged_dot_general"}
 DECIDING = {"select_and_scatter_add": 1}
 """The operand by which is decided what is added."""
 CONVERTED = {"convert_element_type", "reduce_precision"}

@@ -127,6 +127,12 @@ def test_cpu_devices_are_refused_by_name():
         plan.lower()
 
 
+def test_the_program_of_xla_is_refused_by_name():
+    plan = planned(EXCHANGE, case(0, 1)[0], mesh=MESH)
+    with pytest.raises(LoweringError, match="`ragged-all-to-all` is not supported by XLA:CPU"):
+        plan.compare_xla()
+
+
 def test_groups_are_refused():
     grouped = partial(lax.ragged_all_to_all, axis_name="x", axis_index_groups=[[0, 1], [2, 3]])
     with pytest.raises(sa.TraceError, match=r"ragged_all_to_all at .* is over groups of an axis"):
