@@ -24,6 +24,7 @@ def arrays():
     return jax.numpy.ones((8, 16)), jax.numpy.ones((64, 8))
 
 in_shardings = (P("m"), P("d"))
+roles = ("parameters", "data")
 rules = [("mlp", "m"), ("embed", "d")]
 
 def named():
@@ -36,6 +37,7 @@ CASES = {
     "explain": ["here.py:f", "0", *MESH],
     "explain a value": ["here.py:f", "x", *MESH],
     "timeline": ["here.py:f", *MESH],
+    "compare": ["here.py:f", *MESH, "--hardware", "v5p", "--recipe", "tensor:m"],
     "compare-xla": ["here.py:f", *MESH],
     "aot": ["here.py:f", *MESH, "--hardware", "v3:2x1"],
     "run": ["here.py:f", *MESH, "--steps", "2", "--out", "out.npz"],
