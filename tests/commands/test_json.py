@@ -57,7 +57,7 @@ COUNTS = re.compile(
     "merges|merges_proved|statements|num_statements|.*_count"
 )
 UNITS = re.compile(
-    r"(.*_)?(bytes|s|ms|gb|GB|flops|pct|points|share|error|seconds|seconds_per_sample)(_per_step)?|"
+    r"(.*_)?(bytes|s|ms|gb|GB|flops|pct|points|share|error|seconds|seconds_per_sample|mfu)(_per_step)?|"
     r"peak_flops_per_s\..*|.*_per_s"
 )
 

@@ -28,7 +28,7 @@ COLUMNS = (
     "mesh",
     "chip",
     "step_s",
-    "step_s_per_sample",
+    "seconds_per_sample",
     "tokens_per_s",
     "mfu",
     "exposed_s",
@@ -142,7 +142,7 @@ class ComparedStrategy:
         return {
             **row,
             "step_s": step,
-            "step_s_per_sample": step / self.samples if self.samples else None,
+            "seconds_per_sample": step / self.samples if self.samples else None,
             "tokens_per_s": self.tokens / step if self.tokens and step else None,
             "mfu": self.cost.mfu,
             "exposed_s": sum(self.exposed_s.values()),
