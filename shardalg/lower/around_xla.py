@@ -183,7 +183,10 @@ def _there(block: Block, local: int, position: int, made: Made) -> Iterator[int]
 
 
 def _became(block: Block, copy: int, end: int, readers: Readers) -> Iterator[int]:
-    """Yield values computed from a copy before `end` and read after it, nearest first."""
+    """Yield the values computed from a copy before `end` that are read after `end`.
+
+    Values that follow from a yielded value are not searched: keeping the yielded one is enough.
+    """
     seen: set[int] = set()
     waiting = list(block.instructions[copy].results)
     while waiting:

@@ -126,7 +126,7 @@ class ArrayBorder:
         return Blocks(self.path, held.shape, item, held.__getitem__)
 
     def true(self, array: Any) -> Any:
-        """`array` without padding, wherever it is."""
+        """Return an array without its padding; the blocks of a loader are placed first."""
         shape = self.sharding.shape
         blocks = self.blocks(array) if callable(array) else None
         if blocks is not None:

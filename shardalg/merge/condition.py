@@ -179,7 +179,8 @@ def _refine_statements(
     one_mesh = first.mesh.axes == second.mesh.axes
     if not math.prod(first.shape):
         return  # no block has elements
-    # Case 2: a device is outside at all sizes.
+    # Some device's block is then outside of its block of the other sharding at all sizes, so that
+    # no condition on sizes can make the shardings refine each other.
     if one_mesh and apart_along(first, second):
         raise _Never
     for dim, size in enumerate(first.shape):

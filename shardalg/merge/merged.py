@@ -169,7 +169,14 @@ def on_mesh(rows: Rows, like: Sharding, mesh: Mesh) -> Sharding | None:
 
 
 def on_own_order(rows: Rows, like: Sharding) -> Sharding:
-    """Return the sharding of a balanced table on unnamed devices that are ordered tile by tile."""
+    """Return a sharding in which each device has the tile that its row of a table says.
+
+    The mesh has no named axes. Its devices are in the order of the tiles, as many for each tile.
+
+    Args:
+      rows: the tile of each device, a number per dimension.
+      like: the sharding whose shape and devices the result has.
+    """
     # `lexsort` sorts by its last key first, so the places are reversed.
     order = np.lexsort(tuple(rows.ids[place] for place in reversed(rows.parts)))
     # In this order each place is one digit, the first place the major one.

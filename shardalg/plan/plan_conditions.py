@@ -123,7 +123,8 @@ def _nearest(facts: Sequence[AskedFact], hints: Mapping[str, int]) -> list[Asked
     found = []
     for one in facts:
         fact = _strictest(one.fact, signs)
-        # An equality inside a call only says that the call runs again at all other sizes.
+        # A function that planning calls is called again wherever an equality inside it fails. Such
+        # an equality is therefore no condition of the plan.
         again = one.call is not None and one.fact.relation == ZERO
         implied = not _fixes_size(one) and one.fact.formula.names <= fixed
         if not (fact is None or again or implied):

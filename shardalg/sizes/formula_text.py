@@ -280,7 +280,7 @@ def _factors(terms: frozenset[Any]) -> tuple[sympy.Expr, sympy.Expr]:
     counts = Counter(f for monomial, _ in terms for f, _ in monomial)
     if any(e == 1 and counts[f] == 1 for monomial, _ in terms for f, e in monomial):
         return sympy.Integer(1), whole
-    # A polynomial with one factor is printed as the sum that it is.
+    # A sum that cannot be factored is shorter without parentheses.
     number, factors = sympy.Poly(whole).factor_list()
     if sum(power for _, power in factors) == 1:
         return sympy.Integer(1), whole

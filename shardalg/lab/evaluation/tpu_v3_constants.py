@@ -55,7 +55,11 @@ def done_on(column: Column, machine: Topology | Hardware) -> ProgramAmounts:
 
 
 def measured(column: Column, machine: Hardware | None = None) -> Measured:
-    """Return the column's measured step with its work, on its slice or on another machine."""
+    """Return a column of the paper's tables as a measured step: seconds, and amounts of its plan.
+
+    Args:
+      machine: the machine that the amounts are for; None: the slice that the paper used.
+    """
     amounts = done(column) if machine is None else done_on(column, machine)
     return Measured(column.id, CHIP, amounts, column.measured[STEP])
 
@@ -81,10 +85,10 @@ def training_columns(candidates: tuple[Column, ...] | None = None) -> tuple[Colu
 
 
 def fitted(steps: Sequence[Measured]) -> Fit:
-    """Fit the constants to the step times of these columns.
+    """Fit the constants of TPU v3 to measured steps of the paper's tables.
 
     Raises:
-      TableError: fewer columns than constants.
+      TableError: there are fewer steps than constants.
     """
     return fit(steps, {CHIP: HELD}, FITTED)
 

@@ -69,7 +69,11 @@ def _merge(claim: MergeClaim, devices: Devices) -> list[Obligation]:
 
 
 def _refine(claim: RefineClaim, devices: Devices) -> list[Obligation]:
-    """Return the formula that every fine block with elements is inside, or that one is not."""
+    """Return what z3 has to decide about a refinement, as one obligation.
+
+    If the claim is that it holds: every block of the fine sharding that has elements is inside
+    a block of the coarse one, on each device. If it was refused: some block is not.
+    """
     if devices.space is not None and devices.space.symbolic:
         return _refine_for_all(claim, devices)
     blocks = [_bounds_of(s, devices) for s in (claim.fine, claim.coarse)]

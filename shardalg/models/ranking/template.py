@@ -274,6 +274,12 @@ def template(one: Candidate, fixed: Set[str] = frozenset()) -> Template:
 
 
 def _candidate_at(one: Candidate, sizes: Sizes) -> Candidate:
+    """Return a candidate at other sizes, which replace those of its model and mesh.
+
+    Args:
+      sizes: "b" sequences of a microbatch, "Q" microbatches, "L" stages of a pipeline, "R" rounds,
+        and "n" layers of a stage in one round.
+    """
     model = replace(one.model, batch=sizes["b"] * sizes["Q"], microbatches=sizes["Q"])
     if one.strategy != PIPELINED:
         return replace(one, model=model)

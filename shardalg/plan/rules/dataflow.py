@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Label(NamedTuple):
-    """The array by which a dimension of a value was last sharded, and the array's dimension."""
+    """An array's dimension whose logical axis a dimension of a value has, through the operators."""
 
     array: str
     dim: int

@@ -58,7 +58,10 @@ def exclude_stage_axes(
 
 
 def _other_batch_axes(sharded: ShardedGraph, stages: set[Digit]) -> dict[int, Sharding]:
-    """Return the shardings of values on stages that meet a batch, with the batch's other axes."""
+    """Return new shardings of values that are sharded along the stages of a pipeline, by value.
+
+    Such a value that is combined with a batch also gets the axes of the batch that are not stages.
+    """
     found: dict[int, Sharding] = {}
     meetings = (pair for node in sharded.graph.nodes if stages for pair in _passed_dimensions(node))
     for one, other in meetings:

@@ -154,7 +154,9 @@ def transfers_of(exchanges: tuple[Exchange, ...], tensors: tuple[int, ...]) -> t
 def deliver(
     along: DimBuilder, blocks: tuple[int, ...], exchanges: tuple[Exchange, ...]
 ) -> tuple[int, ...]:
-    """Add the instructions of several exchanges, which share permutes; return their intervals.
+    """Add the instructions of several exchanges, and return the value that each one delivers.
+
+    Exchanges along one dimension share their permutes, so that equal messages are sent once.
 
     Args:
       blocks: per exchange, the value that it reads.

@@ -512,7 +512,8 @@ def _joined(hops: Iterable[Hop], source: Sharding, dims: Dims, links: Links | No
       source: the sharding before the first move; `dims` are its digits in the search.
     """
     out: list[Hop] = []
-    # The digits before the last move in `out`, and before this one.
+    # Two moves are joined into one only if it leads from the digits before the first of them to
+    # those after the second, so the digits before both are kept.
     first, here = dims, dims
     for hop in hops:
         both = _join_moves(out[-1].move, hop.move) if out else None

@@ -170,7 +170,8 @@ Needs(lacks=0, leaves=2, blocked=0))
         for source, rest, moved in _pops(stacks):
             group = sum(moved)
             price = self.price[group]
-            # Both bounds prune before the next state is built.
+            # Digits that still have to leave or arrive cost at least `leaves` or `lacks`. A state
+            # whose price and bound reach the limit cannot beat the best path.
             if price + leaves - found[source].leaves >= limit:
                 continue
             for target, held in enumerate(stacks):

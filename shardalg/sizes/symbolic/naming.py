@@ -399,7 +399,9 @@ def _readings(known: sympy.Expr, sizes: tuple[int, int], shift: Shift) -> Iterat
 def _reading_from_hints(
     readings: Iterator[sympy.Expr], sizes: tuple[int, int], shift: Shift
 ) -> sympy.Expr | None:
-    """Return the likeliest formula of the target size of a shift; None if several are likely.
+    """Return the likeliest formula of a size that follows from another size by a fixed amount.
+
+    None if several formulas are equally likely.
 
     This is a guess for functions without a second trace, whose sizes would decide.
 

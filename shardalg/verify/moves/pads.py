@@ -49,7 +49,11 @@ def _resize(step: CheckedInstruction[Resize]) -> Result:
 
 @moves(Concatenate)
 def _concatenate(step: CheckedInstruction[Concatenate]) -> Result:
-    """Put pieces next to each other along one dimension; each must continue the piece before it."""
+    """Return the contents of concatenated pieces; each piece must continue the one before it.
+
+    `first` describes the pieces so far: where their elements start, and how many there are. The
+    next piece must start where they end, for every element `X` of it that exists.
+    """
     dim = step.attributes.dim
     first = step.operand.dims[dim]
     length = first.length
@@ -64,7 +68,7 @@ def _concatenate(step: CheckedInstruction[Concatenate]) -> Result:
         goal = implies(first.exists(at + X), equal(span.start, at))
         words = f"the piece at place {length} continues the piece before it"
         claims.append(("delivers", step.claim(words, goal, unknowns=(("x", span.length),))))
-        # Apart from the dimensions everything must be equal: pending sums, changes and the value.
+        # In all other respects the pieces must be equal: pending sums, changes and the value.
         same = replace(other, dims=step.operand.dims) == replace(
             step.operand, dims=step.operand.dims
         )

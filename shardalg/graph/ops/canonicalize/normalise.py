@@ -336,7 +336,8 @@ class _GraphRewriter:
         # Many nodes have equal signatures, so each is examined once.
         kept = self._kept.get(signature)
         if kept is None:
-            # A node stays as it is, except for renumbering, if no step of `_normal_form` applies.
+            # Most nodes are in normal form already. Their signature is reused, because building a
+            # new one for each node takes most of the time of this pass.
             changes = (
                 len(joined_operands(signature)) < len(signature.operands)
                 or broadcast_operands(signature)

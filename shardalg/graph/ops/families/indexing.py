@@ -336,11 +336,11 @@ def dynamic_update_slice(signature: Signature) -> tuple[Rule, ...]:
 def _dynamic(
     signature: Signature, window: tuple[int, ...], loops: tuple[str, str], first: int
 ) -> Rule:
-    """Return the row of a dynamic slice or update.
+    """Return the rule of a dynamic slice or update: its loops, and the index of each dimension.
 
     Args:
       window: the size of the window in each dimension.
-      loops: prefixes of the operand's loops and of the window's loops.
+      loops: the letters with which the names of the operand's and of the window's loops begin.
       first: operand `first + d` is the start in dimension d.
     """
     shape = signature.operands[0].shape

@@ -240,9 +240,11 @@ def _greedy(
 
 
 def residual_classes(named: NamedGraph, chosen: frozenset[int]) -> frozenset[int]:
-    """Return the classes between the products: rows of the column products, and the reverse.
+    """Return the classes of dimensions that tensor parallelism leaves whole between its products.
 
-    In a Transformer these are the features of the residual.
+    A column-parallel product is sharded along its weight's columns; the class of its rows is
+    returned. For a row-parallel product it is the class of the columns. A table that is looked up
+    counts as a row-parallel product. In a Transformer these are the features of the residual.
     """
     found: set[int] = set()
     for value, kinds in named.uses.products:

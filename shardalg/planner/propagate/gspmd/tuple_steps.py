@@ -448,5 +448,6 @@ def _order_readers(graph: Graph, made: SweepIndex, region: int, span: Span) -> N
                 if made.nodes[step] == found.node and made.kind(step).role == image.TUPLE
             ]
             inner = [r for r in readers if r not in root]
-            # [call, tuple, r1, ..., rn] becomes [rn, tuple, r1, ...] when the call is removed.
+            # XLA removes the call from the list of readers by putting the last reader in its place
+            # (Users::RemoveUser), and the order of readers decides conflicts.
             made.reads[place] = [*inner[-1:], *root, *inner[:-1]]

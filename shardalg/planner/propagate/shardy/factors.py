@@ -289,10 +289,15 @@ def joined(kind: OperatorClass, tensor: int, found: Tensor, layouts: Layouts) ->
 def _dimension_digits(
     kind: OperatorClass, entry: Sequence[tuple[str, int]], found: Tensor
 ) -> Iterator[Digit]:
-    """Yield the digits of one dimension, major first."""
+    """Yield the digits of one dimension, major first.
+
+    A dimension of several loops is sharded along a minor loop only if the loops before it are split
+    into single iterations, because blocks of the dimension must be contiguous.
+    """
     for loop, _ in entry:
         part = found[loop]
         yield from part.digits
+        # Digits beyond the loop's size split its blocks further, so that they are the last ones.
         yield from part.over
         if part.over or parts(part.digits) < kind.sizes[loop]:
             return
