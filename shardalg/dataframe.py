@@ -11,11 +11,11 @@ from pandas.core.groupby import DataFrameGroupBy
 from shardalg.errors import TableError
 from shardalg.renamed import new_name
 
-# These methods of a DataFrame take names of columns, so a caller may give them an old name.
 _BY_COLUMN = (
     "drop", "eval", "explode", "groupby", "melt", "nlargest", "nsmallest", "pivot", "pivot_table",
     "pop", "query", "set_index", "sort_values", "value_counts",
 )  # fmt: skip
+"""These methods of a DataFrame take names of columns, so a caller may give them an old name."""
 
 
 class RenamedColumnError(TableError, KeyError):

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
-# New names by old name. Most old names are attributes of a DataFrame, which hide the column.
 RENAMED = {
     "axes": ("mesh_axes",),
     "count": ("executions", "claims", "arrays"),
@@ -24,6 +23,7 @@ RENAMED = {
     "where": ("place",),
     "values": ("num_values",),
 }
+"""New names by old name. Most old names are attributes of a DataFrame, which hide the column."""
 
 
 def new_name(key: object, columns: Collection[object]) -> str | None:

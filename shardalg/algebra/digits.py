@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 if TYPE_CHECKING:
     import numpy as np
 
-# The position of a device in its mesh, or an array of positions: the formulas work for both.
 Position = TypeVar("Position", int, "np.ndarray")
+"""The position of a device in its mesh, or an array of positions: the formulas work for both."""
 
 
 class Digit(NamedTuple):

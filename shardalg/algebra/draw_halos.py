@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 HOLDERS = (
     "#8ecbf0", "#f7d48a", "#5fb99a", "#eec7dd", "#6b9ecb", "#f8f2a0", "#e39568", "#c9c9c9",
 )  # fmt: skip
-# Widths in inches: left texts, right texts, all positions (at most), the figure (at least).
 LEFT, RIGHT, WIDE, NARROW = 0.85, 1.35, 8.2, 6.6
+"""Widths in inches: left texts, right texts, all positions (at most), the figure (at least)."""
 # Heights in inches: a cell, the text above it, a window, the gap below a row.
 CELL, TOP, LANE, GAP = 0.25, 0.17, 0.13, 0.13
 # Heights in inches: the title and the closed forms above a panel, the key below all panels.

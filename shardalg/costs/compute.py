@@ -17,8 +17,8 @@ from shardalg.graph.ops.rule import SUM, Rule
 from shardalg.sizes.amounts import quotient
 from shardalg.sizes.formula import has_formula
 
-# Shapes of the operands, then of the results, in numbers or formulas.
 Shapes = tuple[tuple[Any, ...], ...]
+"""Shapes of the operands, then of the results, in numbers or formulas."""
 
 
 @lru_cache(maxsize=65536)

@@ -33,8 +33,8 @@ FORMATTING = "formatting"
 # device's own memory, whichever takes longer. `costs.network.collective_seconds` has the causes of
 # collectives.
 MATRIX, MEMORY = "matrix", "memory"
-# The overlap mode in which measured shares of the communication, not a schedule, are exposed.
 MEASURED = "measured"
+"""The overlap mode in which measured shares of the communication, not a schedule, are exposed."""
 
 
 @dataclass(frozen=True, slots=True)

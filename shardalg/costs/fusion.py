@@ -36,14 +36,14 @@ from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.rewrite import blocks
 
 SLICES = frozenset({DynamicSlice, OwnerSelect, Slice, SliceAt})
-# Instructions that no compiler fuses: their operands and results are in memory.
 APART = frozenset({*kinds(Collective), *kinds(Control)})
+"""Instructions that no compiler fuses: their operands and results are in memory."""
 # Operators that move no bytes in XLA: it only chooses another layout, or does nothing.
 VIEWS = frozenset(("annotate", "name", "optimization_barrier", "reshape", "squeeze", "transpose"))
 READS_PART = frozenset(("dynamic_slice", "gather", "slice"))
 CAST = "convert_element_type"
-# Only the kernels of these products convert the type of operands and results while they run.
 PRODUCTS = frozenset(("conv_general_dilated", "dot_general"))
+"""Only the kernels of these products convert the type of operands and results while they run."""
 
 
 _CHAINED = VIEWS | PRODUCTS | {CAST}
@@ -88,17 +88,17 @@ class Update(NamedTuple):
     times: int
 
 
-# Operators that XLA carries out in place (`xla/service/copy_insertion.h`).
 UPDATES = {
     "dynamic_update_slice": Update(1, 1),
     "scatter": Update(2, 1),
     "scatter-add": Update(2, 2),
 }
+"""Operators that XLA carries out in place (`xla/service/copy_insertion.h`)."""
 # The result of such an operator is its operand, in the same memory, so that it takes none itself.
 SAME_BUFFER = frozenset({"annotate", "name", "optimization_barrier"})
 BARRIER = "optimization_barrier"
-# The name of the sites that mark values which a kernel keeps on the chip.
 ON_CHIP = "on_chip"
+"""The name of the sites that mark values which a kernel keeps on the chip."""
 
 
 # Bits of `traits`. One byte per instruction holds all four answers, because several passes of

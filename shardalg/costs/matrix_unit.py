@@ -70,8 +70,8 @@ class MatrixUnit:
         return {**sizes, "contracting": dict(self.contracting), "source": self.source}
 
 
-# The unit of a chip whose block sizes are unknown: nothing is padded.
 ANY_SIZE = MatrixUnit()
+"""The unit of a chip whose block sizes are unknown: nothing is padded."""
 
 
 def read_unit(data: Any, where: str) -> MatrixUnit:

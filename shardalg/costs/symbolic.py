@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
     from shardalg.sizes.symbolic.lift import Lifted
 
-# Sizes of the dimensions: formulas, or plain ints.
 Shape = tuple[Any, ...]
+"""Sizes of the dimensions: formulas, or plain ints."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -463,8 +463,8 @@ def _check_slices(chip: Hardware, slices: Any) -> None:
         )
 
 
-# Prices need either; a bare `Hardware` gives each mesh axis separate links.
 Machine = Hardware | Topology
+"""Prices need either; a bare `Hardware` gives each mesh axis separate links."""
 
 
 def machine(given: str | Machine) -> Machine:

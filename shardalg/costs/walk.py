@@ -17,9 +17,12 @@ from shardalg.spmd.instruction import A_co, Block, Collective, Instruction
 from shardalg.spmd.instructions import RaggedAllToAll
 from shardalg.spmd.program import SpmdProgram
 
-# An instruction's number in the program. If that instruction is a loop or a branch, the number of
-# an instruction in its body may follow, and so on inwards. () is the start of the program.
 ProgramPoint = tuple[int, ...]
+"""An instruction's number in the program.
+
+If that instruction is a loop or a branch, the number of an instruction in its body may follow, and
+so on inwards. () is the start of the program.
+"""
 
 
 class LiveValue(NamedTuple):

@@ -32,13 +32,13 @@ from shardalg.graph.ir import (
 from shardalg.graph.tracing.control_flow import CALLS, RegionCall
 
 _AXES = tuple[tuple[tuple[str, ...], ...], ...]
-# For each call with bodies: its parameters, and its number of bodies (None: at least one).
 _CALLS: Mapping[str, tuple[Mapping[str, Any], int | None]] = {
     "scan": ({"length": int, "num_carry": int, "num_consts": int, "reverse": bool}, 1),
     "while": ({"body_nconsts": int, "cond_nconsts": int}, 2),
     "cond": ({}, None),
     "shard_map": ({"axes": tuple[tuple[str, int], ...], "in_axes": _AXES, "out_axes": _AXES}, 1),
 }
+"""For each call with bodies: its parameters, and its number of bodies (None: at least one)."""
 # Types of parameters that do not influence result types, so that JAX's type rules ignore them.
 _UNSEEN: Mapping[str, Any] = {
     **dict.fromkeys(

@@ -122,14 +122,16 @@ class _Ends:
 # size although the result contains the operand.
 _PLACED = frozenset({"concatenate", "dynamic_update_slice", "pad"})
 
-# Operators that keep the order of an operand's elements, and change each by itself at most. A
-# gradient that passes through them is still the gradient of the same weight.
 _IN_PLACE = _PLACED | frozenset(
     "abs add add_any annotate broadcast_in_dim clamp convert_element_type copy copy_p div exp "
     "integer_pow log max min mul neg optimization_barrier pow psum psum_invariant "
     "reduce_precision reshape rsqrt scatter-add select_n sharding_constraint sign sqrt square "
     "squeeze stop_gradient sub tanh transpose".split()
 )
+"""Operators that keep the order of an operand's elements, and change each by itself at most.
+
+A gradient that passes through them is still the gradient of the same weight.
+"""
 
 
 @once_per_graph

@@ -32,8 +32,8 @@ from shardalg.graph.loaded import item_type, loaded
 from shardalg.graph.well_formed import check
 
 SCHEMA = "shardalg.graph/2"
-# A larger constant is stored as its hash. Such a graph can be planned and priced, but not run.
 LIMIT_BYTES = 1 << 20
+"""A larger constant is stored as its hash. Such a graph can be planned and priced, but not run."""
 
 
 def to_json(graph: Graph, *, limit_bytes: int = LIMIT_BYTES) -> dict[str, Any]:
@@ -151,8 +151,8 @@ def _with_texts(graph: Graph, key: str, data: Any) -> Graph:
     return replace(graph, nodes=nodes) if at else graph
 
 
-# Texts of nodes that few nodes have: the key in the file, and the field of the node.
 _TEXTS = {"modules": "module", "kernels": "kernel"}
+"""Texts of nodes that few nodes have: the key in the file, and the field of the node."""
 
 
 _OPTIONAL_KEYS = (*_TEXTS, "block_axes")

@@ -19,12 +19,12 @@ from shardalg.graph.ir import Signature
 JVP, TRANSPOSE = 1, 2
 _MARKS = (("transpose(", TRANSPOSE), ("jvp(", JVP))
 _PACKAGE = Path(__file__).resolve().parents[1]
-# Files of this package that count as an installed package: the user's line is the calling one.
 _WRAPPERS = frozenset({str(_PACKAGE / "models" / "pipeline.py")})
+"""Files of this package that count as an installed package: the user's line is the calling one."""
 
 
-# Functions of JAX that hardware runs as one fused kernel, and the ends of their files' paths.
 KERNELS = {"dot_product_attention": os.path.join("jax", "_src", "nn", "functions.py")}
+"""Functions of JAX that hardware runs as one fused kernel, and the ends of their files' paths."""
 
 
 class Sources:
@@ -191,8 +191,8 @@ def within(outer: str, scopes: tuple[str, ...]) -> str:
 
 
 _JAX_NAMES = frozenset({"", "~", "rematted_computation", "checkpoint"})
-# Scopes of equinox' own classes, and of einsum.
 _PACKAGE_NAMES = re.compile("^eqx[.]|->")
+"""Scopes of equinox' own classes, and of einsum."""
 
 
 class Draft(NamedTuple):

@@ -65,7 +65,6 @@ __all__ = [
     "weight_update",
 ]
 
-# Each public name with the module that defines it.
 _HOME = {
     "complaints": "complaints",
     "COMPLAINTS": "complaints",
@@ -94,6 +93,7 @@ _HOME = {
     "level_bars": "weight_update",
     "levels": "weight_update",
 }
+"""Each public name with the module that defines it."""
 
 
 def __getattr__(name: str) -> object:

@@ -23,7 +23,6 @@ from shardalg.planner.propagate.strategy import Strategy
 
 Dims = tuple[str | None, ...]
 _PROJECTION = ("X", "Y", None)
-# The embedding is no column of Table 1: the vocabulary goes with Y, as H does in W_out.
 WEIGHTS: Mapping[str, Dims] = {
     "w_q": _PROJECTION,
     "w_k": _PROJECTION,
@@ -33,6 +32,7 @@ WEIGHTS: Mapping[str, Dims] = {
     "w_out": ("Y", "X"),
     "embedding": ("Y", "X"),
 }
+"""The embedding is no column of Table 1: the vocabulary goes with Y, as H does in W_out."""
 
 
 @dataclass(frozen=True)

@@ -88,8 +88,8 @@ def _clipped(start: Array, highest: int) -> Array:
     return jnp.clip(start, 0, min(highest, int(jnp.iinfo(start.dtype).max)))
 
 
-# The position of the instruction that computes each local.
 Made = Mapping[int, int]
+"""The position of the instruction that computes each local."""
 # The positions of the instructions that read each local.
 Readers = Mapping[int, Sequence[int]]
 AT_ONCE = 2

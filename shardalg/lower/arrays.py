@@ -309,8 +309,8 @@ def _shown(text: str, planned: str) -> str:
     return " instead of ".join(parts)
 
 
-# Characters of a long value shown before and after the first difference.
 _AROUND = 60
+"""Characters of a long value shown before and after the first difference."""
 
 
 def _check(pairs: Sequence[tuple[ArrayBorder, Any]]) -> None:

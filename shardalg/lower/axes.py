@@ -29,8 +29,8 @@ from shardalg.errors import DeviceError, LoweringError
 from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.rewrite import instructions
 
-# Primitives that JAX lowers only for existing devices (jax 0.10.2).
 FOR_DEVICES = ("pure_callback", "io_callback", "custom_partitioning")
+"""Primitives that JAX lowers only for existing devices (jax 0.10.2)."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,8 @@ def _cut(jax_mesh: JaxMesh | AbstractMesh, places: tuple[tuple[str, Digit], ...]
     return JaxMesh(np.asarray(jax_mesh.devices).reshape(shape), names, axis_types=types)
 
 
-# The flag of XLA that sets how many CPU devices there are.
 FORCED = "xla_force_host_platform_device_count"
+"""The flag of XLA that sets how many CPU devices there are."""
 
 
 def host_devices(n: int) -> list[jax.Device]:
@@ -179,8 +179,8 @@ def first_device() -> jax.Device:
     return jax.devices()[0]
 
 
-# Maps a block's place, a slice with start and stop per dimension, to its elements.
 Read = Callable[[tuple[slice, ...]], Any]
+"""Maps a block's place, a slice with start and stop per dimension, to its elements."""
 
 
 @dataclass(frozen=True)

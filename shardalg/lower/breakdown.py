@@ -232,8 +232,8 @@ class EventKind(NamedTuple):
     phase: str
 
 
-# Events of operators that the compiler added.
 OTHER_COMPUTE = EventKind(planned.COMPUTE, (), "")
+"""Events of operators that the compiler added."""
 
 
 def traced_step(lowered: Lowered, args: Sequence[Any]) -> tuple[planned.StageEvent, ...]:

@@ -29,10 +29,10 @@ from shardalg.merge.merged import Rows, from_table, merged_sharding, on_mesh, ro
 from shardalg.merge.places import DimOrClass, block_of, digits_at, offset_at
 from shardalg.merge.verdict import Failure, Verdict
 
-# Time limit of a call of the solver. Each tile with a wrong number of devices adds a call.
 TIMEOUT_S = 60.0
-# A place of the unknown sharding: a dimension, a class, or the replicated class of one operand.
+"""Time limit of a call of the solver. Each tile with a wrong number of devices adds a call."""
 Unknown = tuple[DimOrClass, int | None]
+"""A place of the unknown sharding: a dimension, a class, or the replicated class of one operand."""
 
 
 @dataclass(frozen=True)

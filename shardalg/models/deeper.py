@@ -237,8 +237,8 @@ def _moved(more: list[int], high: Sequence[Key], i: int, shift: int, run: int) -
         more[at] += run
 
 
-# Numbers of layers of the two plans between which costs are interpolated.
 SHALLOW = (2, 3)
+"""Numbers of layers of the two plans between which costs are interpolated."""
 
 
 def machine_for(mesh: Mesh, hardware: str | Hardware | Topology) -> Topology | Hardware:

@@ -57,11 +57,11 @@ LAYOUTS: Mapping[str, StrategyAxes] = {
     "fsdp": StrategyAxes(_DATA, ("data", "fsdp")),
     "fsdp_tensor": StrategyAxes(_DATA, ("data", "fsdp"), ("tensor",)),
 }
-# Along which dimension of each weight the model's features lie, and what `tensor` cuts of it.
 _WEIGHTS = {
     "w_q": (0, 1), "w_k": (0, 1), "w_v": (0, 1), "w_o": (2, 0), "w_in": (0, 1), "w_gate": (0, 1),
     "w_out": (1, 0), "embedding": (1, 0),
 }  # fmt: skip
+"""Along which dimension of each weight the model's features lie, and what `tensor` cuts of it."""
 
 
 def mesh_of(mesh: Mesh | Mapping[str, int]) -> Mesh:

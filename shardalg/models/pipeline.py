@@ -48,8 +48,8 @@ Tree = Any
 StageFn = Callable[[Tree, Tree], Tree]
 
 LAYER_INPUT = "pipeline_layer_input"
-# A stage keeps for its backward pass: everything, the inputs of its layers, or its own input.
 REMAT = ("none", "layer", "stage")
+"""A stage keeps for its backward pass: everything, the inputs of its layers, or its own input."""
 
 
 @dataclass(frozen=True)

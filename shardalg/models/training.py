@@ -176,8 +176,8 @@ def part(name: str) -> Part:
     return PARTS[name]
 
 
-# The learning rate of stochastic gradient descent.
 RATE = 1e-3
+"""The learning rate of stochastic gradient descent."""
 
 
 @dataclass(frozen=True)

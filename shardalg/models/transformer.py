@@ -37,7 +37,6 @@ ATTENTION = ("w_q", "w_k", "w_v", "w_o")
 FFN = ("w_in", "w_out")
 GATED_FFN = ("w_gate", *FFN)
 ATTENTIONS = ("plain", "fused")
-# What the backward pass finds of a layer, by the names that MaxText has for it.
 REMAT: Mapping[str, Callable[..., Any] | None] = {
     "full": None,
     "minimal": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -45,6 +44,7 @@ REMAT: Mapping[str, Callable[..., Any] | None] = {
         "device", "pinned_host"
     ),
 }
+"""What the backward pass finds of a layer, by the names that MaxText has for it."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,8 @@ _CHOICES = {
     "attention": ATTENTIONS,
     "remat": (False, True, *REMAT),
 }
-# Table 2 of the paper, first column: 32 layers of 2 billion parameters, on an (8, 16) mesh.
 WIDE_64B = Config(B=64, S=1024, M=8192, H=65536, N=128, D=256, V=32000, L=32)
+"""Table 2 of the paper, first column: 32 layers of 2 billion parameters, on an (8, 16) mesh."""
 
 
 def init_params(config: Config, seed: int = 0) -> dict[str, Any]:

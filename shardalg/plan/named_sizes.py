@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from shardalg.costs.topology import Topology
     from shardalg.plan.plan import Plan
 
-# At other sizes these kinds of changes concern prices, not decisions.
 PRICES = ("peak", "formula")
+"""At other sizes these kinds of changes concern prices, not decisions."""
 
-# Building the formulas of a sweep is slow, so a plan keeps those of this many sweeps.
 _KEPT = 8
+"""Building the formulas of a sweep is slow, so a plan keeps those of this many sweeps."""
 
 
 def symbolised(plan: Plan) -> Symbolised | None:

@@ -146,8 +146,8 @@ class Overview(Answer):
         return (self.sentence, *once, *own, shown, *tried, Table(WARNED, others))
 
 
-# Moves at the function's border belong to no operator, so the page shows them in this group.
 AT_THE_BORDER = "arguments and results"
+"""Moves at the function's border belong to no operator, so the page shows them in this group."""
 
 
 def overview(plan: Plan, hardware: str | Hardware | None) -> Overview:

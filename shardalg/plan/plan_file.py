@@ -32,8 +32,8 @@ from shardalg.renamed import warn_renamed
 
 SCHEMA = "shardalg.plan/5"
 PARTS = ("inputs", "summary", "versions")
-# Files of these schemas have one part, `plan`: the inputs, and a digest as `program`.
 EARLIER = ("shardalg.plan/4", "shardalg.plan/3")
+"""Files of these schemas have one part, `plan`: the inputs, and a digest as `program`."""
 # In this schema, policy "gspmd" meant today's "paper"; now it means XLA's own GSPMD.
 WITH_GSPMD = EARLIER[1]
 INPUTS = ("graph", "symbols", "argument_roles", "donated", "home", "annotations", "options")

@@ -42,8 +42,8 @@ from shardalg.sizes.symbolic.retrace import Alignment, Retrace
 from shardalg.spmd.instruction import Block
 from shardalg.spmd.program import SpmdProgram
 
-# Seconds are sums of floats: the order of summation changes their last digits.
 ROUNDED = 1e-9
+"""Seconds are sums of floats: the order of summation changes their last digits."""
 
 
 def formulas_hold(

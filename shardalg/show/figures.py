@@ -39,8 +39,8 @@ KIND_COLORS = {
 # In inches, so that boxes have one size in all figures: width of a column, height of a lane, width
 # and height of a box.
 COLUMN, LANE, WIDTH, HEIGHT = 1.42, 1.0, 0.86, 0.36
-# Height of a title's line in inches, and size of its letters in points.
 TITLE_LINE, TITLE_SIZE = 0.2, 11
+"""Height of a title's line in inches, and size of its letters in points."""
 
 
 @dataclass(frozen=True)

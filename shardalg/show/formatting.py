@@ -24,8 +24,8 @@ from shardalg.spmd.local import Local
 from shardalg.spmd.program import SpmdProgram
 from shardalg.tables import Table
 
-# Collectives that move borders of blocks; all others change the sharding of a value.
 MOVING = (HaloExchange, CollectivePermute)
+"""Collectives that move borders of blocks; all others change the sharding of a value."""
 
 
 def formatting(program: SpmdProgram, graph: Graph, cost: Cost | None = None) -> Table:
@@ -98,8 +98,8 @@ WHY = (
     "a JAX array cannot be uneven: {} with sharding {} is returned as {}; "
     "lowered.padded keeps the sharding"
 )
-# Role to source of a reshard after the function: no operator or source line needs it.
 AFTER_FUNCTION = ("unknown", "forward", "root", "border", "", "")
+"""Role to source of a reshard after the function: no operator or source line needs it."""
 
 
 def with_borders(table: Table, program: SpmdProgram, graph: Graph) -> Table:

@@ -22,8 +22,8 @@ from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.program import Printer, SpmdProgram
 from shardalg.tables import bytes_text
 
-# A page with more lines is slow, so a longer program shows only its collectives.
 MOST_LINES = 3000
+"""A page with more lines is slow, so a longer program shows only its collectives."""
 # More chips would hide the name of a group, so a group with more collectives has a chip per kind.
 MOST_CHIPS = 16
 COLOURS = {

@@ -55,8 +55,8 @@ class StrategyBar(Protocol):
         """Seconds of each cause of the step's time."""
 
 
-# The longest bar that is drawn whole, as a multiple of the shortest.
 MOST_TIMES = 5
+"""The longest bar that is drawn whole, as a multiple of the shortest."""
 # The name of an axis does not fit into a part with a smaller share of the longest bar.
 LEAST_LABELLED = 0.07
 

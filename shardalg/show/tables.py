@@ -28,8 +28,11 @@ if TYPE_CHECKING:
     from shardalg.planner.propagate import ShardedGraph
     from shardalg.spmd.instruction import Instruction
 
-# Amounts by the key of a row, such as (kind, axes). They may be formulas, which add like numbers.
 Content = Mapping[tuple[Any, ...], tuple[Any, ...]]
+"""Amounts by the key of a row, such as (kind, axes).
+
+They may be formulas, which add like numbers.
+"""
 
 
 def check_by(by: str | None) -> bool:

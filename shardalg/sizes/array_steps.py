@@ -19,8 +19,8 @@ Powers = frozenset[tuple[Any, int]]
 Step = tuple[Any, ...]
 Index = tuple[slice, ...]
 
-# Points that are evaluated together: an operand of 8-byte numbers fits into the cache.
 BLOCK = 1 << 14
+"""Points that are evaluated together: an operand of 8-byte numbers fits into the cache."""
 # A step that spans this many times fewer points than there are is computed once, before the blocks.
 FEWER = 8
 NAME, NUMBER = "name", "number"

@@ -168,8 +168,8 @@ def _symbol(name: str) -> sympy.Symbol:
     return sympy.Symbol(name, positive=True, integer=True)
 
 
-# Readers expect no product in a sum of more terms, and factoring it is slow.
 _PRODUCT_TERMS = 12
+"""Readers expect no product in a sum of more terms, and factoring it is slow."""
 
 
 def factored_sum(terms: Terms, symbols: Mapping[str, sympy.Symbol]) -> sympy.Expr:

@@ -11,9 +11,11 @@ import numpy as np
 
 from shardalg.sizes.formula import Ceil, Formula, FormulaError, Monomial, symbol
 
-# Pairs (D, n): a dimension of size D has n shards. Then D/n >= 1, which decides whether a term such
-# as D/n or a constant is the larger one.
 Shardings = Iterable[tuple[Formula | int, Formula | int]]
+"""Pairs (D, n): a dimension of size D has n shards.
+
+Then D/n >= 1, which decides whether a term such as D/n or a constant is the larger one.
+"""
 
 
 @dataclass(frozen=True, repr=False)

@@ -496,8 +496,8 @@ def weighted_sum(amounts: Iterable[tuple[Any, int]]) -> Any:
     return Formula(terms) + number if terms else number
 
 
-# Largest multiple of the number at the hints that `least_sum` checks.
 _FARTHEST = 1 << 10
+"""Largest multiple of the number at the hints that `least_sum` checks."""
 
 
 def least_sum(

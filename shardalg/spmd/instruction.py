@@ -84,13 +84,13 @@ class Why(NamedTuple):
         return f"{words}: {before.text()} to {after.text()}"
 
 
-# Reason of an instruction that no operator and no border needs.
 UNSTATED = Why()
+"""Reason of an instruction that no operator and no border needs."""
 
 
 Shape = tuple[int, ...]
-# Local shape and item type.
 Type = tuple[Shape, str]
+"""Local shape and item type."""
 
 
 class Attributes:

@@ -64,8 +64,8 @@ _USER_COLLECTIVES: dict[str, Callable[[Signature, Digits, Mesh], Attributes]] = 
     "ragged_all_to_all": lambda s, d, mesh: spmd.RaggedAllToAll(d, s.param(LOAD, BALANCED)),
     "reduce_scatter": lambda s, d, mesh: spmd.ReduceScatter(s.param("scatter_dimension"), d),
 }
-# Primitives that are collectives of the user's.
 USER_COLLECTIVES = frozenset(_USER_COLLECTIVES)
+"""Primitives that are collectives of the user's."""
 
 
 def manual_layouts(node: Node, mesh: Mesh) -> tuple[Layouts, Layouts]:

@@ -18,9 +18,11 @@ from shardalg.spmd.local import Local
 from shardalg.spmd.program import SpmdProgram
 
 Kinds = Collection[type[Attributes]]
-# Return the new instruction, the local that replaces the instruction's only result, or None. None
-# means that the rule has put the replacement into `Rewriter.kept` itself.
 Rule = Callable[[Any, Instruction[Any]], Instruction | int | None]
+"""Return the new instruction, the local that replaces the instruction's only result, or None.
+
+None means that the rule has put the replacement into `Rewriter.kept` itself.
+"""
 
 
 @dataclass

@@ -97,8 +97,8 @@ def _refines(own: Digits, requested: Digits) -> bool:
     return top and last.stride % other.stride == 0
 
 
-# Graph value to the shardings in which a program holds it, in the order of the program.
 SiteShardings = dict[int, dict[Sharding, None]]
+"""Graph value to the shardings in which a program holds it, in the order of the program."""
 
 
 class AnnotatedSite(NamedTuple):

@@ -54,8 +54,8 @@ from shardalg.verify.contents import (
 )
 from shardalg.verify.report import Decided, Statement
 
-# Largest number of the type in which partition ids are counted.
 LARGEST = 2**31 - 1
+"""Largest number of the type in which partition ids are counted."""
 
 
 def int32_claims(attributes: Attributes) -> Iterator[Decided]:
@@ -136,10 +136,10 @@ class CheckedInstruction(Generic[A_co]):
         return IntegerClaim(words, self.mesh, goal, **more)
 
 
-# Contents of a result, and the claims that it rests on.
 Result = tuple[Contents, list[Goal]]
-# Contents and claims of every result, and claims about all of them.
+"""Contents of a result, and the claims that it rests on."""
 Results = tuple[list[Result], list[Goal]]
+"""Contents and claims of every result, and claims about all of them."""
 # Function that gives the results, per kind that is no operator and has no body.
 MOVES: dict[type[Attributes], Callable[[Any], Results]] = {}
 A = TypeVar("A", bound=Attributes)

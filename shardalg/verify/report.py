@@ -38,8 +38,8 @@ class Decided:
         return "proved" if self.holds else "refuted"
 
 
-# The statement of a claim. z3 proves all kinds except `Decided`.
 Statement = Decided | IntegerClaim | MergeClaim
+"""The statement of a claim. z3 proves all kinds except `Decided`."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,6 @@ class Claim:
         return Claim(node, self.claim, self.status, self.ms, self.smt2, self.words, self.witness)
 
 
-# Assumptions that no claim shows, and the tests that cover them.
 FACTS = tuple(
     Claim("every plan", kind, TRUSTED, words=words)
     for kind, words in (
@@ -89,13 +88,14 @@ FACTS = tuple(
         ),
     )
 )
+"""Assumptions that no claim shows, and the tests that cover them."""
 
 
-# Assumption about a manual region.
 MANUAL = (
     "what a shard_map computes from its blocks is the function's own; results that its out_specs "
     "call alike are alike (jax checks it where check_vma is on)"
 )
+"""Assumption about a manual region."""
 
 
 @dataclass(frozen=True)

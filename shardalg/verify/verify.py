@@ -18,8 +18,8 @@ from shardalg.verify import control as collective_matmul
 from shardalg.verify.report import FACTS, Report
 from shardalg.verify.verifier import Verifier
 
-# Modules that register their functions in `CLAIMS` when they are imported.
 REGISTERED = (collective_matmul, control)
+"""Modules that register their functions in `CLAIMS` when they are imported."""
 
 
 @collection_paused()

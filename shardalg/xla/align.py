@@ -19,8 +19,8 @@ from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule, split_to
 from shardalg.planner.propagate.sharded import ShardedGraph
 from shardalg.xla.signatures import POSITIONS, GraphSide, HloSide, graph_kind
 
-# Kinds of values whose layouts decide what a program computes and sends.
 TARGETS = ("argument", "result", "dot", "conv", "reduce", "constraint")
+"""Kinds of values whose layouts decide what a program computes and sends."""
 
 
 @dataclass(frozen=True)

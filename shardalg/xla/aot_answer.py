@@ -19,8 +19,8 @@ from shardalg.tables import Answer, Parts, Table
 from shardalg.xla.aot import Compiled, Target, compile_for
 
 LANES, SUBLANES = 128, 8
-# The smallest and the largest tile of a vector; a scalar has the smallest.
 OF_VECTORS = 256, 1024
+"""The smallest and the largest tile of a vector; a scalar has the smallest."""
 
 
 def tiled_bytes(shape: Sequence[int], itemsize: int) -> int:
@@ -67,11 +67,11 @@ MEMORY = ("peak_memory_bytes", "argument_bytes", "flops")
 SLACK = 0.01
 _REDUCES = ("reduce_scatter", "all_reduce")
 CONTRACTION = "contraction"
-# Flops within this share count as equal.
 MOST_FLOPS = 0.001
+"""Flops within this share count as equal."""
 
-# Executions and wire bytes of a step by kind and axes.
 Moved = Mapping[tuple[str, str], tuple[int, int | float]]
+"""Executions and wire bytes of a step by kind and axes."""
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,8 @@ def graph_kind(node: Node) -> str | None:
     return GRAPH_KINDS.get(node.primitive)
 
 
-# XLA reduces values and positions together, in one instruction of two results.
 POSITIONS = ("argmax", "argmin")
+"""XLA reduces values and positions together, in one instruction of two results."""
 
 
 def _reduced(node: Node) -> int:

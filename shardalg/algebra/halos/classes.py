@@ -27,9 +27,12 @@ from shardalg.algebra.digits import Digits, canonical, complement, overlap, part
 from shardalg.algebra.halos.exchange import Exchange, once_each, piece, worth_sending
 from shardalg.algebra.halos.transfers import Pairs, Permute, Round
 
-# (source class, target class, distance): one pair of device classes. The distance is the number of
-# steps `S` from the smallest partition id of the source class to the source of the pair with k = 0.
 Label = tuple[int, ...]
+"""(source class, target class, distance): one pair of device classes.
+
+The distance is the number of steps `S` from the smallest partition id of the source class to the
+source of the pair with k = 0.
+"""
 
 
 @dataclass(frozen=True)
@@ -323,8 +326,8 @@ def class_round(classes: Classes, exchange: Exchange, number: int) -> ClassRound
     return ClassRound(classes, exchange, number)
 
 
-# The largest mesh on which every device is visited; larger ones are planned by classes.
 FEW = 256
+"""The largest mesh on which every device is visited; larger ones are planned by classes."""
 
 
 def neighbours(digits: Digits, step: int, devices: int) -> Pairs:

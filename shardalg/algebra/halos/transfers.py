@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from itertools import count, pairwise
 from typing import NamedTuple, TypeAlias
 
-# (source, target) positions, or (source, target, distance) of device classes (`classes.py`). The
-# functions of this file use only the first two entries, so they work for both.
 Pairs: TypeAlias = Collection[tuple[int, ...]]
+"""(source, target) positions, or (source, target, distance) of device classes (`classes.py`).
+
+The functions of this file use only the first two entries, so they work for both.
+"""
 
 
 @dataclass(frozen=True)
@@ -332,8 +334,8 @@ def _join(groups: list[_Group], slot: Slot) -> None:
         chosen.add(k, new)
 
 
-# By position and permute, the edge that the position sends (or receives) in the permute.
 Ends = defaultdict[int, dict[int, tuple[int, ...]]]
+"""By position and permute, the edge that the position sends (or receives) in the permute."""
 
 
 def in_permutes(edges: Edges) -> tuple[Edges, ...]:

@@ -124,13 +124,16 @@ class _UnionFind:
 LOCAL = ("matrix", "kernel", "traffic", "passes")
 MOVED = ("link", "network", "dcn", "latency")
 SLICES, STARTS = "slices", "starts"
-# Causes of time, each with a calibration constant of its own. "matrix": operations of products at
-# the peak. "kernel": operations of products in attention kernels, which reach another share of the
-# peak. "traffic": bytes that products, and chains that run together with products, move from and to
-# memory. "passes": bytes of all other chains. "link", "network", "dcn": bytes of collectives over
-# links, between islands and between slices. "latency": their hops. The quantity "slices" is the
-# number of slices that a collective joins, "starts" the number of messages.
 CAUSES = (*LOCAL, *MOVED)
+"""Causes of time, each with a calibration constant of its own.
+
+"matrix": operations of products at the peak. "kernel": operations of products in attention
+kernels, which reach another share of the peak. "traffic": bytes that products, and chains that run
+together with products, move from and to memory. "passes": bytes of all other chains. "link",
+"network", "dcn": bytes of collectives over links, between islands and between slices. "latency":
+their hops. The quantity "slices" is the number of slices that a collective joins, "starts" the
+number of messages.
+"""
 
 
 class Key(NamedTuple):

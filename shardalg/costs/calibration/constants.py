@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from shardalg.errors import HardwareError
 
 DATASHEET = "datasheet"
-# Share of an attention kernel's products that a causal mask hides; the kernel skips them.
 SKIPPED = 0.5
+"""Share of an attention kernel's products that a causal mask hides; the kernel skips them."""
 # A chip that has the constants of another chip is predicted worse, so its errors are multiplied.
 BORROWED = 2.0
 
@@ -75,8 +75,8 @@ CONSTANTS: Mapping[str, Meaning] = {
     ),
 }
 PIPELINED = "pipelined"
-# Shares that replace each other; "exposed_per_slice" is added to "exposed_slices" instead.
 EXPOSED = tuple(n for n in CONSTANTS if n.startswith("exposed_") and n != "exposed_per_slice")
+"""Shares that replace each other; "exposed_per_slice" is added to "exposed_slices" instead."""
 
 
 @dataclass(frozen=True)

@@ -361,8 +361,6 @@ class _Problem:
         return self.calibrations(low + found.x * (high - low))
 
 
-# Values in the middle of what systems reach; all others are typically the data sheet's.
-# At half exposure a collective is neither hidden nor in sequence.
 TYPICAL = {
     "matrix_efficiency": 0.8,
     "kernel_efficiency": 0.4,
@@ -370,3 +368,7 @@ TYPICAL = {
     "exposed_data": 0.5,
     "exposed_per_slice": 0.3,
 }
+"""Values in the middle of what systems reach; all others are typically the data sheet's.
+
+At half exposure a collective is neither hidden nor in sequence.
+"""

@@ -118,8 +118,8 @@ class OperatorRates:
         return OperatorRates(tuple(found))
 
 
-# Without measured rates, prices use the peak rates and bandwidths of the data sheet.
 DATA_SHEET = OperatorRates()
+"""Without measured rates, prices use the peak rates and bandwidths of the data sheet."""
 
 
 def size_class(flops: float) -> str:

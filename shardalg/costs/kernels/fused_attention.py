@@ -22,8 +22,8 @@ from shardalg.graph.ir import Graph, Node, once_per_graph
 from shardalg.sizes.amounts import quotient
 
 NONE: frozenset[int] = frozenset()
-# These operators compute nothing: their results are their operands, so they are looked through.
 ALIASES = ("annotate", "optimization_barrier")
+"""These operators compute nothing: their results are their operands, so they are looked through."""
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from shardalg.graph.ir import Graph, Node
 SOFTMAX = "softmax attention"
 # Operators that change only layout or type, so that queries and keys are recognised behind them.
 _SAME = frozenset(("broadcast_in_dim", "convert_element_type", "reshape", "squeeze", "transpose"))
-# A value that is computed from more products is a sum of layers, and no attention's scores.
 _MOST = 3
+"""A value that is computed from more products is a sum of layers, and no attention's scores."""
 
 
 def with_softmax_attention(graph: Graph, *, fused: bool) -> Graph:

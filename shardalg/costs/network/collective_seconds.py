@@ -227,8 +227,8 @@ _WAYS: dict[str, Callable[[Sequence[LinkStage], Any], Seconds]] = {
     "collective_permute": _permute,
     "ragged_all_to_all": _all_to_all,
 }
-# Names of the collectives that devices exchange bytes by; other instructions are sent as these.
 COLLECTIVES = tuple(_WAYS)
+"""Names of the collectives that devices exchange bytes by; other instructions are sent as these."""
 
 
 def _booked(moved: Iterable[tuple[LinkStage, Any]]) -> Seconds:

@@ -85,11 +85,11 @@ def _one_forward_one_backward(
     yield from (MicrobatchTask(BACKWARD, m) for m in range(microbatches - ahead, microbatches))
 
 
-# Functions of (stages, stage, microbatches) that yield the tasks of a stage in order.
 ORDERS: dict[str, Callable[[int, int, int], Iterator[MicrobatchTask]]] = {
     "gpipe": _gpipe,
     "1f1b": _one_forward_one_backward,
 }
+"""Functions of (stages, stage, microbatches) that yield the tasks of a stage in order."""
 
 
 def orders(schedule: str, stages: int, microbatches: int) -> tuple[tuple[MicrobatchTask, ...], ...]:

@@ -223,7 +223,6 @@ class _Kind:
     source: str
 
 
-# Schedules for comparison. Zero-bubble schedules have one round and delay weight gradients.
 MPMD = {
     "1f1b": _Kind(3, lambda stages, rounds: stages, "PipeDream-Flush, arXiv:2006.09503"),
     "interleaved": _Kind(
@@ -232,6 +231,7 @@ MPMD = {
     "zero-bubble H1": _Kind(1, lambda stages, rounds: stages, "arXiv:2401.10241"),
     "zero-bubble H2": _Kind(0, lambda stages, rounds: 2 * stages - 1, "arXiv:2401.10241"),
 }
+"""Schedules for comparison. Zero-bubble schedules have one round and delay weight gradients."""
 
 
 def compared(stages: Any, microbatches: Any, rounds: Any = 1) -> Table:

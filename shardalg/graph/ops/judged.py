@@ -17,12 +17,12 @@ from shardalg.graph.ops.rows import rules
 from shardalg.graph.tracing.control_flow import CALLS
 
 _WITHOUT_OPERANDS = ("axis_index",)
-# Collectives that a user calls, and the parameter that names their axes.
 _COLLECTIVES = {
     **dict.fromkeys(("pmax", "pmin", "psum", "psum_invariant"), "axes"),
     **dict.fromkeys(("all_gather", "all_gather_invariant", "all_to_all"), "axis_name"),
     **dict.fromkeys(("axis_index", "ppermute", "ragged_all_to_all", "reduce_scatter"), "axis_name"),
 }
+"""Collectives that a user calls, and the parameter that names their axes."""
 
 
 def check_operators(graph: Graph) -> None:

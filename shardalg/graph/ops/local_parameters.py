@@ -80,8 +80,8 @@ class Emission:
     boxed: bool = False
 
 
-# No changes: many operators have no parameter that depends on a size.
 PLAIN = Emission()
+"""No changes: many operators have no parameter that depends on a size."""
 
 
 def emit(

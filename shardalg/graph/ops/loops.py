@@ -173,8 +173,8 @@ def row_class(rule: Rule) -> str:
     return "pointwise" if own else "layout"
 
 
-# An operand's position and one of its dimensions, as the key of tables of windows and padding.
 OperandDim = tuple[int, int]
+"""An operand's position and one of its dimensions, as the key of tables of windows and padding."""
 
 
 def row_of(rows: Sequence[Rule], result: int) -> tuple[Rule, tuple[Index, ...]]:

@@ -21,8 +21,8 @@ from jax import lax
 # The score of an invisible key. It is finite, so that the difference of two of them is no NaN.
 _MASKED = -1e30
 _BNTH = 1
-# cuDNN 9.10 is the first version with all patterns that JAX's checks know.
 _VERSION = 91100
+"""cuDNN 9.10 is the first version with all patterns that JAX's checks know."""
 
 
 @contextmanager

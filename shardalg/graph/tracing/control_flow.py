@@ -8,24 +8,24 @@ from typing import Any
 
 from shardalg.graph.ir import RegionArgument
 
-# Primitives that read or write at indices, their second operand.
 INDEXED = ("gather", *(f"scatter{how}" for how in ("", "-add", "-sub", "-mul", "-min", "-max")))
-# cuDNN's attention, forward and backward (`attention.py`).
+"""Primitives that read or write at indices, their second operand."""
 ATTENTION = ("dot_product_attention_fwd_wrapper", "dot_product_attention_bwd_wrapper")
-# Products whose matrix depends on the group of a row (`grouped.py`).
+"""cuDNN's attention, forward and backward (`attention.py`)."""
 RAGGED_DOT = "ragged_dot_general"
-# These calls only name, compile or differentiate their body, so the body's nodes replace them.
+"""Products whose matrix depends on the group of a row (`grouped.py`)."""
 INLINED = frozenset(
     """
     call closed_call composite custom_jvp_call custom_partitioning custom_vjp_call custom_vmap_call
     eval_jaxpr jit linear_call program_order remat_opt xla_metadata_call
     """.split()
 )
-# Names of the parameter with the body, in different primitives and versions of JAX.
+"""These calls only name, compile or differentiate their body, so the body's nodes replace them."""
 BODY_PARAMS = ("jaxpr", "call_jaxpr", "call", "callee", "fwd_jaxpr")
+"""Names of the parameter with the body, in different primitives and versions of JAX."""
 
-# Platforms of branches that are lowered only inside of kernels.
 KERNELS = frozenset({"mosaic"})
+"""Platforms of branches that are lowered only inside of kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +162,13 @@ CALLS: dict[str, Callable[[RegionCall], Iterator[RegionArgument]]] = {
 }
 
 
-# Parameters of a call that are stored in addition to its bodies.
 _KEPT = {
     "scan": ("length", "num_carry", "num_consts", "reverse"),
     "while": ("cond_nconsts", "body_nconsts"),
     "cond": (),
     "shard_map": ("axes", "in_axes", "out_axes"),
 }
+"""Parameters of a call that are stored in addition to its bodies."""
 
 
 def call_params(name: str, params: Mapping[str, Any]) -> dict[str, object]:

@@ -25,8 +25,8 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-# The number of a row that is in no group.
 NO_GROUP = 1 << 30
+"""The number of a row that is in no group."""
 
 
 def grouped_rows(equation: Any) -> Callable[..., Any] | None:

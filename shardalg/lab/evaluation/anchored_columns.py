@@ -43,8 +43,8 @@ from shardalg.plan.plan import Plan
 from shardalg.spmd.instructions import Apply
 
 FRAMES = 608
-# The least number of images of a core: the rows of a tile.
 IMAGES = 8
+"""The least number of images of a core: the rows of a tile."""
 # Additions on the vector unit of a core of TPU v3: 8 by 128 lanes at 940 MHz (Norrie et al., IEEE
 # Micro 41, 2021).
 VECTOR_FLOPS_PER_S = 8 * 128 * 940e6

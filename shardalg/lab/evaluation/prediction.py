@@ -63,11 +63,11 @@ class Undetermined:
 PEAK, STEP, UTILISATION = "peak_memory_GB", "step_time_s", "flops_util_pct"
 RAW, BUBBLES, RECOMPUTE = "raw_flops_util_pct", "bubbles_pct", "recompute_pct"
 ALL_TO_ALL = "alltoall_pct"
-# The unit of errors of each measured quantity.
 UNITS = {
     PEAK: PERCENT, STEP: PERCENT, UTILISATION: POINTS, RAW: POINTS, BUBBLES: POINTS,
     RECOMPUTE: POINTS, ALL_TO_ALL: POINTS,
 }  # fmt: skip
+"""The unit of errors of each measured quantity."""
 
 _TWO_D = {PEAK: Goal(5, 15), STEP: Goal(4, 10), UTILISATION: Goal(2, unit=POINTS)}
 _SCHEDULE = {BUBBLES: Goal(most=1.5, unit=POINTS), RECOMPUTE: Goal(most=2, unit=POINTS)}

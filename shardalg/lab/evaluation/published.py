@@ -17,8 +17,8 @@ from typing import Any
 
 from shardalg.errors import TableError
 
-# The paper's billion of parameters, derived: 32 of its layers are 64 * 2**30 exactly.
 PARAMETER_UNIT = 2**30
+"""The paper's billion of parameters, derived: 32 of its layers are 64 * 2**30 exactly."""
 # The paper's table numbers, by the names of the tables in its source.
 NUMBERS = {
     "dense-bench": 2,

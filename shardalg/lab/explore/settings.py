@@ -87,8 +87,8 @@ class Settings:
         return {size: letter for size, letter in sizes if counts.count(size) == 1}
 
 
-# The column `paper_column.COLUMN`, with layers scanned and rematerialised.
 PAPER = Settings(replace(WIDE, scan=True), Mesh({"X": 8, "Y": 16}))
+"""The column `paper_column.COLUMN`, with layers scanned and rematerialised."""
 
 
 def config_of(model: str, sizes: str = "") -> Config:

@@ -24,12 +24,12 @@ from shardalg.tables import Table, bytes_text, seconds_text
 COLUMN = column("dense-bench.c1")
 PLACE = f"Table {COLUMN.table}, first column"
 NAME = f"{COLUMN.facts['param_count']} model"
-# Under the strategy `finalized`; the paper prints shares in per cent.
 MEASURED = {
     "peak_memory_gb": COLUMN.measured["peak_memory_GB"],
     "step_time_s": COLUMN.measured["step_time_s"],
     "flops_utilization": round(COLUMN.measured["flops_util_pct"] / 100, 4),
 }
+"""Under the strategy `finalized`; the paper prints shares in per cent."""
 
 
 def parameters_text(config: Config) -> str:

@@ -4,7 +4,7 @@ from shardalg.lower.emit import collective_matmul, collectives, control, joins, 
 from shardalg.lower.emit.control import body
 from shardalg.lower.emit.emitter import EMIT, Emitter, emits
 
-# The modules whose functions are in `EMIT` once they are imported.
 REGISTERED = (collective_matmul, collectives, control, joins, masks, pads, slices)
+"""The modules whose functions are in `EMIT` once they are imported."""
 
 __all__ = ["EMIT", "REGISTERED", "Emitter", "body", "emits"]

@@ -118,8 +118,8 @@ def _by_member(sent: Array, digits: Digits, cut: Digits) -> Array:
     return grid.transpose(order).reshape(sent.shape)
 
 
-# The collective of each combination, and the end of the integers that represents a NaN.
 EXTREMA = {"max": (lax.pmax, "max"), "min": (lax.pmin, "min")}
+"""The collective of each combination, and the end of the integers that represents a NaN."""
 
 
 def extremum(x: Array, names: tuple[str, ...], combine: str) -> Array:
@@ -290,8 +290,8 @@ def _keeps_nan(extreme: Callable[[Array, Array], Array]) -> Callable[[Array, Arr
     return lambda x, y: jnp.where(x != x, x, extreme(x, y))
 
 
-# Extremes of complex numbers, in the order of real and then imaginary parts.
 OF_COMPLEX = {"max": _keeps_nan(lax.max), "min": _keeps_nan(lax.min)}
+"""Extremes of complex numbers, in the order of real and then imaginary parts."""
 
 
 def folded(blocks: Array, combine: str) -> Array:

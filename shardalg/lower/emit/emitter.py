@@ -69,8 +69,8 @@ class Emitter:
         return start.of({name: self.partition_id(digits) for name, digits in start.digits})
 
 
-# The emitting function of each kind of instruction: `(emitter, instruction, *operands)`.
 EMIT: dict[type[Attributes], Callable[..., list[Array]]] = {}
+"""The emitting function of each kind of instruction: `(emitter, instruction, *operands)`."""
 
 Emit = Callable[Concatenate[Emitter, Instruction[A], Operands], list[Array]]
 

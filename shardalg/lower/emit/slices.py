@@ -28,8 +28,8 @@ from shardalg.spmd.instructions import (
     SliceAt,
 )
 
-# The partition id along digits of the device that executes.
 Ids = Callable[[Digits], Array]
+"""The partition id along digits of the device that executes."""
 
 
 def extracted(a: Extract, ids: Ids, x: Array, starts: Sequence[Array]) -> Array:

@@ -170,8 +170,8 @@ def _tail(log: Path, index: int, show: Callable[[str], None]) -> str:
     return lines[-1] if lines else ""
 
 
-# What JAX says where nothing names other processes; or where it runs already, in a session.
 _ALONE = ("coordinator_address should be defined", "must be called before any JAX")
+"""What JAX says where nothing names other processes; or where it runs already, in a session."""
 
 
 def join(timeout_s: int = 300) -> bool:

@@ -33,8 +33,8 @@ ADDED = "added by XLA"
 OTHER_BYTES = "sends other bytes"
 _PART = re.compile(r":\((\d+)\)(\d+)$")
 _NAME = re.compile(rf"{SCOPE}(\d+)\b")
-# The pieces of a permute, or of an exchange with neighbours, may be counted apart.
 _TOLERANCE = 1
+"""The pieces of a permute, or of an exchange with neighbours, may be counted apart."""
 
 
 @dataclass(frozen=True)

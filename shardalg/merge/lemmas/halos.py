@@ -9,11 +9,11 @@ Exchanges: the interval that a device reads, and the rounds that deliver its blo
 
 from shardalg.merge.lemmas.lemma import Lemma
 
-# Output x of partition p, which has s outputs, and one tap of its window.
 READS = (
     "n >= 1, size >= 1, s == ceil(size, n), 0 <= p < n, 0 <= x < s, 0 <= tap < taps, "
     "stride >= 1, dilation >= 1"
 )
+"""Output x of partition p, which has s outputs, and one tap of its window."""
 
 EXCHANGES = (
     Lemma(

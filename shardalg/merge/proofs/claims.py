@@ -162,8 +162,8 @@ ALL_SIZES = (
         "b*start - (stride*t*p - low) == (low - stride*t*p) % b, 0 <= (low - stride*t*p) % b < b",
     ),
 )
-# The lemmas that the widths are equal to the stored quotients, and largest at an end partition.
 LEMMAS = ("ceil_is_floor", "quotient_whole_part", "quotient_gcd", "quotient_endpoint")
+"""The lemmas that the widths are equal to the stored quotients, and largest at an end partition."""
 
 
 @dataclass(frozen=True)

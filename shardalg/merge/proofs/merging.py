@@ -26,8 +26,8 @@ from shardalg.merge.proofs.encode import (
 )
 from shardalg.merge.verdict import Verdict, Witness, owners
 
-# Tiles of digits of different meshes are counted device by device, up to this many devices.
 MAX_COUNTED = 4096
+"""Tiles of digits of different meshes are counted device by device, up to this many devices."""
 
 
 def merging(claim: MergeClaim, devices: Devices) -> list[Obligation]:

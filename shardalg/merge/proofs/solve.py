@@ -168,9 +168,12 @@ class Unknown:
 
 Outcome = Proved | Refuted | Unknown
 
-# In units of the solver's own work (about 20 ms). The plain core decides nearly every claim in less
-# time than the portfolio of tactics takes to start. The portfolio decides the other claims.
 PLAIN_EFFORT = 100_000
+"""In units of the solver's own work (about 20 ms).
+
+The plain core decides nearly every claim in less time than the portfolio of tactics takes to
+start. The portfolio decides the other claims.
+"""
 
 
 def decide(

@@ -123,7 +123,6 @@ def _is_size(value: Any) -> bool:
 
 
 _AMOUNTS = ("expansion_ratio", "per_device_batch")
-# The check of each entry of a row, and the text for the error.
 _CHOICES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(
         ("gpus", "slices", "chips_per_slice", "model_dim", "heads"),
@@ -137,6 +136,7 @@ _CHOICES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "activation_checkpointing": (lambda value: type(value) is bool, "True or False"),
     "strategy": (lambda value: isinstance(value, str), "the name of one"),
 }
+"""The check of each entry of a row, and the text for the error."""
 
 
 def _dims_of(row: Row, dims: Any) -> Row:
@@ -357,10 +357,10 @@ def calibrate(
     return replace(found, calibrations=own)
 
 
-# Names for several constants that are fitted as one.
 TOGETHER: Mapping[str, tuple[str, ...]] = {"exposed": EXPOSED, "memory": ("traffic", "passes")}
-# The constants that a few steps tell apart best come first.
+"""Names for several constants that are fitted as one."""
 _FIRST = ("matrix_efficiency", "exposed", "memory")
+"""The constants that a few steps tell apart best come first."""
 
 
 def _chosen(constants: Any, steps: int) -> list[tuple[str, ...]]:

@@ -120,8 +120,8 @@ def calibrated(rough: Hardware, fit: CoreFit) -> Hardware:
     )
 
 
-# Seconds per unit of a figure that no program uses.
 _NO_TIME = 1e-30
+"""Seconds per unit of a figure that no program uses."""
 
 
 def _peaks(figures: Mapping[str, float]) -> dict[str, float]:

@@ -33,7 +33,6 @@ Array = jax.Array
 SPARSE = DimensionAxes({"E": "X"}, {"B": "X", "E": "X"})
 _Y = {"N": "Y", "H": "Y", "V": "Y"}
 HYBRID = DimensionAxes({"E": "X", "M": "X", **_Y}, {"B": "X", "E": "X", "M": "Y", **_Y})
-# e and b are experts and sequences where the other letter of the pair is partitioned
 SITES = {
     "attention_heads": "BSND",
     "ffn_hidden": "BSH",
@@ -47,8 +46,9 @@ SITES = {
     "expert_output": "EbCM",
     "combined": "eBCM",
 }
-# Weight of the loss that keeps experts equally busy; GShard, section 2.2.
+"""e and b are experts and sequences where the other letter of the pair is partitioned"""
 BALANCE = 0.01
+"""Weight of the loss that keeps experts equally busy; GShard, section 2.2."""
 
 
 @dataclass(frozen=True)

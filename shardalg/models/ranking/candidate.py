@@ -232,8 +232,8 @@ NARROW = DenseTransformer(
     seq=1024, batch=192,
 )  # fmt: skip
 MODELS: Mapping[str, DenseTransformer] = {"narrow-16b": NARROW, "wide-64b": WIDE}
-# The sizes that may be changed in a named model; all of them define another model.
 SIZES = ("layers", "model_dim", "hidden_dim", "heads", "head_dim", "vocab", "seq", "kv_heads")
+"""The sizes that may be changed in a named model; all of them define another model."""
 
 
 def model_of(name: str, sizes: Mapping[str, int]) -> DenseTransformer:

@@ -32,8 +32,8 @@ from shardalg.models.ranking.workers import Done, PricingTask, Workers, cores, d
 from shardalg.show.html import Page, Section
 from shardalg.tables import MOST_ROWS, Table, bytes_text, html_part, repr_part
 
-# Called with the number of a candidate, of how many, and its text.
 Progress = Callable[[int, int, str], None]
+"""Called with the number of a candidate, of how many, and its text."""
 
 
 @dataclass(frozen=True)

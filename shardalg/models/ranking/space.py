@@ -20,15 +20,15 @@ STRATEGIES = (*LAYOUTS, PIPELINED)
 # The choices; each has a list of values.
 CHOICES = ("strategy", "batch", "microbatches", "rounds", "remat", "optimizer", "order")
 ORDERS = ("given", "all")
-# Values of the choices that have names; all others are numbers.
 _KNOWN: Mapping[str, tuple[Any, ...]] = {
     "strategy": STRATEGIES,
     "order": ORDERS,
     "remat": (False, *REMAT),
     "optimizer": tuple(OPTIMIZERS),
 }
-# The default numbers of microbatches of a pipeline, per stage.
+"""Values of the choices that have names; all others are numbers."""
 _PER_STAGE = (1, 2, 4)
+"""The default numbers of microbatches of a pipeline, per stage."""
 
 
 def chosen(
@@ -67,8 +67,8 @@ def _check(name: str, value: Any) -> None:
         raise StrategyError(f"{name} {value!r}: write one of {', '.join(map(str, known))}.")
 
 
-# A rejected candidate and the reason.
 Refused = tuple[str, str]
+"""A rejected candidate and the reason."""
 
 
 def candidates(

@@ -38,8 +38,8 @@ _FIELDS = {f.name for f in fields(DenseTransformer)} - {"batch", "microbatches"}
 
 # Sizes up to this one are traced unchanged, because every program has such scalars.
 _SMALL = 2
-# The sizes that determine T (`with_iterations`).
 _OF_ITERATIONS = ("R", "Q", "L")
+"""The sizes that determine T (`with_iterations`)."""
 # Equal counts give equal programs only, because equal scalars are one value of the program.
 _COUNTS = ("Q", "L", "R")
 

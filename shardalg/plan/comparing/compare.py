@@ -22,8 +22,8 @@ from shardalg.planner.propagate.strategy import Strategy
 from shardalg.planner.traced import Traced
 
 CURRENT = "current"
-# Called with the number of a finished strategy, the number of all, and its name.
 Progress = Callable[[int, int, str], None]
+"""Called with the number of a finished strategy, the number of all, and its name."""
 
 
 class _Entry(NamedTuple):

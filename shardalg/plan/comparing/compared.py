@@ -38,8 +38,8 @@ COLUMNS = (
     "fits",
     "limited_by",
 )
-# Columns of the printed table, with amounts in units that people say.
 SHOWN = ("strategy", "mesh", "chip", "step", "tokens_per_s", "mfu", "exposed", "peak", "fits")
+"""Columns of the printed table, with amounts in units that people say."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,8 +18,8 @@ from shardalg.planner.traced import Traced
 # Each changed annotation costs several plans, so only the first ones are changed: the value's own
 # annotation comes first.
 MOST_PLACES = 6
-# A sentence that lists more changes is hard to read; tables have all.
 MOST_TOLD = 4
+"""A sentence that lists more changes is hard to read; tables have all."""
 # One annotation of a place: a field of `Annotations` and an index, because a spec of the user can
 # set several entries.
 Slot = tuple[str, int]

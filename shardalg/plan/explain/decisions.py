@@ -31,8 +31,8 @@ from shardalg.spmd.program import SpmdProgram
 from shardalg.tables import Answer, Parts, Table, counted
 
 ChangeRow = tuple[str, str, str, str, str]
-# Collectives at the border belong to no node. This number sorts them before all nodes.
 BORDER = -1
+"""Collectives at the border belong to no node. This number sorts them before all nodes."""
 
 
 def changes(

@@ -274,8 +274,8 @@ class _Reading:
         yield from zip(node.results, (dims for rule in rows for dims in rule.results), strict=False)
 
 
-# A tooltip with more lines is hard to read.
 MOST_STEPS = 8
+"""A tooltip with more lines is hard to read."""
 
 
 def program_listing(program: SpmdProgram, sharded: ShardedGraph) -> Listing:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from shardalg.plan.plan import Plan
 
 Number = int | float
-# A warning that lists more differences of one kind is hard to read.
 MOST_NAMED = 3
+"""A warning that lists more differences of one kind is hard to read."""
 
 
 @dataclass(frozen=True)

@@ -21,15 +21,15 @@ from shardalg.plan.explain.disagreements import Side, disagreement
 from shardalg.planner.stages import Stages
 from shardalg.planner.trials import TrialOutcome, Trials
 
-# The number of single changes that get a second one: those that leave the fewest bytes.
 MOST_FIRST = 8
+"""The number of single changes that get a second one: those that leave the fewest bytes."""
 # After a first change, at most this many remaining collectives of each sort are explained: the same
 # kind at a new place, and the same value.
 MOST_LEFT = 2
-# The largest number of pairs that are planned for one collective.
 MOST_PAIRS = 64
-# Bounds the time: the number of operators in all plans of pairs, or of sets, together.
+"""The largest number of pairs that are planned for one collective."""
 MOST_NODES = 60_000
+"""Bounds the time: the number of operators in all plans of pairs, or of sets, together."""
 # Trials stop after this number of operators was planned, unless `thorough` is set.
 QUICK_NODES = 18_000
 

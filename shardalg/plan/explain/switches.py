@@ -31,8 +31,8 @@ SHARE = 0.1
 # Other policies are planned only for smaller programs, so that an overview stays fast. The second
 # limit is one of `_search_size`, for policy "cost".
 LARGEST, LARGEST_BY_COST = 400, 6_400
-# Each tried annotation is a whole plan.
 MOST_TRIED = 8
+"""Each tried annotation is a whole plan."""
 
 
 def cheaper_policy(trials: Trials, hardware: str | Hardware | Topology) -> str:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from shardalg.plan.rules.logical_rules import Axes, LogicalRules
     from shardalg.plan.rules.named_arrays import NamedArray
 
-# Smaller arrays, by their share of all bytes, may be whole on every device: norms, biases.
 SMALL = 0.01
+"""Smaller arrays, by their share of all bytes, may be whole on every device: norms, biases."""
 # A list of more rules than these serves more than one model.
 MANY = 16
 _NEAR = 0.65

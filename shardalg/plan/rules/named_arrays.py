@@ -17,8 +17,8 @@ from shardalg.graph.abstract import item_type
 
 Names = tuple[str | None, ...]
 _EXAMPLE = '{"w": ((512, 2048), "bfloat16", ("embed", "mlp"))}'
-# Where a variable of nnx has the names of its dimensions, the newest key first.
 _NNX_KEYS = ("out_sharding", "sharding_names", "sharding")
+"""Where a variable of nnx has the names of its dimensions, the newest key first."""
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from shardalg.planner.propagate.strategy import Strategy
 from shardalg.tables import Table, card
 
 COLUMNS = ("array", "role", "type", "spec", "reason", "not_placed")
-# Arrays in the printed text; the table has all of them.
 MOST_ROWS = 40
+"""Arrays in the printed text; the table has all of them."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -73,13 +73,16 @@ def watched(
     return run
 
 
-# The user's arguments of a call: positional arguments, and keyword arguments by name.
 Given = tuple[tuple[Any, ...], Mapping[str, Any]]
-# A function from pytrees of arrays to pytrees of arrays: the part of a call that is planned.
+"""The user's arguments of a call: positional arguments, and keyword arguments by name."""
 Inner = Callable[..., Any]
-# A function of (inner, args, kwargs). It converts the user's arguments to arrays, calls `inner`
-# once with these arrays, and converts the arrays that `inner` returns to the user's results.
+"""A function from pytrees of arrays to pytrees of arrays: the part of a call that is planned."""
 Through = Callable[[Inner, tuple[Any, ...], Mapping[str, Any]], Any]
+"""A function of (inner, args, kwargs).
+
+It converts the user's arguments to arrays, calls `inner` once with these arrays, and converts the
+arrays that `inner` returns to the user's results.
+"""
 
 
 @dataclass(frozen=True, eq=False)

@@ -152,8 +152,8 @@ def _shapes(tree: Any) -> tuple[Any, ...]:
     return tuple(leaf.shape for leaf in jax.tree.leaves(tree) if hasattr(leaf, "shape"))
 
 
-# The path from a module to one inside of it: names of attributes, and indices of lists.
 Path = tuple[Any, ...]
+"""The path from a module to one inside of it: names of attributes, and indices of lists."""
 
 
 class Framework(NamedTuple):

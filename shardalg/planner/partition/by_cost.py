@@ -43,10 +43,10 @@ from shardalg.planner.propagate.options import Options
 from shardalg.planner.propagate.sharded import Reason, RegionBorder, ShardedGraph
 from shardalg.spmd.program import SpmdProgram
 
-# Number of random starts, in addition to the start from completion.
 STARTS = 8
-# The largest number of options of all units together for which there are random starts.
+"""Number of random starts, in addition to the start from completion."""
 MOST_OPTIONS = 2000
+"""The largest number of options of all units together for which there are random starts."""
 
 
 def by_cost(

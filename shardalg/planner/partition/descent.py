@@ -20,10 +20,10 @@ from shardalg.algebra.derived_layouts import interned
 from shardalg.algebra.sharding import Sharding
 
 Layout = Sharding
-# A value, and a sharding in which a unit computes or reads it.
 Asked = tuple[int, Layout]
-# The largest number of sweeps over all units. Sweeps usually end much earlier, at a minimum.
+"""A value, and a sharding in which a unit computes or reads it."""
 SWEEPS = 50
+"""The largest number of sweeps over all units. Sweeps usually end much earlier, at a minimum."""
 # A trial changes one unit. So many of its neighbours then take their best options, before the total
 # is compared: a change often pays only if the neighbours follow.
 NEAR = 3

@@ -22,8 +22,8 @@ from shardalg.sizes.recorded import are_numbers
 from shardalg.spmd.instruction import Collective
 from shardalg.spmd.program import SpmdProgram
 
-# A graph value, and the sharding of a gathered copy of it. A value can have several copies.
 Copy = tuple[int, Sharding]
+"""A graph value, and the sharding of a gathered copy of it. A value can have several copies."""
 
 
 @dataclass(frozen=True)

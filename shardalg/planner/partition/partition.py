@@ -41,8 +41,8 @@ from shardalg.spmd.instruction import Block, Purpose, Why
 from shardalg.spmd.manual import user_collective
 from shardalg.spmd.program import SpmdProgram
 
-# Reports on collectives name the role of the moved value ("weight"), not the argument's role.
 MOVING = {"parameters": "weight", "data": "activation"}
+"""Reports on collectives name the role of the moved value ("weight"), not the argument's role."""
 
 
 # (value, sharding) of gathered copies that later phases (backward, update) read, too.

@@ -204,8 +204,8 @@ def _extended(
         yield refined, added, new
 
 
-# Per partitioner, the generator of (first, second, merged) of the offers that a change took.
 MERGED = {"gspmd": _merged, "shardy": _extended}
+"""Per partitioner, the generator of (first, second, merged) of the offers that a change took."""
 
 
 def _offers_of(

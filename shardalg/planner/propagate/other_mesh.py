@@ -25,8 +25,8 @@ from shardalg.errors import MeshError, StrategyError
 from shardalg.graph.ir import Graph
 
 SIDES = ("arguments", "results", "sites")
-# (side, number) of each annotation in another device order, with the plan's axes in that order.
 Orders = tuple[tuple[str, int, Mesh], ...]
+"""(side, number) of each annotation in another device order, with the plan's axes in that order."""
 
 
 def split_orders(

@@ -26,8 +26,8 @@ from shardalg.graph.ir import Graph, Node, Region
 from shardalg.graph.ops.rows import rules
 from shardalg.planner.propagate.sharded import ShardedGraph
 
-# A value and one of its dimensions.
 Place = tuple[int, int]
+"""A value and one of its dimensions."""
 
 
 def exclude_stage_axes(

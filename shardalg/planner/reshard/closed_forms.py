@@ -223,10 +223,10 @@ def shuffled(
     return best[1]
 
 
-# The elements that a route sends beyond the goal's block, as a share of the tensor; the route.
 Priced = tuple[Fraction | None, Route | None]
-# Source and target dimension of an all-to-all, and its number of devices.
+"""The elements that a route sends beyond the goal's block, as a share of the tensor; the route."""
 Arc = tuple[int, int, int]
+"""Source and target dimension of an all-to-all, and its number of devices."""
 
 
 class Pool(NamedTuple):

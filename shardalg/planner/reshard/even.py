@@ -45,10 +45,10 @@ from shardalg.spmd.instructions import (
     ReduceScatters,
 )
 
-# The largest number of digits that an all-to-all delivers in any order; more keep their order.
 EVERY_ORDER = 3
-# The number of states after which the search on unequal links gives up.
+"""The largest number of digits that an all-to-all delivers in any order; more keep their order."""
 MOST = 1000
+"""The number of states after which the search on unequal links gives up."""
 # Digits per dimension, and the digits along which partial sums are pending.
 State = tuple[Dims, Digits]
 Move = (
@@ -132,8 +132,8 @@ def path_seconds(steps: Sequence[SearchStep], ends: Ends, links: Links) -> float
     return total
 
 
-# The cost of some steps, the state after them, and the steps.
 Reached = tuple[Cost, State, list[SearchStep]]
+"""The cost of some steps, the state after them, and the steps."""
 
 
 @dataclass(frozen=True)

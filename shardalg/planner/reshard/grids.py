@@ -28,8 +28,8 @@ from shardalg.planner.reshard.exchanges import margin
 # Numbers of digits of prime size, major first.
 Labels = tuple[int, ...]
 Rows = tuple[Labels, ...]
-# Digits per dimension, and the digits along which sums are pending.
 Layout = tuple[Rows, Labels]
+"""Digits per dimension, and the digits along which sums are pending."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -45,8 +45,8 @@ class BlockedDimension:
 
 
 Dims = tuple[BlockedDimension, ...]
-# All dimensions, and the digits along which sums are pending.
 State = tuple[Dims, Labels]
+"""All dimensions, and the digits along which sums are pending."""
 
 
 class GridMove(NamedTuple):

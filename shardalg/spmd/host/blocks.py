@@ -13,8 +13,8 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.graph.evaluate import is_key, of_words, words
 from shardalg.spmd.identity import extreme, is_float
 
-# One array per device position; positions that certainly hold the same share one object.
 Stack = list[np.ndarray]
+"""One array per device position; positions that certainly hold the same share one object."""
 
 
 def item_type(dtype: str) -> np.dtype:

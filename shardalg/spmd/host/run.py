@@ -57,8 +57,8 @@ class HostRun:
         return f"{type(instruction.attributes).__name__} -> {results}{name}{attributes}"
 
 
-# Function that gives the results of a kind: `(run, instruction, *stacks)`.
 SIMULATE: dict[type[Attributes], Callable[..., list[Stack]]] = {}
+"""Function that gives the results of a kind: `(run, instruction, *stacks)`."""
 
 Simulate = Callable[Concatenate[HostRun, Instruction[A], Operands], list[Stack]]
 OnBlocks = Callable[Concatenate[A, Operands], Stack]

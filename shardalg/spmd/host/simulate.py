@@ -20,8 +20,8 @@ from shardalg.spmd.host.blocks import Stack, in_order, join_blocks, split_array
 from shardalg.spmd.host.run import HostRun, check_copies, run_block
 from shardalg.spmd.program import SpmdProgram
 
-# Modules that register their functions in `SIMULATE` when they are imported.
 REGISTERED = (collective_matmul, collectives, control, joins, masks, pads, slices)
+"""Modules that register their functions in `SIMULATE` when they are imported."""
 
 
 def simulate(program: SpmdProgram, graph: Graph, *global_arrays: Any) -> list[np.ndarray]:

@@ -68,8 +68,8 @@ class ReduceScatter(Along, Collective):
         return scale_dim(first, self.dim, over=parts(self.digits))
 
 
-# (dimension, digits) pairs.
 AlongDims = tuple[tuple[int, Digits], ...]
+"""(dimension, digits) pairs."""
 
 
 class _OfSeveralDims(Collective):
@@ -154,8 +154,8 @@ class ReduceScatters(_OfSeveralDims):
         return first
 
 
-# The gathers of one dimension, and of several.
 GATHERS = (AllGather, AllGathers)
+"""The gathers of one dimension, and of several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,8 +276,8 @@ class RaggedAllToAll(Collective):
         return into if fits else None
 
 
-# (source, target) positions.
 Pairs = tuple[tuple[int, int], ...]
+"""(source, target) positions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,13 @@ from shardalg.errors import ProgramError
 from shardalg.spmd.instruction import Along, Operator, Shape
 from shardalg.spmd.local import Start, axes_text, resize_dim
 
-# (dimension, its digits, largest start) per sharded dimension of a boxed tensor. A start on such a
-# dimension is clamped to `[0, largest]`. Then it counts from the own block's first element, `p *
-# block`; the operand has the block's size. On every other dimension it is clamped to the dimension,
-# as XLA does.
 Places = tuple[tuple[int, Digits, int], ...]
+"""(dimension, its digits, largest start) per sharded dimension of a boxed tensor.
+
+A start on such a dimension is clamped to `[0, largest]`. Then it counts from the own block's first
+element, `p * block`; the operand has the block's size. On every other dimension it is clamped to
+the dimension, as XLA does.
+"""
 
 
 @dataclass(frozen=True, slots=True)

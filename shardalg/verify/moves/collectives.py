@@ -125,8 +125,8 @@ def _all_gathers(step: CheckedInstruction[AllGathers]) -> Result:
     return operand, found
 
 
-# Ways to combine that have instructions of their own instead of an all-reduce.
 _BY_OTHERS = (ARGMAX, ARGMIN, TOP, USER)
+"""Ways to combine that have instructions of their own instead of an all-reduce."""
 
 
 def _summed(step: CheckedInstruction[AllReduce | ReduceScatter | ReduceScatters]) -> Result:

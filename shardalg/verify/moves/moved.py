@@ -15,8 +15,8 @@ from shardalg.verify.report import Decided
 
 # Instructions that take a part of a dimension unchanged, so that base dilation stays.
 PARTS = (DynamicSlice, OwnerSelect, Slice, SliceAt)
-# Modules that register their functions in `MOVES` when they are imported.
 REGISTERED = (collectives, joins, masks, pads, slices)
+"""Modules that register their functions in `MOVES` when they are imported."""
 
 
 # Pure, and many programs contain the same instruction.

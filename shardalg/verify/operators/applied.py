@@ -40,8 +40,8 @@ RESTATED = frozenset(
 )
 # Hints for the operator, which is correct without them.
 PROMISES = ("indices_are_sorted", "unique_indices")
-# Operators of one operand whose results are elements of that operand.
 COPIES = SAME | {"rev", "slice"}
+"""Operators of one operand whose results are elements of that operand."""
 
 
 O_co = TypeVar("O_co", bound=Operator, covariant=True)
@@ -68,8 +68,8 @@ class CheckedOperator(Generic[O_co]):
     firsts: tuple[int, ...] = ()
 
 
-# Contents of the results, and the claims that they rest on.
 Outcome = tuple[tuple[Contents, ...], list[Goal]]
+"""Contents of the results, and the claims that they rest on."""
 # Function that gives contents and claims, per kind of operator.
 APPLIED: dict[type[Operator], Callable[[Any], Outcome]] = {}
 O = TypeVar("O", bound=Operator)

@@ -21,8 +21,8 @@ from shardalg.graph.ops.rows import rules
 from shardalg.graph.ops.rule import AND, MAX, MIN, OR, PRODUCT, SUM, XOR, Rule
 
 Dims = tuple[Digits, ...]
-# The most elements of a dimension, and the most devices, for which reads are counted.
 MOST_READ, MOST_APART = 1 << 16, 256
+"""The most elements of a dimension, and the most devices, for which reads are counted."""
 
 
 class Affine(NamedTuple):
@@ -53,8 +53,8 @@ class Affine(NamedTuple):
 
 
 Goal = Digits | Affine
-# Per device, the number of elements that it reads, and the number that it also holds.
 Lengths = tuple[np.ndarray, np.ndarray]
+"""Per device, the number of elements that it reads, and the number that it also holds."""
 
 
 @lru_cache(maxsize=1 << 14)
@@ -111,8 +111,8 @@ def missing(shape: tuple[int, ...], held: Dims, wanted: Dims, devices: int) -> f
 
 
 COMBINED = (SUM, PRODUCT, MAX, MIN, AND, OR, XOR)
-# An operator with more divisions than this counts as 0.
 MOST_DIVISIONS = 512
+"""An operator with more divisions than this counts as 0."""
 
 
 @lru_cache(maxsize=1 << 12)

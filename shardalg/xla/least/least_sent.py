@@ -231,5 +231,5 @@ class _Fact(NamedTuple):
     counted: int
 
 
-# Pairs (operand, bytes), and the bytes of the result.
 _Sent = tuple[tuple[tuple[int, float], ...], float]
+"""Pairs (operand, bytes), and the bytes of the result."""

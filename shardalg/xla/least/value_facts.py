@@ -13,8 +13,8 @@ from shardalg.planner.propagate.sharded import ShardedGraph
 from shardalg.xla.least.divisions import Dims, plain_rule
 
 _FORMATTING = "annotate convert_element_type copy copy_p reduce_precision reshape rev squeeze"
-# Operators that XLA may move across a collective.
 FORMATTING = frozenset((*_FORMATTING.split(), "transpose"))
+"""Operators that XLA may move across a collective."""
 
 
 @dataclass(frozen=True, eq=False)

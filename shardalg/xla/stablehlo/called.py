@@ -101,8 +101,8 @@ _CALLS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-# (step, *operands) -> the result, or a tuple of them.
 Reading = Callable[..., Any]
+"""(step, *operands) -> the result, or a tuple of them."""
 
 _POINTWISE = (
     "abs add atan2 cbrt ceil complex div=divide exp=exponential expm1=exponential_minus_one floor "
@@ -173,7 +173,6 @@ def _random_bits(step: TextStep, state: Any) -> Any:
     return after.reshape(state.shape), found
 
 
-# The function that reads each operator.
 OPERATORS: Mapping[str, Reading] = {
     **_pointwise("stablehlo", _POINTWISE),
     **_pointwise("chlo", _CHLO),
@@ -208,3 +207,4 @@ OPERATORS: Mapping[str, Reading] = {
     **block_region.OPERATORS,
     **shardy_moves.SHARDY_OPERATORS,
 }
+"""The function that reads each operator."""

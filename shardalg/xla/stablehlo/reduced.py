@@ -46,8 +46,8 @@ def _computation(step: TextStep) -> Any:
     return call
 
 
-# The most keys of a sort whose comparison is tried: 3 to the sixth cases.
 _MOST_KEYS = 3
+"""The most keys of a sort whose comparison is tried: 3 to the sixth cases."""
 
 
 def _reduce(step: TextStep, *operands: Any) -> Any:

@@ -17,8 +17,8 @@ from shardalg.errors import NotationError
 from shardalg.graph.annotate import mesh_split_value
 from shardalg.planner.propagate.other_mesh import sharding_on_mesh
 
-# Attributes with the sharding of an argument or a result.
 SHARDY, HLO = "sdy.sharding", "mhlo.sharding"
+"""Attributes with the sharding of an argument or a result."""
 # The pattern of a mesh that a sharding contains instead of the name of a mesh.
 INLINED = r"mesh<\[[^\]]*\](?:, device_ids=\[[^\]]*\])?>"
 _SUB_AXIS = re.compile(r'"([^"]+)":\((\d+)\)(\d+)')

@@ -15,8 +15,8 @@ _FRAME = re.compile(r'(?:"((?:[^"\\]|\\.)*)"\()?"((?:[^"\\]|\\.)*)":(\d+):\d+')
 _NAME = re.compile(r'^loc\("((?:[^"\\]|\\.)*)"')
 _CALLED = re.compile(r"^(?:jit|pjit|checkpoint|remat)\(.*\)$")
 
-# File and line, the innermost first.
 Frames = tuple[tuple[str, int], ...]
+"""File and line, the innermost first."""
 
 
 def frames(location: str, path: str) -> Frames:

@@ -114,10 +114,10 @@ def _transpose(type_: ValueType, permutation: tuple[int, ...]) -> Signature:
 
 WIDE = "float32"
 NARROW = frozenset({"bfloat16", "float16"})
-# Contractions, whose parameter `preferred_element_type` is the type of their result.
 CONTRACTIONS = frozenset({"dot_general", "conv_general_dilated"})
-# Operators that add numbers of one type: sums, prefix sums, gradients of table lookups.
+"""Contractions, whose parameter `preferred_element_type` is the type of their result."""
 SUMS = frozenset({"reduce_sum", "cumsum", "scatter-add", "scatter-sub"})
+"""Operators that add numbers of one type: sums, prefix sums, gradients of table lookups."""
 
 
 @dataclass(frozen=True)

@@ -187,8 +187,8 @@ INF = math.inf
 # Operators that only move elements of one operand, so that they map equal numbers to this number.
 MOVES = "broadcast_in_dim reshape squeeze transpose"
 SAME = frozenset((COPIES + MOVES).split()) - {"convert_element_type"}
-# Functions that are 0 at 0.
 ODD = "asin asinh atan atanh cbrt erf erf_inv expm1 log1p sin sinh sqrt tan tanh"
+"""Functions that are 0 at 0."""
 # Points at which functions that are computed by approximation are exact.
 POINTS: dict[str, dict[float, float]] = {
     **{name: {0: 0} for name in ODD.split()},

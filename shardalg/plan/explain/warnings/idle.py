@@ -24,8 +24,8 @@ from shardalg.planner.trials import TrialOutcome, Trials
 from shardalg.sizes.amounts import number
 from shardalg.tables import bytes_text, counted, flops_text, seconds_text
 
-# Gathered stacks with a smaller share of the peak memory have no warning.
 SHARE = 0.1
+"""Gathered stacks with a smaller share of the peak memory have no warning."""
 
 
 def stack_rows(trials: Trials) -> tuple[tuple[object, ...], ...]:
@@ -97,8 +97,8 @@ def _whole(stages: Stages, stack: int) -> int:
     return kind.shape[0] * prod(layout.shard_shape[1:]) * kind.itemsize
 
 
-# Trials plan the function again, so only the lines with the most redundant flops get them.
 MOST_TRIED = 4
+"""Trials plan the function again, so only the lines with the most redundant flops get them."""
 # This many even shardings are planned per line; if none is cheaper, as many uneven ones, because
 # uneven ones add padding.
 MOST_LAYOUTS = 6

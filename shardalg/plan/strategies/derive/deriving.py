@@ -40,8 +40,8 @@ from shardalg.plan.strategies.derive.recipe_parts import (
 from shardalg.planner.propagate.strategy import PerLeaf, Strategy
 from shardalg.planner.traced import Traced
 
-# Rows through which an array keeps its dimensions.
 _PASSING = ("pointwise", "layout", "broadcast")
+"""Rows through which an array keeps its dimensions."""
 # The order in which the parts of a recipe are applied, whatever the order in which they are
 # written: each step uses only dimensions that the steps before it left free.
 STEPS = (

@@ -20,8 +20,8 @@ from shardalg.graph.ir import Graph, Signature, once_per_graph
 from shardalg.graph.ops.loops import dim_loops
 from shardalg.graph.ops.rows import rules
 
-# A tensor of an operator (operands, then results) and a dimension of it.
 Place = tuple[int, int]
+"""A tensor of an operator (operands, then results) and a dimension of it."""
 
 
 class Nest(NamedTuple):

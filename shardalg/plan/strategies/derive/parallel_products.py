@@ -35,8 +35,8 @@ from shardalg.plan.strategies.derive.product_uses import (
 # Of equal choices, the one that shards more bytes wins, and then the one with fewer classes.
 MARGIN = 1e-6
 EPSILON = 1e-9
-# Above so many sets of open classes, the choice is made one class after the other.
 LARGEST_SEARCH = 20_000
+"""Above so many sets of open classes, the choice is made one class after the other."""
 
 Values = Mapping[int, float]
 Conflicts = Mapping[int, frozenset[int]]

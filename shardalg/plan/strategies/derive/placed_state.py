@@ -9,8 +9,8 @@ from shardalg.plan.strategies.derive.parallel_products import refusal
 from shardalg.plan.strategies.derive.placing import Placing
 from shardalg.plan.strategies.derive.recipe_parts import ArrayLayout, Axes, Part
 
-# Parameters by the words of their paths, or by an ending of these.
 Owners = dict[tuple[str, ...], ArrayLayout]
+"""Parameters by the words of their paths, or by an ending of these."""
 # The role of the arrays that a part shards, if they are not the parameters.
 _SHARDED = {"data": DATA, "sequence": DATA, "zero": OPTIMIZER_STATE}
 _NOTHING = {

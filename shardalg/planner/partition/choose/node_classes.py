@@ -23,8 +23,8 @@ from shardalg.graph.ops.rule import SUM, Rule
 from shardalg.planner.reshard.paths import reshard_price
 from shardalg.spmd.manual import USER_COLLECTIVES
 
-# A graph value, and the sharding of a gathered copy of it. A value can have several copies.
 Copy = tuple[int, Sharding]
+"""A graph value, and the sharding of a gathered copy of it. A value can have several copies."""
 
 
 @dataclass(frozen=True)

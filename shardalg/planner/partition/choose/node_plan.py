@@ -52,9 +52,11 @@ from shardalg.spmd.instructions import (
 )
 from shardalg.spmd.local import Start
 
-# A node has one of these, between the instructions that move and finish values. `Apply` runs the
-# node's own primitive; the others replace it where starts depend on the device.
 Operator = Apply | Choose | Extract | Insert
+"""A node has one of these, between the instructions that move and finish values.
+
+`Apply` runs the node's own primitive; the others replace it where starts depend on the device.
+"""
 
 
 @dataclass(frozen=True)

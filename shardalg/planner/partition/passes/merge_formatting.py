@@ -26,8 +26,8 @@ from shardalg.spmd.instructions import (
 )
 from shardalg.spmd.rewrite import Rewriter
 
-# Local instructions of which a phase keeps only the first of several equal ones.
 REPEATED = (Concatenate, DynamicSlice, Mask, MaskAt, Resize, Slice, SliceAt)
+"""Local instructions of which a phase keeps only the first of several equal ones."""
 # These are formatting only if operand and result are copies of one graph value. Otherwise the user
 # wrote the operation, which stays.
 OF_ONE_VALUE = (CollectivePermute, DynamicSlice, Mask, MaskAt, Resize, Slice, SliceAt)

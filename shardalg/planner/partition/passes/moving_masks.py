@@ -23,8 +23,8 @@ from shardalg.spmd.rewrite import Rewriter
 # Per local value, its masks. A mask that exists in the program has the local value that it
 # computes, so that its readers need no change. A new one has None.
 Wishes = dict[int, dict[Mask, int | None]]
-# Per local value, masks that could be moved to it, and how many masks of results each replaces.
 Lifted = dict[int, Counter[Mask]]
+"""Per local value, masks that could be moved to it, and how many masks of results each replaces."""
 
 
 @dataclass

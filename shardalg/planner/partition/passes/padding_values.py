@@ -23,8 +23,8 @@ from shardalg.spmd.identity import identity, identity_if_any
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.local import Local
 
-# (digits, block, size): elements `x` with `p*block + x >= size`, as in `Mask`.
 Padding = tuple[Digits, int, int]
+"""(digits, block, size): elements `x` with `p*block + x >= size`, as in `Mask`."""
 
 
 @dataclass(frozen=True)

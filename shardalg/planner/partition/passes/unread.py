@@ -28,8 +28,8 @@ from shardalg.spmd.instructions import (
 )
 from shardalg.spmd.rewrite import Rewriter, blocks
 
-# After these, every device except one has 0 in place of the element.
 OWNERS = (Extract, OwnerSelect)
+"""After these, every device except one has 0 in place of the element."""
 # These only drop elements or add zeros, so that still at most one device has each element.
 PARTS = (Slice, SliceAt, Resize)
 # These only move elements, so that still at most one device has each element.

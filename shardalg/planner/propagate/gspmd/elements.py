@@ -93,8 +93,8 @@ def elements(graph: Graph, place: Places) -> dict[int, list[Element]]:
     return found
 
 
-# JAX lowers a scan to a `while` whose tuple has its elements in this order.
 ORDER = ("carry", "ys", "xs", "const")
+"""JAX lowers a scan to a `while` whose tuple has its elements in this order."""
 
 
 @dataclass(eq=False)
@@ -203,8 +203,8 @@ def _of_branches(graph: Graph, call: int, place: Places) -> Iterator[Element]:
             yield made
 
 
-# A number, and the type of the tensor that is full of it.
 Literal = tuple[float, ValueType]
+"""A number, and the type of the tensor that is full of it."""
 
 
 def literals(graph: Graph) -> dict[int, dict[Literal, list[int]]]:

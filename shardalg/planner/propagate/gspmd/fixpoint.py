@@ -26,8 +26,8 @@ from shardalg.planner.propagate.layouts import Layouts, extends
 from shardalg.planner.propagate.operator_classes import Dims
 
 Memo = dict[Numbers, StepOutcome | None]
-# The largest number of steps that look-ahead follows a chain of single readers.
 LONGEST_CHAIN = 20
+"""The largest number of steps that look-ahead follows a chain of single readers."""
 
 
 class ShardingChange(NamedTuple):

@@ -189,12 +189,15 @@ DYNAMIC_SLICE, GATHER, REDUCE, CONTRACTION = "dynamic_slice", "gather", "reduce"
 CONVOLUTION, WINDOW, BROADCAST = "convolution", "window", "broadcast"
 # Products of two operands: if both improve the result's sharding, the larger operand goes first.
 MATRIX = (CONTRACTION, CONVOLUTION)
-# Between stacks of equal type: they begin as the same zeros, which XLA makes once.
 ZEROS = "zeros"
-# Steps of HLO's tuples. TUPLE: a value is put into a tuple, in one place or several.
-# WHILE, BRANCH: from the tuple before a loop or a branch to the tuple of the loop or of the branch.
-# ELEMENT: a value is taken out of a tuple.
+"""Between stacks of equal type: they begin as the same zeros, which XLA makes once."""
 TUPLE, WHILE, BRANCH, ELEMENT = "tuple", "while", "branch", "element"
+"""Steps of HLO's tuples.
+
+TUPLE: a value is put into a tuple, in one place or several. WHILE, BRANCH: from the tuple before a
+loop or a branch to the tuple of the loop or of the branch. ELEMENT: a value is taken out of a
+tuple.
+"""
 # From a result of the function to the stand-in that has the result's annotation, in Shardy's order.
 EXIT = "exit"
 

@@ -24,12 +24,12 @@ from shardalg.planner.propagate.operator_classes import (
 Rules = Callable[[Signature], tuple[Rule, ...] | None]
 # A step: (number of its operator class, its values with operands first, its node or call or None).
 Visit = tuple[int, tuple[int, ...], int | None]
-# The steps and the places of one computation: (first step, end, first place, end).
 Span = tuple[int, int, int, int]
+"""The steps and the places of one computation: (first step, end, first place, end)."""
 # The values after the graph's: (per value the graph's value that names it, per value its shape).
 Places = tuple[Sequence[int], Sequence[tuple[int, ...]]]
-# Kinds of region arguments by which values enter a loop's body; by the other kinds they leave.
 ENTER = ("const", "init", "xs")
+"""Kinds of region arguments by which values enter a loop's body; by the other kinds they leave."""
 
 
 @dataclass(frozen=True, eq=False)

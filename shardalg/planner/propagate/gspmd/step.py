@@ -22,19 +22,21 @@ from shardalg.planner.propagate.layouts import Layouts, extends
 from shardalg.planner.propagate.operator_classes import Dims, OperatorClass, operator_class
 
 PASSING = (image.POINTWISE, image.LAYOUT)
-# Operators through which XLA propagates from level 1 on, whatever their loops are.
 LATER = frozenset(
     ("slice", "pad", "rev", "concatenate", "gather", "reduce_sum", "reduce_max", "reduce_min",
      "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin", "cumsum", "sort")
 )  # fmt: skip
-# Roles of boxes at known starts, by (primitive here, primitive of the traced program). The graph
-# has such boxes as slices and pads.
+"""Operators through which XLA propagates from level 1 on, whatever their loops are."""
 BOXES = {
     ("slice", "dynamic_slice"): image.DYNAMIC_SLICE,
     ("pad", "dynamic_update_slice"): image.STACK,
     ("slice", "gather"): image.WINDOW,
     ("pad", "scatter"): image.WINDOW,
 }
+"""Roles of boxes at known starts, by (primitive here, primitive of the traced program).
+
+The graph has such boxes as slices and pads.
+"""
 
 
 def source_primitive(graph: Graph, node: Node) -> str:
@@ -90,8 +92,8 @@ def box_class(node: Node, kind: OperatorClass) -> OperatorClass:
 
 
 Numbers = tuple[int, ...]
-# A sharding that is offered to a tensor, and the positions of the tensors that it comes from.
 Offer = tuple[Dims, Numbers]
+"""A sharding that is offered to a tensor, and the positions of the tensors that it comes from."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ from shardalg.planner.propagate.operator_classes import (
 )
 
 Shape = tuple[int, ...]
-# Operators that XLA has as a reduction of several operands to a tuple.
 ARGUMENTS = ("argmax", "argmin")
+"""Operators that XLA has as a reduction of several operands to a tuple."""
 
 
 @dataclass(eq=False)

@@ -43,8 +43,8 @@ class TensorFactor(NamedTuple):
 
 # A tensor's sharding by loop. Dimension d without loops has the key "dim d".
 Tensor = dict[str, TensorFactor]
-# Per tensor its layout after the step, and the tensors that it took something from.
 Extended = tuple[tuple[int, Numbers], ...]
+"""Per tensor its layout after the step, and the tensors that it took something from."""
 
 
 def step(

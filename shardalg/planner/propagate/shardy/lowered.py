@@ -21,16 +21,16 @@ from shardalg.planner.propagate.operator_classes import OperatorClass, pass_thro
 from shardalg.planner.propagate.shardy.factors import Numbers, Tensor, joined, split
 
 Shape = tuple[int, ...]
-# Operators for which XLA has no instruction.
 NOTHING = frozenset(("stop_gradient", "copy", "pvary", "name"))
-# Operators of constants that give constants, besides pointwise ones (`isConstantPreserving`).
+"""Operators for which XLA has no instruction."""
 NUMBERS_THROUGH = frozenset(("broadcast_in_dim", "reshape", "squeeze", "slice"))
-# Operators that propagate in the stages of products; an `erf` is a custom call to XLA.
+"""Operators of constants that give constants, besides pointwise ones (`isConstantPreserving`)."""
 LATER = frozenset(
     ("slice", "split", "pad", "rev", "concatenate", "gather", "scatter", "scatter-add", "sort",
      "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax",
      "argmin", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "dot_general", "erf")
 )  # fmt: skip
+"""Operators that propagate in the stages of products; an `erf` is a custom call to XLA."""
 
 
 def keeps_numbers(node: Node, kind: OperatorClass | None) -> bool:

@@ -23,8 +23,8 @@ from shardalg.planner.propagate.shardy import lowered
 # (annotated values, per annotated site its node, a number that equal annotations share, and whether
 # all its dimensions are closed).
 Given = tuple[frozenset[int], tuple[tuple[int, int, bool], ...]]
-# A carry of a loop: (initial value, the results of the bodies, the result of the loop).
 Carried = tuple[int | None, list[int], int]
+"""A carry of a loop: (initial value, the results of the bodies, the result of the loop)."""
 
 
 class ShardyOperator(NamedTuple):

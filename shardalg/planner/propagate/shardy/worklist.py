@@ -26,8 +26,8 @@ from shardalg.planner.propagate.shardy.factors import (
 from shardalg.planner.propagate.shardy.lowered import made_as_operands
 
 Memo = dict[Numbers, Extended | None]
-# The reason of a product's sharding that differs from its readers' (`lowered.py`).
 PRODUCT = "product"
+"""The reason of a product's sharding that differs from its readers' (`lowered.py`)."""
 # The default of a memo, because None is an outcome.
 UNKNOWN: Extended = ()
 
