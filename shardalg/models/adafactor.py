@@ -49,7 +49,10 @@ class Factoring:
 
 
 def init_moments(params: Any, factoring: Any) -> Any:
-    """Zero row and column moments per parameter; `factoring` is a tree like `params`."""
+    """Return zero moments per parameter: {"row": array, "column": array}.
+
+    `factoring` is a tree like `params` with a `Factoring` at each leaf.
+    """
 
     def zeros(parameter: Array, factors: Factoring) -> dict[str, Array]:
         row, column = factors.split(parameter.shape)
@@ -61,13 +64,17 @@ def init_moments(params: Any, factoring: Any) -> Any:
 def init_state(params: Any, factoring: Any) -> dict[str, Any]:
     """Return the state before the first step.
 
-    It is {"step": 0, "moments": {"row", "column"} per parameter}.
+    The state is {"step": 0, "moments": {"row", "column"} per parameter}. `factoring` is a tree
+    like `params` with a `Factoring` at each leaf.
     """
     return {"step": jnp.zeros((), jnp.int32), "moments": init_moments(params, factoring)}
 
 
 def apply(params: Any, grads: Any, state: Any, factoring: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the parameters and Adafactor's state after one step."""
+    """Return the parameters and Adafactor's state after one step.
+
+    `factoring` is a tree like `params` with a `Factoring` at each leaf.
+    """
     step = state["step"] + 1
     weights = jax.tree.leaves(params)
     tree: Any = jax.tree.structure(params)
@@ -83,6 +90,7 @@ def apply(params: Any, grads: Any, state: Any, factoring: Any) -> tuple[Any, dic
 def _update(
     weight: Array, gradient: Array, moment: dict[str, Array], *, step: Array, factors: Factoring
 ) -> tuple[Array, dict[str, Array]]:
+    """Return a weight after this step, and its new moments {"row", "column"}."""
     rows, columns = factors.axes(weight.ndim)
     time = step.astype(jnp.float32)
     beta = 1.0 - time**-0.8
@@ -100,11 +108,15 @@ def _update(
 
 
 def _scale(row: Array, column: Array, rows: tuple[int, ...], columns: tuple[int, ...]) -> Array:
-    """`1 / sqrt(R C / mean(R))`, a product of two thin factors until the last moment."""
+    """Return `1 / sqrt(R C / mean(R))` in the weight's shape from the moments R and C.
+
+    `rows` and `columns` are the weight's row dimensions and column dimensions.
+    """
     # Two broadcast vectors instead of the matrix R C: XLA fuses both into the update.
     share = row / jnp.mean(row, axis=rows, keepdims=True)
     return jnp.expand_dims(lax.rsqrt(share), columns) * jnp.expand_dims(lax.rsqrt(column), rows)
 
 
 def _rms(x: Array, dims: tuple[int, ...]) -> Array:
+    """Return the root mean square over these dimensions, which stay with size 1."""
     return jnp.sqrt(jnp.mean(jnp.square(x), axis=dims, keepdims=True))

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 FIRST, SECOND = 0.9, 0.999
+"""Decay rates of the first and the second moment per step."""
 
 
 def init_state(params: Any) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def init_state(params: Any) -> dict[str, Any]:
 
 
 def apply(params: Any, grads: Any, state: Any, rate: float = 1e-3) -> tuple[Any, dict[str, Any]]:
-    """One step: parameters and state after it."""
+    """Return the parameters and Adam's state after one step with this learning rate."""
     step = state["step"] + 1
     first = jax.tree.map(lambda m, g: FIRST * m + (1 - FIRST) * g, state["first"], grads)
     second = jax.tree.map(lambda v, g: SECOND * v + (1 - SECOND) * g * g, state["second"], grads)

@@ -1,16 +1,14 @@
-"""Memory of a model of many layers from programs of two and of three: instant by instant.
+"""Cost and memory of a model with many layers, from plans with two and with three layers.
 
-What is alive while an instruction of the first layer runs, or of the last one, or outside of the
-layers, is linear in their number; in between it is between those two. So each instruction of the
-smaller program is found in the larger one, which has one layer more in the middle, and the line
-through both says what is alive there in any model: the peak is the largest of these, wherever it
-lies. (The line through the two peaks is not it: in a deep model the peak is elsewhere.)
+All layers are equal: one more layer adds the same operators and the same bytes. So the amounts of
+work are linear in the number of layers, and the line through both plans is exact.
 
-What a step of a dense Transformer takes on a machine, from plans of two and of three layers.
-
-Layers are alike: one more layer adds the same operators and the same bytes, so that what a program
-does is linear in their number, and so is what is alive at each of its instructions
-(`models.deeper`).
+The peak memory is not linear, because the instruction with the most live bytes changes with the
+depth. But the live bytes at one instruction of the first layer, of the last layer or outside of the
+layers are linear in the number of layers; an instruction in between has live bytes between those of
+the first and the last layer. So each instruction of the smaller program is found in the larger
+program, which has one layer more in the middle. The line through both gives the live bytes in a
+model of any depth, and the peak is the largest of these.
 """
 
 from __future__ import annotations
@@ -42,7 +40,12 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Instant:
-    """The bytes alive while an instruction runs; equal instructions have equal keys."""
+    """The bytes alive while an instruction runs.
+
+    Attributes:
+      key: equal for equal instructions of two programs (`_Keys`).
+      place: the indices of the loops that contain the instruction, then its own; () is the start.
+    """
 
     key: Key
     place: ProgramPoint
@@ -57,21 +60,25 @@ class _Every(AliveBytes):
 
     @property
     def peak(self) -> tuple[int, ProgramPoint]:
-        """Nothing, so that no sizes are compared."""
+        """A constant: sizes may be recorded expressions, so that no comparison may happen here."""
         return 0, ()
 
     def reach(self, i: int, inner: AliveBytes | None) -> None:
-        """Instruction `i` runs now; `inner` is the body of the loop that it is."""
+        """Record the live bytes at instruction `i`.
+
+        `inner` is the timeline of its body if the instruction is a loop, otherwise None.
+        """
         super().reach(i, inner)
         within = inner.instants if isinstance(inner, _Every) else []
-        # Bytes inside a loop body count beside the values that are alive around the loop.
+        # A body's timeline counts only its own values: the values that are alive around the loop
+        # are in memory at the same time.
         self.instants += [((i, *place), self.total + size) for place, size in within]
         if not within:
             self.instants.append(((i,), self.totals[-1][0]))
 
 
 class _Instants(Scan):
-    """Goes through a program and keeps every instant."""
+    """A scan of a program that records the live bytes at every instruction."""
 
     def begin(self, start: dict[int, LiveValue]) -> AliveBytes:
         """Start a timeline that keeps every instant."""
@@ -98,7 +105,7 @@ class Shallow:
 
     @cached_property
     def instants(self) -> list[Instant]:
-        """Every instant; sizes may be recorded."""
+        """The instants of all instructions, in program order; sizes may be recorded expressions."""
         scan = _Instants(self.program, self.graph, (), self.rebuild)
         line = scan.peak(self.program.block, scan.lives(self.donated))
         assert isinstance(line, _Every), "begun by this scan"
@@ -113,7 +120,7 @@ class Shallow:
 
     @property
     def peak(self) -> int:
-        """The instant at which most is alive."""
+        """The index in `instants` of the instant with the most live bytes."""
         return first_largest([one.bytes for one in self.instants])
 
 
@@ -124,13 +131,14 @@ class _Keys:
     program: SpmdProgram
 
     def of(self, block: Block, place: ProgramPoint) -> Key:
-        """Kind, operator, phase and results of the instruction at a place."""
+        """Return kind, operator, phase and result types of the instruction at a place."""
         if not place:
             return ()
         instruction = block.instructions[place[0]]
         attributes, below = instruction.attributes, ()
         if attributes.bodies:
-            # Instants inside branches have the key of the whole instruction.
+            # The branches of a conditional are alternatives: an index into one of them names no
+            # instruction, so the key is that of the whole conditional.
             below = self.of(attributes.bodies[0], place[1:]) if len(attributes.bodies) == 1 else ()
             return type(attributes), below
         primitive = attributes.primitive if isinstance(attributes, Apply) else ""
@@ -138,13 +146,13 @@ class _Keys:
         return type(attributes), primitive, instruction.phase, results
 
     def type(self, result: int) -> Key:
-        """Item type and shape."""
+        """Return the element type and the local shape of a result, as a tuple."""
         local = self.program.locals[result]
         return local.dtype, *local.shape
 
 
 def deeper(low: Shallow, high: Shallow, share: int) -> Liveness:
-    """Memory of the model at `low + share * (high - low)`, by class."""
+    """Return the peak memory of the model with `low + share * (high - low)` layers, by class."""
     sizes, pairs = held_bytes(low, high, share)
     i, j = pairs[first_largest(sizes)]
     return interpolated_memory(
@@ -175,29 +183,32 @@ def interpolated_memory(low: Liveness, high: Liveness, share: float) -> Liveness
 def held_bytes(low: Shallow, high: Shallow, share: int) -> tuple[list[Any], list[tuple[int, int]]]:
     """Return the bytes alive at each instant of the deeper model, and both programs' instants.
 
-    Where the larger program is not the smaller one with some runs more, there is one instant, on
-    the line through the peaks of both.
+    If the two programs cannot be aligned, only their two peaks are compared.
+
+    Args:
+      share: the deeper model has the layers of `low` and `share` times the difference to `high`.
 
     Returns:
-      The bytes, and for each the instant of the smaller and of the larger program.
+      The bytes per instant, and per instant its index in `low.instants` and in `high.instants`.
     """
     one, other = low.instants, high.instants
     pairs = aligned([at.key for at in one], [at.key for at in other])
-    # Programs that do not align have one instant: the two peaks.
+    # Without an alignment no other pair of instants is known to belong together.
     if pairs is None:
         pairs = [(low.peak, high.peak)]
     return [one[i].bytes + (other[j].bytes - one[i].bytes) * share for i, j in pairs], pairs
 
 
 def aligned(low: Sequence[Key], high: Sequence[Key]) -> list[tuple[int, int]] | None:
-    """Each place of the shorter sequence with its place in the longer one; None if it has none.
+    """Return each index of the shorter sequence with its index in the longer one.
 
-    Of what repeats, the first and the last stay: the longer one has more in between.
+    The longer sequence has more repetitions in the middle: the first and the last repetition of
+    both are paired. None: the longer sequence is not the shorter one with more repetitions.
 
     >>> aligned("p12ab12ab12e", "p12ab12ab12ab12e")[4:9]
     [(4, 4), (5, 9), (6, 10), (7, 11), (8, 12)]
     """
-    more = [0] * len(low)  # how much farther on each is in `high`
+    more = [0] * len(low)
     i = shift = 0
     while i < len(low):
         if i + shift < len(high) and low[i] == high[i + shift]:
@@ -216,7 +227,10 @@ def aligned(low: Sequence[Key], high: Sequence[Key]) -> list[tuple[int, int]] | 
 
 
 def _run(low: Sequence[Key], high: Sequence[Key], i: int, j: int) -> int | None:
-    """Return how many keys to skip at `j` of the longer program for the longest agreement."""
+    """Return how many keys of `high` to skip at `j`, so that most keys agree with `low` from `i`.
+
+    None if the next key of `low` occurs nowhere later in `high`.
+    """
     best, longest = None, 0
     for run in range(1, len(high) - j):
         agrees, most = 0, min(len(low) - i, len(high) - j - run)
@@ -228,7 +242,11 @@ def _run(low: Sequence[Key], high: Sequence[Key], i: int, j: int) -> int | None:
 
 
 def _moved(more: list[int], high: Sequence[Key], i: int, shift: int, run: int) -> None:
-    """Leave out the second of the runs that are alike, not what comes behind the last of them."""
+    """Skip `run` keys of `high` behind the first repetition of the run, not before key `i`.
+
+    `more` has the shift from each index of `low` to its index in `high`. The shifts from the first
+    repetition to `i` grow by `run`, so that the keys before `i` are paired with the last repetition.
+    """
     start = i + shift
     # Move the skipped run as far forward as it repeats, so that the last repetition is kept.
     while start and start + run - 1 < len(high) and high[start - 1] == high[start - 1 + run]:
@@ -244,9 +262,10 @@ SHALLOW = (2, 3)
 def machine_for(mesh: Mesh, hardware: str | Hardware | Topology) -> Topology | Hardware:
     """Return the machine that a mesh of these models is on.
 
-    A chip alone becomes as many chips as the mesh has devices for, in the shape that the vendor
-    gives so many; the model's axis `slice` counts the slices and crosses their network. A chip of
-    which nothing is known but its links is itself. A topology keeps its own `network_axes`.
+    The name of a chip becomes a topology with a chip for each device of the mesh, in the vendor's
+    shape for this number. The mesh axis `slice` numbers the slices; its communication crosses their
+    network. A chip without a known shape is returned as it is. A topology keeps its own
+    `network_axes`.
 
     >>> machine_for(Mesh({"slice": 2, "fsdp": 256}), "v5e")
     Topology(tpu_v5e:16x16, slices=2, network_axes=slice)
@@ -264,7 +283,8 @@ def machine_for(mesh: Mesh, hardware: str | Hardware | Topology) -> Topology | H
     # A chip without a known shape stays a chip: each axis has links of its own.
     if not (found.interconnect.dimensions or found.interconnect.island):
         return found
-    # On TPU v2 and v3 a device is a core, and two cores share a chip and its links.
+    # On TPU v2 and v3 a JAX device is a core, and two cores share a chip and its links: the
+    # topology counts chips.
     cores = found.interconnect.cores_per_chip
     chips = mesh.size // slices // cores
     try:
@@ -280,10 +300,10 @@ def chip_of(on: Topology | Hardware) -> Hardware:
 
 
 def work_of(depth: int, plans: Mapping[int, Plan], on: Topology | Hardware) -> ProgramAmounts:
-    """Return the amounts of work of a model with so many layers.
+    """Return the amounts of work of a model with `depth` layers.
 
     Args:
-      plans: by layers: of `depth`, or of two numbers of layers.
+      plans: the plan by its number of layers: the plan of `depth`, or two plans of fewer layers.
     """
     done = {n: amounts(plan.program, plan.graph, on) for n, plan in plans.items()}
     if depth in plans:
@@ -294,7 +314,7 @@ def work_of(depth: int, plans: Mapping[int, Plan], on: Topology | Hardware) -> P
 
 
 def totals_of(depth: int, plans: Mapping[int, Plan], on: Topology | Hardware) -> Totals:
-    """Return the priced totals of a model with so many layers; see `work_of`."""
+    """Return the priced totals of a model with `depth` layers; `plans` as in `work_of`."""
     found = {n: plan.cost(on).totals for n, plan in plans.items()}
     if depth in plans:
         return found[depth]
@@ -310,7 +330,7 @@ def totals_of(depth: int, plans: Mapping[int, Plan], on: Topology | Hardware) ->
 
 
 def interpolated_amounts(low: ProgramAmounts, high: ProgramAmounts, share: float) -> ProgramAmounts:
-    """Interpolate linearly between two programs; keys of neither program are absent."""
+    """Return the amounts on the line through two programs: `low` at share 0, `high` at share 1."""
     return low * (1 - share) + high * share
 
 
@@ -318,7 +338,10 @@ _SUMS = ("count", "flops", "wire_bytes")
 
 
 def _totals(low: Totals, high: Totals, share: int, memory: Liveness) -> Totals:
-    """Return the totals on the line through two models of few layers."""
+    """Return the totals on the line through two models: `low` at share 0, `high` at share 1.
+
+    `memory` is the memory at this share, because the peak is not on the line (see `totals_of`).
+    """
 
     def line(one: Any, other: Any) -> Any:
         return one + (other - one) * share
@@ -329,7 +352,7 @@ def _totals(low: Totals, high: Totals, share: int, memory: Liveness) -> Totals:
     summed = []
     before, after = ({key(item): item for item in totals.items} for totals in (low, high))
     for each in dict.fromkeys((*before, *after)):
-        # A kind of work that one model does not have counts as none of it.
+        # The line needs both ends: a kind of work that one model lacks has zero amounts there.
         one, other = (
             side.get(each) or Item(*each, count=0, flops=0, wire_bytes=0, seconds=())
             for side in (before, after)
@@ -362,7 +385,7 @@ def cost_on(
     on: Topology | Hardware,
     overlap: str | None = None,
 ) -> Cost:
-    """Return the cost of a model with so many layers; see `totals_of`.
+    """Return the cost of a model with `depth` layers; `plans` as in `work_of`.
 
     Raises:
       StrategyError: a schedule as overlap, for a model that is interpolated between two others.
@@ -374,7 +397,8 @@ def cost_on(
             f"overlap {overlap!r} is a schedule of one program: write 'measured', 'none' or "
             "'full', or ask model.plan(...).cost(...)."
         )
-    # The cost of few layers has the machine's text, the constants and the default overlap.
+    # One of the shallow costs is the base of the result, because the machine's text, the constants
+    # and the overlap do not depend on the depth.
     found = totals_of(depth, plans, on)
     costs = {n: plan.cost(on, overlap=overlap) for n, plan in plans.items()}
 

@@ -143,7 +143,8 @@ class DenseTransformer:
     def counted_flops(self) -> int:
         """Flops of a step as published utilisations count them, without rematerialisation.
 
-        6 per parameter and token, and 12 L S N D per token for attention, its mask not heeded.
+        The count is 6 per parameter and token, and 12 L S N D per token for attention without its
+        causal mask.
         """
         attention = 12 * self.layers * self.seq * self.heads * self.head_dim
         return (6 * self.parameters + attention) * self.batch * self.seq
@@ -151,14 +152,15 @@ class DenseTransformer:
     def train_step(
         self, params: Any, state: Any, tokens: Array, targets: Array
     ) -> tuple[Any, Any, Array]:
-        """One step of training: (parameters, optimizer state, loss before the step)."""
+        """Return the parameters and optimizer state after a step, and the loss before the step."""
         loss, grads = self.gradients(params, tokens, targets)
         params, state = OPTIMIZERS[self.optimizer].apply(self.config, params, grads, state)
         return params, state, loss
 
     def gradients(self, params: Any, tokens: Array, targets: Array) -> tuple[Array, Any]:
-        """Loss and its gradients: means over the batch, microbatch by microbatch."""
-        # The config has the size of a microbatch, so that its mean is over one microbatch.
+        """Return the loss and its gradients: means over the batch, summed over microbatches."""
+        # The loss is a mean over one microbatch, because the config has a microbatch's size; so the
+        # sum below is divided by the number of microbatches.
         both = jax.value_and_grad(partial(transformer.loss, self.config))
         if self.microbatches == 1:
             return both(params, tokens, targets)
@@ -177,25 +179,25 @@ class DenseTransformer:
         return jax.tree.map(lambda x: x / self.microbatches, total)
 
     def init(self, seed: int = 0) -> tuple[Any, Any]:
-        """Parameters and the optimizer's state before the first step."""
+        """Return the parameters and the optimizer's state before the first step."""
         params = transformer.init_params(self.config, seed)
         return params, OPTIMIZERS[self.optimizer].init(self.config, params)
 
     def arguments(self) -> tuple[Any, ...]:
-        """Shapes and types of the arguments of `train_step`."""
+        """Return the shapes and types of the arguments of `train_step`."""
         params = transformer.param_types(self.config)
         state = jax.eval_shape(partial(OPTIMIZERS[self.optimizer].init, self.config), params)
         tokens = jax.ShapeDtypeStruct((self.batch, self.seq), jnp.int32)
         return params, state, tokens, tokens
 
     def strategy(self, mesh: Mesh | Mapping[str, int], name: str = "finalized") -> Strategy:
-        """Shardings and sites of `train_step` on a mesh."""
+        """Return the shardings and annotated sites of `train_step` on a mesh."""
         return dense_strategies.strategy(
             self.config, OPTIMIZERS[self.optimizer], mesh_of(mesh), name
         )
 
     def plan(self, mesh: Mesh | Mapping[str, int], strategy: str = "finalized") -> Plan:
-        """Plan `train_step`; parameters and state are donated.
+        """Plan `train_step` on a mesh; parameters and state are donated.
 
         >>> small = DenseTransformer(
         ...     layers=1, model_dim=16, hidden_dim=32, heads=2, head_dim=8, vocab=32,
@@ -221,13 +223,13 @@ class DenseTransformer:
         strategy: str = "finalized",
         overlap: str | None = None,
     ) -> Cost:
-        """Step time, memory and utilisation, by the constants that were fitted for the chip.
+        """Return step time, memory and utilisation, by the constants fitted for the chip.
 
         Args:
-          hardware: a chip by any of its names, in the vendor's shape for as many as the mesh has
-            devices; or a `Topology`, or its text.
-          overlap: of communication: "measured" exposes the share that was measured, "none" all of
-            it, and no less than that, "full" what takes longer than the computation.
+          hardware: a chip by any of its names, with a chip per device of the mesh in the vendor's
+            shape; or a `Topology`, or its text.
+          overlap: the part of the communication time that the step waits for: "measured" is the
+            measured share, "none" is all of it, "full" is the part longer than the computation.
 
         Raises:
           StrategyError: an unknown strategy or overlap. HardwareError: an unknown chip, no slice of
@@ -246,13 +248,17 @@ class DenseTransformer:
         found = cost_on(self.layers, self.shallow_plans(laid, strategy), on, overlap)
         if self.remat != "minimal_offloaded":
             return found
-        # Of what the host keeps a device holds one layer's at a time, as if it were recomputed;
-        # the plan has it on the device (`Plan.warnings`).
+        # The plan keeps the offloaded activations on the device (`Plan.warnings`). With offloading
+        # a device holds those of one layer at a time, so its memory is that of remat="full".
         full = replace(self, remat="full").cost(laid, on, strategy=strategy)
         totals = replace(found.totals, memory=full.memory)
         return replace(found, totals=totals, hints=totals)
 
     def shallow_plans(self, mesh: Mesh, strategy: str) -> dict[int, Plan]:
-        """Plans of few layers, by their number: from two of them follows any number of layers."""
+        """Return plans by their number of layers.
+
+        The result is the plan of the model itself if it has at most three layers. Otherwise it is
+        the plans of `SHALLOW` layers, from which `cost_on` interpolates.
+        """
         depths = (self.layers,) if self.layers <= max(SHALLOW) else SHALLOW
         return {n: replace(self, layers=n).plan(mesh, strategy) for n in depths}

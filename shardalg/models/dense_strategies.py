@@ -23,11 +23,13 @@ Dims = tuple[Axes, ...]
 
 @dataclass(frozen=True)
 class StrategyAxes:
-    """The dimensions that the axes of a strategy split.
+    """The mesh axes that split each kind of dimension.
 
     Attributes:
-      batch: sequences, in this order; weights: of each weight, the dimension of the model.
-      tensor: heads, hidden features and vocabulary; of activations between layers, the features.
+      batch: axes that split the batch, major first.
+      weights: axes that split the model's features of each weight.
+      tensor: axes that split heads, hidden features and vocabulary of weights, and the features of
+        the activations between layers.
     """
 
     batch: Axes
@@ -36,7 +38,7 @@ class StrategyAxes:
 
     @property
     def axes(self) -> Axes:
-        """Every axis that the strategy has a use for."""
+        """The axes that a mesh for this strategy may have."""
         return (*self.batch, *self.tensor)
 
     def on(self, mesh: Mesh) -> StrategyAxes:
@@ -49,8 +51,8 @@ class StrategyAxes:
         return StrategyAxes(batch, weights, tensor)
 
 
-# The axis of these models along which weights are repeated; it runs from slice to slice.
 SLICE = "slice"
+"""The mesh axis from slice to slice; weights are replicated along it."""
 _DATA = (SLICE, "data", "fsdp")
 LAYOUTS: Mapping[str, StrategyAxes] = {
     "finalized": StrategyAxes(("X",), ("X",), ("Y",)),
@@ -61,7 +63,7 @@ _WEIGHTS = {
     "w_q": (0, 1), "w_k": (0, 1), "w_v": (0, 1), "w_o": (2, 0), "w_in": (0, 1), "w_gate": (0, 1),
     "w_out": (1, 0), "embedding": (1, 0),
 }  # fmt: skip
-"""Along which dimension of each weight the model's features lie, and what `tensor` cuts of it."""
+"""Per weight: the dimension of the model's features, and the dimension that `tensor` splits."""
 
 
 def mesh_of(mesh: Mesh | Mapping[str, int]) -> Mesh:
@@ -81,7 +83,7 @@ def mesh_of(mesh: Mesh | Mapping[str, int]) -> Mesh:
 
 
 def layout_on(name: str, mesh: Mesh) -> StrategyAxes:
-    """Return the strategy with this name, on the axes of a mesh that divide a dimension.
+    """Return the strategy with this name, without the mesh axes of size 1.
 
     >>> layout_on("fsdp", Mesh({"slice": 2, "data": 1, "fsdp": 8})).weights
     ('fsdp',)
@@ -102,7 +104,9 @@ def layout_on(name: str, mesh: Mesh) -> StrategyAxes:
 
 
 def strategy(config: Config, optimizer: Optimizer, mesh: Mesh, name: str) -> Strategy:
-    """Shardings of the training step's arguments and results, and its sites.
+    """Return shardings of the training step's arguments and results, and of its sites.
+
+    The arguments are (parameters, optimizer state, tokens, targets).
 
     >>> from shardalg.models.training import OPTIMIZERS
     >>> found = strategy(Config(), OPTIMIZERS["sgd"], Mesh({"fsdp": 4}), "fsdp")
@@ -124,7 +128,11 @@ def strategy(config: Config, optimizer: Optimizer, mesh: Mesh, name: str) -> Str
 
 
 def _weight_dims(layout: StrategyAxes, mesh: Mesh, weight: str, shape: tuple[int, ...]) -> Dims:
-    """Axes per dimension: `weights` on the first that they divide, the model's features before."""
+    """Return the axes that split each dimension of a weight.
+
+    The axes `layout.tensor` split the dimension in `_WEIGHTS`; the axes `layout.weights` split the
+    model's features, or the first other dimension that they divide.
+    """
     features, cut = _WEIGHTS[weight]
     sizes = dict(mesh.axes)
     count = [math.prod(sizes[a] for a in axes) for axes in (layout.weights, layout.tensor)]
@@ -141,6 +149,7 @@ def _weight_dims(layout: StrategyAxes, mesh: Mesh, weight: str, shape: tuple[int
 
 
 def _sites(layout: StrategyAxes) -> dict[str, PartitionSpec]:
+    """Return the shardings of the annotated values in the model, by the names of their sites."""
     batch, tensor = layout.batch, layout.tensor
     narrow = _spec((batch, (), tensor))
     names = ("ffn_hidden", "layer_output", "embedded", "logits")
@@ -153,6 +162,7 @@ def _is_dims(tree: Any) -> bool:
 
 
 def _spelled(tree: Any) -> Any:
+    """Return a tree of `PartitionSpec` from a tree of axes per dimension."""
     return jax.tree.map(_spec, tree, is_leaf=_is_dims)
 
 

@@ -29,12 +29,13 @@ Axes = str | tuple[str, ...]
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter.
+    """The shape of a parameter, as letters.
 
     Attributes:
       dims: one letter per dimension.
-      rows: dimensions that it contracts, those after `stacked`; they are its Adafactor rows.
-      stacked: leading dimensions that only number weights of one kind.
+      rows: the number of dimensions that a product with the parameter contracts; they come after
+        the `stacked` ones and are the rows of Adafactor's moments.
+      stacked: the number of leading dimensions that only count weights of one kind, such as layers.
     """
 
     dims: str
@@ -43,7 +44,7 @@ class Parameter:
 
     @property
     def contracted(self) -> str:
-        """The letters that it contracts."""
+        """The letters of the dimensions that a product with the parameter contracts."""
         return self.dims[self.stacked : self.stacked + self.rows]
 
 
@@ -75,11 +76,11 @@ class Model:
     """A trainable model.
 
     Attributes:
-      sizes: of the letters.
+      sizes: the size of each letter.
       weights: a pytree of `Parameter`.
-      data: what a step takes beside parameters and state.
+      data: the inputs of a step in addition to parameters and optimizer state.
       loss: `(params, *data) -> mean loss`.
-      sites: the names that its activations are annotated with, and their letters.
+      sites: the letters of each annotated activation, by the name of the annotation.
     """
 
     sizes: Mapping[str, int]
@@ -94,7 +95,7 @@ class Model:
         return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.types()))
 
     def types(self) -> Any:
-        """Shapes and types of the parameters, float32."""
+        """Return the shapes of the parameters, with type float32."""
         return self._each(lambda weight: jax.ShapeDtypeStruct(self._shape(weight), jnp.float32))
 
     def init(self, seed: int = 0) -> Any:
@@ -102,7 +103,7 @@ class Model:
         rng = np.random.default_rng(seed)
 
         def draw(weight: Parameter) -> Array:
-            # A product with this weight then has the variance of its input.
+            # This deviation keeps the variance of the activations: a product sums fan_in terms.
             fan_in = math.prod(self.sizes[letter] for letter in weight.contracted)
             normal = rng.standard_normal(self._shape(weight), np.float32)
             return jnp.asarray(normal * np.float32(fan_in**-0.5))
@@ -110,12 +111,12 @@ class Model:
         return self._each(draw)
 
     def random_arguments(self, seed: int = 0) -> tuple[Any, ...]:
-        """Arguments of `train_step` with numbers in them, the same for the same seed."""
+        """Return random arguments of `train_step`, equal for equal seeds."""
         params, rng = self.init(seed), np.random.default_rng((seed, 1))
         return params, self._state(params), *(self._drawn(rng, data) for data in self.data)
 
     def arguments(self) -> tuple[Any, ...]:
-        """Shapes and types of the arguments of `train_step`."""
+        """Return the shapes and types of the arguments of `train_step`."""
         types = self.types()
         state = jax.eval_shape(self._state, types)
         data = (
@@ -125,13 +126,13 @@ class Model:
         return types, state, *data
 
     def train_step(self, params: Any, state: Any, *data: Array) -> tuple[Any, Any, Array]:
-        """One step of Adafactor: (parameters, optimizer state, loss before the step)."""
+        """Return parameters and optimizer state after a step of Adafactor, and the loss before."""
         loss, grads = jax.value_and_grad(self.loss)(params, *data)
         params, state = adafactor.apply(params, grads, state, self._factoring())
         return params, state, loss
 
     def strategy(self, mesh: Mesh, layout: DimensionAxes) -> Strategy:
-        """Shardings of `train_step` and its sites on a mesh."""
+        """Return the shardings of `train_step` and its annotated sites on a mesh."""
 
         def spec(dims: str) -> PartitionSpec:
             return letters_spec(mesh, layout.activations, dims)
@@ -190,12 +191,14 @@ def _moments(
 
 
 def letters_spec(mesh: Mesh, where: Mapping[str, Axes], dims: str) -> PartitionSpec:
-    """Return the axes of each letter: axes of the mesh that no earlier letter uses.
+    """Return the sharding of a tensor with these letters: `where` maps a letter to its axes.
+
+    An axis that the mesh lacks, or that an earlier letter uses, is left out.
 
     >>> tuple(letters_spec(Mesh({"X": 2, "Y": 4}), {"E": "X", "M": "X", "H": "Y"}, "EMH"))
     ('X', None, 'Y')
     """
-    # A mesh axis can split one dimension of a tensor only; the first letter that names it has it.
+    # JAX refuses a PartitionSpec with one axis in two dimensions, so the first letter has the axis.
     free, entries = list(mesh.axis_names), []
     for letter in dims:
         named = where.get(letter, ())

@@ -87,14 +87,14 @@ class Pipeline:
             self.schedule.microbatches_per_stage()
 
     def stack(self, layers: Tree) -> Tree:
-        """Weights of all layers, (layers, ...), as the pipeline takes them: (stages, ...).
+        """Return weights of all layers, (layers, ...), in the pipeline's order: (stages, ...).
 
-        In round r, stage s runs the layers `(r * stages + s) * n, ...` of n consecutive ones; they
-        lie one after the other, by rounds, in the second dimension.
+        In round r, stage s runs n consecutive layers, from layer `(r * stages + s) * n`. The second
+        dimension of the result has the n layers of round 0, then those of round 1, and so on.
 
         Raises:
-          PipelineError: stages times rounds do not divide the layers, or they are not as many in
-            every array.
+          PipelineError: stages times rounds do not divide the layers, or the arrays have different
+            numbers of layers.
 
         >>> pipe = pipeline(lambda w, x: x * w, stages=2, microbatches=2, rounds=2)
         >>> pipe.stack(jnp.arange(8)).tolist()
@@ -105,7 +105,8 @@ class Pipeline:
 
         def stacked(leaf: Array) -> Array:
             count = self.schedule.layers_per_round(leaf.shape[0])
-            # Layer r * stages * count + s * count + i is layer i of stage s in round r.
+            # Layer (r * stages + s) * count + i is layer i of stage s in round r: rounds are the major
+            # dimension of the layers, stages that of the result.
             leaf = leaf.reshape(rounds, stages, count, *leaf.shape[1:]).swapaxes(0, 1)
             return leaf.reshape(stages, rounds * count, *leaf.shape[3:])
 
@@ -119,7 +120,7 @@ class Pipeline:
         [0, 1, 2, 3, 4, 5, 6, 7]
 
         Raises:
-          PipelineError: the weights are not stacked so.
+          PipelineError: the weights have not the shape that `stack` gives.
         """
         self._check_stacked(weights)
         stages, rounds = self.schedule.stages, self.schedule.rounds
@@ -140,11 +141,11 @@ class Pipeline:
             that is partitioned stays so, and no sample moves to another device.
 
         Raises:
-          PipelineError: the weights are not stacked so, the microbatches do not divide the batch,
-            or the stage function makes another shape or type than it takes.
+          PipelineError: the weights have not the shape that `stack` gives, the microbatches do not
+            divide the batch, or the stage function changes the shape or type of its input.
         """
         self._check(weights, x)
-        # Slots are padded with zeros, which random keys do not have.
+        # Slots are padded with zeros, and an array of random keys has no zero: its words have.
         if any(map(is_key, jax.tree.leaves(x))):
             return _on_words(self, weights, x)
         feed = jax.tree.map(self._input_slots, x)
@@ -195,6 +196,10 @@ class Pipeline:
     def _iteration(
         self, weights: Tree, feed: Tree, carry: tuple[Tree, Tree], t: Array
     ) -> tuple[tuple[Tree, Tree], None]:
+        """Return the carry (state, done) after iteration `t`, and None, for `lax.scan`.
+
+        `feed`, `state` and `done` are the buffers of the module docstring.
+        """
         state, done = carry
         stages, batches = self.schedule.stages, self.schedule.microbatches
         x = jax.tree.map(partial(self._shifted, t), feed, state, done if self._stores else state)
@@ -236,7 +241,7 @@ class Pipeline:
         return self._by_stage(jnp.where((stage == 0) & (t < batches), fresh, turned), SHIFTED)
 
     def _stage(self, weights: Tree, x: Tree, turn: Array) -> Tree:
-        """Run the layers of one stage in one round."""
+        """Return the activations `x` after the layers of one stage in round `turn`."""
         rounds = self.schedule.rounds
 
         def run(weights: Tree, x: Tree, turn: Array) -> Tree:
@@ -249,7 +254,7 @@ class Pipeline:
                 return _again(self.stage_fn, self.remat == "layer")(weights, x), None
 
             layers = jax.tree.map(of_round, weights)
-            # One layer needs no loop: a scan of one iteration would only add a region.
+            # A scan of one iteration would only add a region to the traced program.
             if len(jax.tree.leaves(layers)[0]) == 1:
                 return layer(x, jax.tree.map(lambda leaf: leaf[0], layers))[0]
             return lax.scan(layer, x, layers)[0]
@@ -277,24 +282,26 @@ class Pipeline:
         return self._slots(jnp.pad(strided[None], [(0, stages - 1), *[(0, 0)] * strided.ndim]))
 
     def _left(self, io: Array) -> Array:
-        """Return the finished microbatches in the order of the samples.
+        """Return the batch, (batch, ...), from the slots after the loop (`stream_io`).
 
-        The column of time t has microbatch t.
+        `io` has the shape (stages, microbatches / stages, ...).
         """
         # Slots are numbered by time of entry: microbatch m leaves stages - 1 iterations later.
         slots = jnp.roll(self._slots(io), 1 - self.schedule.stages, 1)
         return _in_order(slots.reshape(self.schedule.microbatches, *slots.shape[2:]))
 
     def _by_stage(self, leaf: Array, name: str | None = None) -> Array:
+        """Return an array, (stages, ...), annotated as sharded along the axis of the stages."""
         stage: dict[int, str | None] = {} if self.axis is None else {0: self.axis}
         return annotate_dims(leaf, stage, name) if stage or name else leaf
 
     def _slots(self, leaf: Array) -> Array:
+        """Return an array, (stages, slots, ...), annotated as sharded by stage, not by slot."""
         stage = {} if self.axis is None else {0: self.axis}
         return annotate_dims(leaf, {**stage, 1: None})
 
     def _check(self, weights: Tree, x: Tree) -> None:
-        """Raise unless weights and batch fit the schedule, and a layer keeps what it takes."""
+        """Raise unless weights and batch fit the schedule, and a layer keeps shapes and types."""
         self._check_stacked(weights)
         if not jax.tree.leaves(x):
             raise PipelineError(f"x is {x!r:.80}, without an array: pass a batch, (batch, ...).")
@@ -316,6 +323,7 @@ class Pipeline:
         _check_layers(weights, dims=2)
 
     def _check_stage(self, weights: Tree, x: Tree) -> None:
+        """Raise unless a layer returns a microbatch with the shapes and types of its input."""
         def one(leaf: Array) -> Array:
             return leaf[: leaf.shape[0] // self.schedule.microbatches]
 
@@ -336,7 +344,7 @@ class Pipeline:
 
 
 def _check_layers(weights: Tree, *, dims: int) -> None:
-    """Raise unless there are arrays, all of as many layers; `dims` dimensions count them."""
+    """Raise unless all arrays have equal numbers of layers: the product of `dims` leading sizes."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(weights)
     shapes = {f"weights{jax.tree_util.keystr(path)}": jnp.shape(leaf) for path, leaf in leaves}
     if not shapes or min(map(len, shapes.values())) < dims:
@@ -355,7 +363,11 @@ def _check_layers(weights: Tree, *, dims: int) -> None:
 
 
 def _on_words(pipe: Pipeline, weights: Tree, x: Tree) -> Tree:
-    """Replace random keys of a batch by their words, which can be padded between stages."""
+    """Return `pipe(weights, x)` for a batch with random keys.
+
+    Inside the pipeline the keys are arrays of integers (their words), which can be padded with
+    zeros; each stage makes keys of them again.
+    """
     leaves: list[Any] = jax.tree.leaves(x)
     tree: Any = jax.tree.structure(x)
     kinds = [jax.random.key_impl(leaf) if is_key(leaf) else None for leaf in leaves]
@@ -382,7 +394,7 @@ def samples(leaf: Any) -> int:
     """Return the number of samples of a batch's leaf.
 
     Raises:
-      PipelineError: it is no array, or a number.
+      PipelineError: the leaf is no array, or has no dimension.
     """
     if not hasattr(leaf, "dtype") or not jnp.ndim(leaf):
         raise PipelineError(
@@ -410,7 +422,7 @@ def _types(tree: Tree) -> str:
 
 
 def _in_order(leaf: Array) -> Array:
-    """(microbatches, samples of each, ...) to (batch, ...); sample i is of microbatch i % M."""
+    """Return (batch, ...) from (microbatches, samples of each, ...): `_input_slots` reversed."""
     # Sample i is entry i // M of microbatch i % M, so entries are the major dimension again.
     strided = leaf.swapaxes(0, 1)
     return strided.reshape(strided.shape[0] * strided.shape[1], *strided.shape[2:])
@@ -426,10 +438,10 @@ def pipeline(
     remat: str = "none",
     stream_io: bool = False,
 ) -> Pipeline:
-    """Run a stack of equal layers as a pipeline, in plain JAX that is planned like any function.
+    """Return a pipeline of equal layers: a function in plain JAX, planned like any other.
 
-    What comes before and after it (embedding, subsampling, softmax) is ordinary code around the
-    call, and may use the axis of the stages for something else, for example data parallelism.
+    The code before and after the pipeline (embedding, subsampling, softmax) is ordinary code around
+    the call. It may use the axis of the stages for data parallelism, for example.
 
     Args:
       stage_fn: one layer, `(weights, x) -> x`, of a microbatch; `x` is an array or a pytree.

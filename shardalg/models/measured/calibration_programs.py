@@ -1,7 +1,7 @@
-"""Small programs that a machine is calibrated with: each spends its time on one thing.
+"""Small programs for the calibration of a machine: each one measures one class of operators.
 
-None is a model that is planned elsewhere. Sizes grow with the number of devices, so that each has
-as much to do on one as on eight.
+No program is one of the package's models, so that estimates of the models are predictions. Sizes
+grow with the number of devices, so that the work per device is the same on one and on eight.
 """
 
 from __future__ import annotations
@@ -30,7 +30,12 @@ _NAMES = {2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
 
 @dataclass(frozen=True)
 class CalibrationProgram:
-    """A function, the shapes of its arguments, and their layouts on the one axis of a mesh."""
+    """A function, the shapes of its arguments, and their shardings on a mesh with one axis.
+
+    Attributes:
+      layouts: shardings of the arguments; out: shardings of the results, None if not given.
+      sites: shardings of annotated values by the name of the annotation.
+    """
 
     name: str
     function: Callable[..., Any]
@@ -41,13 +46,13 @@ class CalibrationProgram:
     dtype: str = "float32"
 
     def arguments(self) -> tuple[Array, ...]:
-        """Random numbers, the same each time."""
+        """Return arrays of normal random numbers, with the same seed in each call."""
         rng = np.random.default_rng(0)
         drawn = (rng.standard_normal(shape, np.float32) for shape in self.shapes)
         return tuple(jnp.asarray(x, self.dtype) for x in drawn)
 
     def plan(self, devices: int) -> Plan:
-        """Return the program's plan on a mesh of one axis."""
+        """Return the program's plan on a mesh of one axis with this number of devices."""
         structs = [jax.ShapeDtypeStruct(shape, self.dtype) for shape in self.shapes]
         mesh = Mesh({AXIS: devices})
         return plan(
@@ -58,11 +63,12 @@ class CalibrationProgram:
 
 
 def programs(devices: int) -> tuple[CalibrationProgram, ...]:
-    """All of them, for so many devices."""
+    """Return all calibration programs with the sizes for this number of devices."""
     return (*_products(devices), *_convolutions(devices), *_pointwise(devices), *_moves(devices))
 
 
 def _products(n: int) -> tuple[CalibrationProgram, ...]:
+    """Return programs of contractions, with sizes for `n` devices."""
     sharded = (ROWS, WHOLE, WHOLE)
     large, small = ((256 * n, 256), (256, 512), (512, 256)), ((64 * n, 64), (64, 128), (128, 64))
     heads = (ROWS, WHOLE, WHOLE, WHOLE)
@@ -77,6 +83,7 @@ def _products(n: int) -> tuple[CalibrationProgram, ...]:
 
 
 def _convolutions(n: int) -> tuple[CalibrationProgram, ...]:
+    """Return programs of plain and dilated convolutions, with sizes for `n` devices."""
     flat = ((2 * n, 32, 32, 16), (3, 3, 16, 32), (3, 3, 32, 32))
     deep = ((n, 8, 16, 16, 8), (3, 3, 3, 8, 8), (3, 3, 3, 8, 16))
     doubled = ((n, 8, 8, 8, 16), (2, 2, 2, 16, 8))
@@ -89,6 +96,7 @@ def _convolutions(n: int) -> tuple[CalibrationProgram, ...]:
 
 
 def _pointwise(n: int) -> tuple[CalibrationProgram, ...]:
+    """Return programs of norms, activations, softmax and Adam, with sizes for `n` devices."""
     tokens = ((256 * n, 256), (256,))
     matrices = ((128 * n, 512),) * 4
     return (
@@ -100,6 +108,7 @@ def _pointwise(n: int) -> tuple[CalibrationProgram, ...]:
 
 
 def _moves(n: int) -> tuple[CalibrationProgram, ...]:
+    """Return programs of every kind of collective, on `n` devices, with small and large bytes."""
     found = []
     for size, rows in (("small", 8 * n), ("large", 64 * n)):
         two = ((rows, rows),) * 2
@@ -122,7 +131,7 @@ def _moves(n: int) -> tuple[CalibrationProgram, ...]:
 
 
 def _gradient(function: Callable[..., Array]) -> Callable[..., Any]:
-    """Return a function with the gradients of the sum of squares by all arguments."""
+    """Return a function that computes the gradients of `sum(function(*args)**2)` by all args."""
 
     def gradient(*args: Array) -> Any:
         every = tuple(range(len(args)))
@@ -150,7 +159,7 @@ def _convolved(rank: int, x: Array, first: Array, second: Array) -> Array:
 
 
 def _doubled(x: Array, kernel: Array) -> Array:
-    """Twice the size: a convolution of a dilated operand."""
+    """Return a transposed convolution that doubles each spatial size (base dilation 2)."""
     return lax.conv_transpose(x, kernel, (2, 2, 2), "VALID", dimension_numbers=_NAMES[3])
 
 
@@ -175,18 +184,21 @@ def _adam(p: Array, m: Array, v: Array, gradient: Array) -> tuple[Array, Array, 
 
 
 def _sums(x: Array) -> Array:
+    """Return `x` after ten rounds with a sum over the sharded dimension (all_reduce)."""
     for _ in range(10):
         x = x + jnp.tanh(x.sum(0))
     return x
 
 
 def _scattered(x: Array) -> Array:
+    """Return `x` after ten rounds with a sum whose result is sharded at the site "part"."""
     for _ in range(10):
         x = x + jnp.tanh(annotate(x.sum(0), "part"))
     return x
 
 
 def _there_and_back(x: Array, y: Array) -> Array:
+    """Return `x + y` after four rounds of resharding `x` at the sites "there" and "back"."""
     for _ in range(4):
         x = jnp.tanh(annotate(jnp.tanh(annotate(x, "there")), "back"))
     return x + y

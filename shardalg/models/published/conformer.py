@@ -26,8 +26,8 @@ from shardalg.models.pipeline import Pipeline, pipeline
 Array = jax.Array
 
 PIPELINED = DimensionAxes({"L": "L"}, {"B": ("X", "L"), "b": "X"})
-# b are the sequences of a microbatch
 SITES = {"subsampled": "BSM", "layer_output": "bSM", "labels": "BSV"}
+"""The letters of each annotated activation; b is the number of sequences of a microbatch."""
 _WEIGHTS = {
     "in_1": Parameter("LnMH", 1, 2),
     "out_1": Parameter("LnHM", 1, 2),
@@ -96,7 +96,7 @@ class Conformer:
 
     @property
     def model(self) -> Model:
-        """The same to be planned and trained.
+        """The model with these sizes, with weights, data and loss, to be planned and trained.
 
         >>> Conformer(Schedule(2, 4)).model.types()["layers"]["in_1"].shape
         (2, 1, 16, 32)
@@ -120,7 +120,7 @@ class Conformer:
 
 
 def loss(config: Conformer, params: Any, features: Array, labels: Array) -> Array:
-    """Mean cross-entropy of the frames' labels, in nats."""
+    """Return the mean cross-entropy of the frames' labels, in nats."""
     x = _subsampled(config, params["subsampling"], features)
     x = config.pipe(params["layers"], annotate(x, "subsampled"))
     x = annotate(x, "subsampled")
@@ -129,7 +129,10 @@ def loss(config: Conformer, params: Any, features: Array, labels: Array) -> Arra
 
 
 def _subsampled(config: Conformer, weights: Any, features: Array) -> Array:
-    """Two convolutions of stride 2 in time and frequency, then a projection: (B, S, M)."""
+    """Return the frames after subsampling, (B, S, M).
+
+    Two convolutions have stride 2 in time and frequency; a projection makes M features.
+    """
     x = features.astype(config.dtype)[..., None]
     for name in ("first", "second"):
         kernel, names = weights[name].astype(config.dtype), ("NHWC", "HWIO", "NHWC")
@@ -140,7 +143,7 @@ def _subsampled(config: Conformer, weights: Any, features: Array) -> Array:
 
 
 def layer(config: Conformer, weights: Any, x: Array) -> Array:
-    """One Conformer layer, (b, S, M) to (b, S, M)."""
+    """Return the activations of a microbatch after one Conformer layer, (b, S, M)."""
     weights = {name: weight.astype(config.dtype) for name, weight in weights.items()}
     x = x + _feed_forward(weights["in_1"], weights["out_1"], _norm(config, x)) / 2
     x = x + _attention(config, weights, _norm(config, x))
@@ -163,7 +166,7 @@ def _attention(config: Conformer, weights: Any, x: Array) -> Array:
 
 
 def _convolution(config: Conformer, weights: Any, x: Array) -> Array:
-    """Gated pointwise, depthwise over K frames (a sum of shifts), norm, pointwise."""
+    """Return the convolution module of `x`, (b, S, M): pointwise, depthwise, norm, pointwise."""
     gated = jnp.einsum("bsm,mg->bsg", x, weights["pointwise_1"])
     value, gate = jnp.split(gated, 2, -1)
     # The padding before the first frame centres the taps; the slices drop the surplus at the end.
@@ -176,7 +179,7 @@ def _convolution(config: Conformer, weights: Any, x: Array) -> Array:
 
 
 def _norm(config: Conformer, x: Array) -> Array:
-    """Zero mean and unit variance over the features of each frame, computed in float32."""
+    """Return `x` with zero mean and unit variance over each frame's features, in float32 inside."""
     x = x.astype(jnp.float32)
     centred = x - jnp.mean(x, axis=-1, keepdims=True)
     variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)

@@ -29,7 +29,6 @@ Array = jax.Array
 State = tuple[Array, Array]
 
 FIGURE_2 = DimensionAxes({"L": "X", "V": "Y", "E": "Y"}, {"B": "X", "V": "Y", "b": "Y", "E": "Y"})
-# b are the sequences of a microbatch; e and z are experts and those where Y has the other letter
 SITES = {
     "attention_heads": "bSND",
     "ffn_hidden": "bSH",
@@ -43,6 +42,11 @@ SITES = {
     "expert_output": "EzCM",
     "combined": "ebCM",
 }
+"""The letters of each annotated activation.
+
+b is the number of sequences of a microbatch. A tensor with experts and sequences is sharded along Y
+on one of both dimensions; the other dimension has the letter e (experts) or z (sequences).
+"""
 
 
 @dataclass(frozen=True)
@@ -50,13 +54,13 @@ class EncoderDecoder:
     """Sizes of the model, and the schedule of both pipelines.
 
     Attributes:
-      encoder: sizes; its L layers are those of the encoder, two to a part.
-      decoder_layers: how many layers the decoder has.
-      schedule: of the encoder's parts and of the decoder's layers.
+      encoder: the sizes of the model; its L is the number of encoder layers, two in each part.
+      decoder_layers: the number of decoder layers.
+      schedule: the schedule of the encoder's parts, and of the decoder's layers.
       axis: the mesh axis of the stages.
 
     Raises:
-      PipelineError: the schedule divides neither the parts, nor the layers, or not the batch.
+      PipelineError: the schedule does not divide the parts, the decoder's layers or the batch.
     """
 
     encoder: MoEConfig
@@ -70,7 +74,7 @@ class EncoderDecoder:
         self.schedule.microbatch_size(self.encoder.B)
 
     def pipelined(self, layer: Any) -> Any:
-        """Return a layer of either side as a pipeline."""
+        """Return a pipeline of the function of one encoder part or one decoder layer."""
         schedule = self.schedule
         return pipeline(
             layer,
@@ -82,7 +86,7 @@ class EncoderDecoder:
         )
 
     def loss(self, params: Any, source: Array, tokens: Array, targets: Array) -> Array:
-        """Mean cross-entropy of the target tokens in nats, and the balance of the experts."""
+        """Return the mean cross-entropy of the target tokens in nats, plus the balance loss."""
         config = replace(self.encoder, B=self.schedule.microbatch_size(self.encoder.B))
         embedding = params["embedding"].astype(config.dtype)
         x = annotate(embedding[source], "embedded")
@@ -107,7 +111,7 @@ class EncoderDecoder:
 
     @property
     def model(self) -> Model:
-        """The same to be planned and trained."""
+        """The model with these sizes, with weights, data and loss, to be planned and trained."""
         config, stages = self.encoder, self.schedule.stages
         inside = self.schedule.microbatch_size(config.B)
         parts, layers = config.L // 2 // stages, self.decoder_layers // stages
@@ -126,11 +130,15 @@ class EncoderDecoder:
 
 
 def _stacked(weight: Parameter, stacked: str) -> Parameter:
-    """Return the weight with its leading layer dimension split in two: stage, and layer of it."""
+    """Return the weight with its layer dimension split into the two letters of `stacked`.
+
+    The first letter is the stage, the second the layer in the stage.
+    """
     return Parameter(stacked + weight.dims[1:], weight.rows, weight.stacked + 1)
 
 
 def _decoder_layer(config: transformer.Config, weights: Any, state: State) -> State:
+    """Return the state (activations, encoder output) after one decoder layer."""
     x, encoded = state
     norm = partial(transformer.norm, config)
     x = x + transformer.attention(config, weights, norm(x))
@@ -140,7 +148,7 @@ def _decoder_layer(config: transformer.Config, weights: Any, state: State) -> St
 
 
 def _across(config: transformer.Config, weights: Any, x: Array, encoded: Array) -> Array:
-    """Attention of the decoder's tokens to the encoder's."""
+    """Return the attention of the decoder's tokens `x` to the encoder's output `encoded`."""
     w_q, w_k, w_v, w_o = (
         weights[f"across_{name}"].astype(config.dtype) for name in transformer.ATTENTION
     )

@@ -46,7 +46,11 @@ SITES = {
     "expert_output": "EbCM",
     "combined": "eBCM",
 }
-"""e and b are experts and sequences where the other letter of the pair is partitioned"""
+"""The letters of each annotated activation.
+
+A tensor with experts and sequences is sharded on one of both dimensions; the other dimension has
+the small letter: e for experts, b for sequences.
+"""
 BALANCE = 0.01
 """Weight of the loss that keeps experts equally busy; GShard, section 2.2."""
 
@@ -84,13 +88,13 @@ class MoEConfig:
 
     @property
     def dense(self) -> transformer.Config:
-        """The sizes of a dense layer."""
+        """The configuration of the dense layers, which are half of all layers."""
         sizes = {letter: getattr(self, letter) for letter in "BSMHNDV"}
         return transformer.Config(**sizes, L=self.L // 2, dtype=self.dtype)
 
     @property
     def model(self) -> Model:
-        """The same to be planned and trained.
+        """The model with these sizes, with weights, data and loss, to be planned and trained.
 
         >>> MoEConfig().model.types()["layers"]["moe"]["w_in"].shape
         (1, 8, 16, 32)
@@ -119,7 +123,7 @@ class MoEConfig:
 def gating(config: MoEConfig, w_gate: Array, x: Array) -> tuple[Array, Array]:
     """Return each token's weights (B, S, E, C) for its two experts, and balance losses (B,).
 
-    A token that comes after C others of its sequence at an expert is not sent there.
+    An expert takes at most C tokens of a sequence: later tokens have weight 0 at this expert.
     """
     shares = jax.nn.softmax(jnp.einsum("bsm,me->bse", x.astype(jnp.float32), w_gate), -1)
     first = jax.nn.one_hot(jnp.argmax(shares, -1), config.E)
@@ -130,7 +134,7 @@ def gating(config: MoEConfig, w_gate: Array, x: Array) -> tuple[Array, Array]:
     place_1 = jnp.cumsum(first, 1) - first
     place_2 = jnp.cumsum(second, 1) - second + jnp.sum(first, 1, keepdims=True)
     both = shares * (first + second)
-    # The weights of both experts add up to 1, as in GShard.
+    # GShard normalises the weights of both experts to the sum 1, before any token is dropped.
     both = both / jnp.sum(both, -1, keepdims=True)
     first_way, second_way = (
         (both * chosen)[..., None] * jax.nn.one_hot(_at(place, chosen), config.C)
@@ -142,18 +146,21 @@ def gating(config: MoEConfig, w_gate: Array, x: Array) -> tuple[Array, Array]:
 
 
 def _at(place: Array, chosen: Array) -> Array:
-    """Return the place at the chosen expert, else -1, for which `one_hot` gives zeros."""
+    """Return the place of each token at its chosen expert, and -1 at all other experts.
+
+    `one_hot` of -1 is zero, so a token is not sent to these experts.
+    """
     return jnp.where(chosen > 0, place, -1).astype(jnp.int32)
 
 
 def moe(config: MoEConfig, weights: Any, x: Array) -> tuple[Array, Array]:
-    """Apply the feed-forward layer of E experts to (B, S, M); return it with its balance losses."""
+    """Return the output (B, S, M) of a feed-forward layer of experts, and balance losses (B,)."""
     shares, balance = gating(config, weights["w_gate"], x)
     return experts(config, weights, shares, x), balance
 
 
 def experts(config: MoEConfig, weights: Any, shares: Array, x: Array) -> Array:
-    """Dispatch tokens to their experts and combine the results, weighted by `shares` (figure 8)."""
+    """Return the experts' outputs for (B, S, M), combined with the weights `shares` of `gating`."""
     w_in, w_out = (weights[name].astype(config.dtype) for name in ("w_in", "w_out"))
     sent = jnp.einsum("bsm,bsec->ebcm", x, (shares > 0).astype(config.dtype))
     # Two annotations of one value: first along B, then along E. The reshard between them is the
@@ -166,7 +173,7 @@ def experts(config: MoEConfig, weights: Any, shares: Array, x: Array) -> Array:
 
 
 def moe_layer(config: MoEConfig, weights: Any, x: Array) -> tuple[Array, Array]:
-    """Attention, then experts, each behind a norm and a residual."""
+    """Return activations (B, S, M) after attention and experts, and balance losses (B,)."""
     dense = config.dense
     x = x + transformer.attention(dense, weights, transformer.norm(dense, x))
     combined, balance = moe(config, weights, transformer.norm(dense, x))
@@ -174,12 +181,12 @@ def moe_layer(config: MoEConfig, weights: Any, x: Array) -> tuple[Array, Array]:
 
 
 def pair(config: MoEConfig, weights: Any, x: Array) -> tuple[Array, Array]:
-    """Apply a dense layer, then one of experts."""
+    """Return (B, S, M) after a dense layer and a layer of experts, and balance losses (B,)."""
     return moe_layer(config, weights["moe"], transformer.layer(config.dense, weights["dense"], x))
 
 
 def loss(config: MoEConfig, params: Any, tokens: Array, targets: Array) -> Array:
-    """Mean cross-entropy in nats, and the balance of the experts."""
+    """Return the mean cross-entropy in nats, plus the weighted balance loss of the experts."""
     dense = config.dense
     embedding = params["embedding"].astype(config.dtype)
     x = annotate(embedding[tokens], "embedded")

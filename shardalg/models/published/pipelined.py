@@ -26,8 +26,8 @@ Array = jax.Array
 
 _INSIDE: dict[str, Axes] = {"B": ("X", "L"), "b": "X", "M": "Y", "N": "Y", "H": "Y", "V": "Y"}
 TABLE_4 = DimensionAxes({"L": "L", "N": "Y", "H": "Y", "V": "Y"}, _INSIDE)
-# Gradients are reduced over the data once after the loop, not for every microbatch.
 ONCE_A_STEP = Options(switches=Switches(defer_in_loops=True))
+"""Gradients are reduced over the data axis once, after the loop, not for every microbatch."""
 GATHERED = DimensionAxes({"L": "L", "N": "Y", "H": "Y", "V": "Y", "M": "X"}, _INSIDE)
 SITES = {
     "attention_heads": "bSND",
@@ -52,7 +52,7 @@ class Pipelined:
     Attributes:
       config: sizes of the model; B is the whole batch, L all layers.
       schedule: stages, microbatches, rounds.
-      remat: as of `models.pipeline.pipeline`.
+      remat: "none", "layer" or "stage", as in `models.pipeline.pipeline`.
 
     Raises:
       PipelineError: the schedule does not divide layers or batch.
@@ -80,7 +80,7 @@ class Pipelined:
         )
 
     def loss(self, params: Any, tokens: Array, targets: Array) -> Array:
-        """Mean cross-entropy of the next tokens, in nats."""
+        """Return the mean cross-entropy of the next tokens, in nats."""
         config = self.config
         # Weights are cast once a step, before the pipeline, not once per microbatch.
         params = jax.tree.map(lambda weight: weight.astype(config.dtype), params)
@@ -91,7 +91,7 @@ class Pipelined:
 
     @property
     def model(self) -> Model:
-        """The same to be planned and trained.
+        """The model with these sizes, with weights, data and loss, to be planned and trained.
 
         >>> small = Pipelined(Config(L=4), Schedule(stages=2, microbatches=4))
         >>> small.model.types()["layers"]["w_in"].shape

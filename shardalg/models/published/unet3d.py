@@ -1,7 +1,7 @@
 """The 3D U-Net (arXiv:1606.06650), partitioned in space: section 5.6 of GSPMD (arXiv:2105.04663).
 
-Each level halves the image and doubles the channels, on the way back up what the same level made
-on the way down is joined in. Only the inputs are annotated, batch along X and depth along Y, and
+Each level on the way down halves the image and doubles the channels. Each level on the way up
+joins the output that the same level made on the way down. Only the inputs are annotated, batch along X and depth along Y, and
 completion carries it to every convolution (halo exchange), pooling and norm.
 """
 
@@ -32,8 +32,8 @@ class UNet3D:
     """A U-Net on images of `size` voxels in each direction.
 
     Attributes:
-      batch, channels, classes: images, channels of the input, classes of a voxel.
-      width: channels of the first level; levels: how many there are.
+      batch, channels, classes: numbers of images, of input channels, of classes of a voxel.
+      width: channels of the first level; levels: the number of levels.
 
     Raises:
       StrategyError: a number below 1, or a size that the levels do not halve evenly.
@@ -67,7 +67,7 @@ class UNet3D:
 
     @property
     def model(self) -> Model:
-        """The same to be planned and trained."""
+        """The model with these sizes, with weights, data and loss, to be planned and trained."""
         sizes = {_channel(i): self.width * 2**i for i in range(self.levels)}
         sizes |= {_joined(i): 2 * self.width * 2**i for i in range(self.levels - 1)}
         image = {"B": self.batch, "d": self.size, "h": self.size, "w": self.size}
@@ -80,6 +80,7 @@ class UNet3D:
         )
 
     def _weights(self) -> Iterator[tuple[str, Parameter]]:
+        """Yield the name and the letters of each convolution kernel, level by level."""
         for i in range(self.levels):
             here = _channel(i)
             yield f"down {i} first", Parameter("333" + (_channel(i - 1) if i else "i") + here, 4)
@@ -98,17 +99,17 @@ def _channel(level: int) -> str:
 
 
 def _joined(level: int) -> str:
-    """Return the letter of twice as many channels: the level's own and those from below."""
+    """Return the letter of a level's channels after the join: twice `_channel(level)`."""
     return "jklmnpq"[level]
 
 
 def loss(config: UNet3D, params: Any, images: Array, targets: Array) -> Array:
-    """Mean cross-entropy of the voxels' classes, in nats."""
+    """Return the mean cross-entropy of the voxels' classes, in nats."""
     return transformer.cross_entropy(forward(config, params, images), targets)
 
 
 def forward(config: UNet3D, params: Any, images: Array) -> Array:
-    """Logits (batch, depth, height, width, classes) in float32."""
+    """Return logits (batch, depth, height, width, classes) in float32."""
     weights = {name: weight.astype(config.dtype) for name, weight in params.items()}
     x, skipped = images.astype(config.dtype), []
     for i in range(config.levels):
@@ -127,7 +128,7 @@ def forward(config: UNet3D, params: Any, images: Array) -> Array:
 
 
 def _twice(weights: Any, name: str, x: Array) -> Array:
-    """Two convolutions of three taps in each direction, each normalised and cut off at zero."""
+    """Return `x` after the two convolutions of a level, each followed by a norm and a relu."""
     for which in ("first", "second"):
         kernel = weights[f"{name} {which}"]
         # "SAME" with three taps reads one element beyond each end: the halo of a sharded depth.
@@ -137,7 +138,7 @@ def _twice(weights: Any, name: str, x: Array) -> Array:
 
 
 def _norm(x: Array) -> Array:
-    """Zero mean and unit variance of each channel of an image, computed in float32."""
+    """Return `x` with zero mean and unit variance per image and channel, in float32 inside."""
     x32 = x.astype(jnp.float32)
     # Mean and mean square come from one pass over the image, so that XLA can fuse both sums.
     mean = jnp.mean(x32, (1, 2, 3), keepdims=True)

@@ -29,9 +29,11 @@ from shardalg.models.transformer import Config
 from shardalg.plan.plan import Plan
 from shardalg.planner.propagate.strategy import Strategy
 
-# The strategy whose layers are stages along L, with data along X and in-layer sharding along Y
-# (`models.published.pipelined`).
 PIPELINED = "pipelined"
+"""The strategy with the layers as stages along L, the data along X, in-layer sharding along Y.
+
+See `models.published.pipelined`.
+"""
 _REMAT = {False: "none", "full": "layer"}
 
 
@@ -41,9 +43,9 @@ class Candidate:
 
     Attributes:
       model: sizes, batch, microbatches, remat and optimizer.
-      mesh: its axes are those of the strategy; an axis of one device is left out.
+      mesh: the devices, by the axes of the strategy; axes of size 1 are left out.
       strategy: "finalized", "fsdp", "fsdp_tensor" or "pipelined".
-      rounds: of a pipeline; above 1 its schedule is circular.
+      rounds: the rounds of a pipeline; the schedule is circular if they are more than one.
 
     >>> from shardalg.models.dense import DenseTransformer
     >>> model = DenseTransformer(4, 16, 32, 2, 8, 32, 8, 8, microbatches=4)
@@ -71,7 +73,7 @@ class Candidate:
 
         Raises:
           StrategyError: a form of model that has no pipelined plan. PipelineError: the schedule
-            divides neither layers nor batch.
+            does not divide the layers or the batch.
         """
         model = self.model
         unlike = {
@@ -99,11 +101,11 @@ class Candidate:
 
     @property
     def structure(self) -> tuple[Any, ...]:
-        """The same of two candidates of one step whose programs differ in names of axes alone."""
+        """A key that is equal for candidates of one step whose programs differ only in axis names."""
         return _structure(self.strategy, self.mesh)
 
     def laid_out(self) -> Strategy:
-        """Shardings of the train step and its sites."""
+        """Return the shardings of the train step and of its annotated sites."""
         if self.strategy != PIPELINED:
             return self.model.strategy(self.mesh, self.strategy)
         return self.pipelined.strategy(self.mesh, TABLE_4)
@@ -115,10 +117,10 @@ class Candidate:
         return self.pipelined.plan(self.mesh, TABLE_4, ONCE_A_STEP)
 
     def cost(self, hardware: str | Hardware | Topology) -> Cost:
-        """Step time and memory, by the constants that were fitted for the chip.
+        """Return step time and memory, by the constants that were fitted for the chip.
 
         Raises:
-          HardwareError: as of `DenseTransformer.cost`.
+          HardwareError: an unknown chip, no slice of so many chips, or a mesh that does not tile it.
         """
         if self.strategy != PIPELINED:
             return self.model.cost(self.mesh, hardware, strategy=self.strategy)
@@ -129,13 +131,13 @@ class Candidate:
         """Return the bytes of a device's parameters, optimizer state and data, always held.
 
         Raises:
-          StrategyError: a dimension, or a microbatch, that its axes do not divide, which no
-            lowered program takes; or what `pipelined` raises.
+          StrategyError: axes that do not divide their dimension or the microbatch: such a program
+            cannot be lowered; or an error of `pipelined`.
         """
         return self.data_bytes() + self.state_bytes()
 
     def data_bytes(self) -> int:
-        """Tokens and targets of one device.
+        """Return the bytes of one device's tokens and targets.
 
         Raises:
           StrategyError: axes that do not divide batch or microbatch. PipelineError: a schedule that
@@ -158,17 +160,16 @@ class Candidate:
         return 2 * model.batch * model.seq * _TOKEN_BYTES // count
 
     def state_bytes(self) -> int:
-        """Parameters and optimizer state of one device, whatever the batch.
+        """Return the bytes of one device's parameters and optimizer state.
 
         Raises:
-          StrategyError: axes that do not divide a dimension; or what `pipelined` raises.
+          StrategyError: axes that do not divide a dimension; or an error of `pipelined`.
         """
         total = 0
         for value, spec in self._arguments():
             parts = 1
-            # A spec may be shorter than the shape: the other dimensions are replicated.
+            # A spec may be shorter than the shape: without the padding, zip would drop dimensions.
             for size, axes in zip(value.shape, (*spec, *(None,) * value.ndim), strict=False):
-                # An entry of a spec is None, one axis, or a tuple of axes whose sizes multiply.
                 names = () if axes is None else (axes,) if isinstance(axes, str) else axes
                 count = math.prod(self.mesh.shape[name] for name in names)
                 if size % count:
@@ -178,7 +179,7 @@ class Candidate:
         return total
 
     def _arguments(self) -> Iterator[tuple[Any, PartitionSpec]]:
-        """Shape and type of each argument but the data, and its spec."""
+        """Return pairs of a parameter's or state array's type and its sharding."""
         given: Any = self.laid_out().in_shardings
         specs = jax.tree.leaves(given[:2], is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
         model, stages, _ = self.step
@@ -188,17 +189,18 @@ class Candidate:
 
 @lru_cache(maxsize=256)
 def _structure(strategy: str, mesh: Mesh) -> tuple[Any, ...]:
+    """Return the key of `Candidate.structure`."""
     if strategy == PIPELINED:
         return strategy, mesh
     names, layout = mesh.axis_names, layout_on(strategy, mesh)
-    # Axis positions instead of names: the structure does not depend on how axes are called.
+    # Positions instead of names, because {"data": 8} and {"fsdp": 8} may have one program.
     cut = [tuple(map(names.index, c)) for c in (layout.batch, layout.weights, layout.tensor)]
     return tuple(mesh.shape.values()), *cut, SLICE in names
 
 
 @lru_cache(maxsize=256)
 def _batch_axes(strategy: str, mesh: Mesh) -> tuple[tuple[tuple[str, ...], int], ...]:
-    """Return the axes that split the batch and a microbatch, with their numbers of devices."""
+    """Return (axes, their devices) of the batch, and (axes, their devices) of a microbatch."""
     piped = strategy == PIPELINED
     axes = ("X", "L") if piped else layout_on(strategy, mesh).batch
     both = axes, axes[:1] if piped else axes
@@ -207,13 +209,17 @@ def _batch_axes(strategy: str, mesh: Mesh) -> tuple[tuple[tuple[str, ...], int],
 
 @lru_cache(maxsize=256)
 def _state(model: DenseTransformer, stages: int, piped: bool) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Shapes and types of parameters and optimizer state, which no batch changes."""
+    """Return the types of parameters and optimizer state, which do not depend on the batch.
+
+    With `piped` the layers are in `stages` pipeline stages.
+    """
     one = Candidate(model, Mesh({"L": stages}), PIPELINED) if piped else None
     of = one.pipelined if one is not None else model
     return tuple(jax.tree.leaves(of.arguments()[:2]))
 
 
 _TOKEN_BYTES = 4
+"""Bytes of an int32."""
 
 
 def _uneven(size: int, shape: tuple[int, ...], count: int, axes: Any) -> StrategyError:
@@ -233,14 +239,14 @@ NARROW = DenseTransformer(
 )  # fmt: skip
 MODELS: Mapping[str, DenseTransformer] = {"narrow-16b": NARROW, "wide-64b": WIDE}
 SIZES = ("layers", "model_dim", "hidden_dim", "heads", "head_dim", "vocab", "seq", "kv_heads")
-"""The sizes that may be changed in a named model; all of them define another model."""
+"""The sizes that a user may change in a named model."""
 
 
 def model_of(name: str, sizes: Mapping[str, int]) -> DenseTransformer:
-    """Return the model with this name and other sizes.
+    """Return the model of `MODELS` with this name, with the sizes in `sizes` changed.
 
     Raises:
-      StrategyError: no model of that name, an unknown size, or what `DenseTransformer` raises.
+      StrategyError: no model of that name, an unknown size, or an error of `DenseTransformer`.
 
     >>> model_of("narrow-16b", {"layers": 32}).parameters
     8721006592
