@@ -244,8 +244,8 @@ def _run(low: Sequence[Key], high: Sequence[Key], i: int, j: int) -> int | None:
 def _moved(more: list[int], high: Sequence[Key], i: int, shift: int, run: int) -> None:
     """Skip `run` keys of `high` behind the first repetition of the run, not before key `i`.
 
-    `more` has the shift from each index of `low` to its index in `high`. The shifts from the first
-    repetition to `i` grow by `run`, so that the keys before `i` are paired with the last repetition.
+    `more` has the shift from each index of `low` to its index in `high`. The shifts of the keys
+    behind the first repetition and before `i` grow by `run`: the last repetition has these keys.
     """
     start = i + shift
     # Move the skipped run as far forward as it repeats, so that the last repetition is kept.

@@ -198,7 +198,7 @@ def letters_spec(mesh: Mesh, where: Mapping[str, Axes], dims: str) -> PartitionS
     >>> tuple(letters_spec(Mesh({"X": 2, "Y": 4}), {"E": "X", "M": "X", "H": "Y"}, "EMH"))
     ('X', None, 'Y')
     """
-    # JAX refuses a PartitionSpec with one axis in two dimensions, so the first letter has the axis.
+    # JAX refuses a sharding with one axis in two dimensions, so the first letter keeps the axis.
     free, entries = list(mesh.axis_names), []
     for letter in dims:
         named = where.get(letter, ())

@@ -105,8 +105,8 @@ class Pipeline:
 
         def stacked(leaf: Array) -> Array:
             count = self.schedule.layers_per_round(leaf.shape[0])
-            # Layer (r * stages + s) * count + i is layer i of stage s in round r: rounds are the major
-            # dimension of the layers, stages that of the result.
+            # Layer (r * stages + s) * count + i is layer i of stage s in round r: the order of the
+            # layers has rounds as its major dimension, the result has stages.
             leaf = leaf.reshape(rounds, stages, count, *leaf.shape[1:]).swapaxes(0, 1)
             return leaf.reshape(stages, rounds * count, *leaf.shape[3:])
 
@@ -324,6 +324,7 @@ class Pipeline:
 
     def _check_stage(self, weights: Tree, x: Tree) -> None:
         """Raise unless a layer returns a microbatch with the shapes and types of its input."""
+
         def one(leaf: Array) -> Array:
             return leaf[: leaf.shape[0] // self.schedule.microbatches]
 

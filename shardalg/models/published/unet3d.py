@@ -1,8 +1,9 @@
 """The 3D U-Net (arXiv:1606.06650), partitioned in space: section 5.6 of GSPMD (arXiv:2105.04663).
 
 Each level on the way down halves the image and doubles the channels. Each level on the way up
-joins the output that the same level made on the way down. Only the inputs are annotated, batch along X and depth along Y, and
-completion carries it to every convolution (halo exchange), pooling and norm.
+joins the output that the same level made on the way down. Only the inputs are annotated: batch
+along X, depth along Y. Completion propagates this sharding to every convolution (halo exchange),
+pooling and norm.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Candidate:
 
     @property
     def structure(self) -> tuple[Any, ...]:
-        """A key that is equal for candidates of one step whose programs differ only in axis names."""
+        """A key, equal for candidates of one step whose programs differ only in axis names."""
         return _structure(self.strategy, self.mesh)
 
     def laid_out(self) -> Strategy:
@@ -120,7 +120,7 @@ class Candidate:
         """Return step time and memory, by the constants that were fitted for the chip.
 
         Raises:
-          HardwareError: an unknown chip, no slice of so many chips, or a mesh that does not tile it.
+          HardwareError: an unknown chip, no slice of so many chips, a mesh that does not tile it.
         """
         if self.strategy != PIPELINED:
             return self.model.cost(self.mesh, hardware, strategy=self.strategy)
