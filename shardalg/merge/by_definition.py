@@ -135,17 +135,22 @@ def _agreement(question: _Question, k: int, n: int) -> Iterator[str]:
     """Yield the conditions that a place with `n` partitions has the operands' offsets.
 
     Only operands that split the place have a condition on offsets.
+
+    Args:
+      k: the number of the place in `question.places`.
     """
     place, owner = question.places[k]
     for number, operand in enumerate(question.pair):
         if owner is not None and owner != number:
             continue
         count = parts(digits_at(operand, place))
-        # A dimension is closed in an operand that leaves only others open.
+        # A dimension is closed in an operand that leaves only others open, so that no merge may
+        # split it further.
         if isinstance(place, int) and operand.unspecified_dims:
             if place not in operand.unspecified_dims and n != count:
                 yield "false"
-        # Classes must be equal, also where one operand does not use them.
+        # An operand fixes no offsets on a dimension that it does not split. A class is different: a
+        # partial sum in one operand only is another value, so the ids must be equal.
         if isinstance(place, int) and count == 1:
             continue
         if question.policy == "shardy" and isinstance(place, int):
@@ -159,7 +164,11 @@ def _agreement(question: _Question, k: int, n: int) -> Iterator[str]:
 def _major_part(
     question: _Question, operand: Sharding, sizes: tuple[int, int, int]
 ) -> Iterator[str]:
-    """Yield the conditions that the operand's partition id is the major part: policy "shardy"."""
+    """Yield the conditions that the operand's partition id is the major part: policy "shardy".
+
+    Args:
+      sizes: the number of the place, its number of partitions, and the operand's number of them.
+    """
     k, n, count = sizes
     place, _ = question.places[k]
     # The coarsest sharding has no more partitions than the operand with the longer axes.
@@ -187,7 +196,11 @@ def _read(question: _Question, model: z3.ModelRef) -> Rows:
 
 
 def _miscounted(found: Rows, group: tuple[int, ...]) -> tuple[tuple[int, ...], list[int]] | None:
-    """Return the group with a tile that is on a wrong number of devices; None if there is none."""
+    """Return (group, tile) if a tile of the group is on a wrong number of devices, else None.
+
+    Args:
+      group: numbers of the places that have to be balanced together.
+    """
     counts = found.counts(group)
     wrong = np.flatnonzero(counts != found.size // len(counts))
     if not len(wrong):
@@ -212,7 +225,8 @@ def _tile_count(question: _Question, group: tuple[int, ...], tile: Sequence[int]
 
 def _failure(question: _Question, solver: z3.Solver, literals: Sequence[z3.BoolRef]) -> Failure:
     """Return the failure of a merge that does not exist."""
-    # First, a place on which alone no sharding agrees with both operands.
+    # The fewer places a failure names, the more it helps. First, a place on which alone no sharding
+    # agrees with both operands.
     for (place, _), literal in zip(question.places, literals, strict=True):
         if solver.check(literal) == z3.unsat:
             if not isinstance(place, int):

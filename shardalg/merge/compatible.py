@@ -166,12 +166,13 @@ def _merged_dims(
 ) -> tuple[tuple[Digits, ...], Failure | None]:
     """Return the digits of the merged dimensions: condition (A).
 
-    If the operands differ on a dimension, the second value names it.
+    If the operands differ on a dimension, there are no digits, and the failure names the dimension.
     """
     dims: list[Digits] = []
     pairs = zip(first.canonical_dims, second.canonical_dims, strict=True)
     for i, (a, b) in enumerate(pairs):
-        # Take the operand's own digits, which are the axes that the user wrote.
+        # Canonical digits decide, but the result takes an operand's own digits: these are the axes
+        # that the user wrote.
         if a == b or not b:
             dims.append(first.dims[i])
         elif not a or (policy == "shardy" and split_prefix(b, a) is not None):

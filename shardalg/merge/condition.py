@@ -157,12 +157,13 @@ def _two_chains(rows: Iterable[Places]) -> bool:
 
 def _merge_statements(first: Places, second: Places, given: Given) -> Iterator[SizeStatement]:
     """Yield conditions (A) and (B) of `compatible.py` as statements about sizes."""
-    # (A) Both give the same offsets on each dimension that both split.
+    # (A) Only a dimension that both split can have two offsets on one device.
     agree = _prefixes if given[2] == "shardy" else _same
     for place in first:
         if place in second and isinstance(place, int):
             yield from agree(first[place], second[place])
-    # (B) Digits on two different places are independent.
+    # (B) Digits of two places are compared unless `first` has both of them: digits of one sharding
+    # are independent already.
     for here, digits in first.items():
         for there, others in second.items():
             if here != there and first.get(there) != others:
@@ -206,7 +207,7 @@ def _refine_statements(
 _RELATIONS: dict[str, Callable[[Places, Places, Given], Iterator[SizeStatement | Inside]]] = {
     "merge": _merge_statements,
     "compatible": _merge_statements,
-    # Two layouts are equal if every dimension has the same digits in both.
+    # The places of both are visited: one that only one of them splits makes the layouts differ.
     "equal": lambda first, second, _: (
         statement
         for place in {**first, **second}
@@ -217,7 +218,11 @@ _RELATIONS: dict[str, Callable[[Places, Places, Given], Iterator[SizeStatement |
 
 
 def _equal(first: Monomial, second: Monomial) -> Iterator[SizeStatement]:
-    """Yield that two products are equal; nothing if they always are, `_Never` if they never are."""
+    """Yield the statement that two products are equal; nothing if they are equal at all sizes.
+
+    Raises:
+      _Never: they are equal at no sizes.
+    """
     common = first.common(second)
     a, b = first.over(common), second.over(common)
     if a == b:
@@ -229,7 +234,11 @@ def _equal(first: Monomial, second: Monomial) -> Iterator[SizeStatement]:
 
 
 def _divides(first: Monomial, second: Monomial) -> Iterator[SizeStatement]:
-    """Yield that the first product divides the second; nothing if always, `_Never` if never."""
+    """Yield the statement that the first product divides the second; nothing if it always does.
+
+    Raises:
+      _Never: it divides the second at no sizes.
+    """
     common = first.common(second)
     a, b = first.over(common), second.over(common)
     if a == ONE:
@@ -240,7 +249,7 @@ def _divides(first: Monomial, second: Monomial) -> Iterator[SizeStatement]:
 
 
 def _same(first: tuple[NamedDigit, ...], second: tuple[NamedDigit, ...]) -> Iterator[SizeStatement]:
-    """Yield that the digits are equal, one by one."""
+    """Yield the statements that two tuples of digits are equal, digit by digit."""
     # Different numbers of canonical digits are different layouts at all sizes of at least 2.
     if len(first) != len(second):
         raise _Never
@@ -252,7 +261,7 @@ def _same(first: tuple[NamedDigit, ...], second: tuple[NamedDigit, ...]) -> Iter
 def _prefixes(
     first: tuple[NamedDigit, ...], second: tuple[NamedDigit, ...]
 ) -> Iterator[SizeStatement]:
-    """Yield that one is a major part of the other."""
+    """Yield the statements that one tuple of digits is a major part of the other."""
     if len(first) != len(second):
         yield from _prefix(*sorted((first, second), key=len, reverse=True))
         return
@@ -268,7 +277,10 @@ def _prefixes(
 def _prefix(
     fine: tuple[NamedDigit, ...], coarse: tuple[NamedDigit, ...]
 ) -> Iterator[SizeStatement]:
-    """Yield that `coarse` is a major part of `fine`; its last digit may be a part of one."""
+    """Yield the statements that `coarse` is a major part of `fine`.
+
+    The last digit of `coarse` may be the major part of one digit of `fine`.
+    """
     # A longer tuple of named digits is never a major part of a shorter one.
     if len(coarse) > len(fine):
         raise _Never
@@ -281,9 +293,13 @@ def _prefix(
 
 
 def _independent(a: NamedDigit, b: NamedDigit) -> Iterator[SizeStatement]:
-    """Yield that two digits do not overlap: `gcd(top(a), top(b))` divides one of the strides.
+    """Yield the statement that two digits do not overlap; nothing if they never do.
 
-    Nothing if this is so at all sizes, `_Never` if at none; common factors are cancelled.
+    They do not overlap if `gcd(top(a), top(b))` divides one of the strides. Common factors are
+    cancelled.
+
+    Raises:
+      _Never: the digits overlap at all sizes.
     """
     if a.nests(b):
         return

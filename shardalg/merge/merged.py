@@ -95,7 +95,8 @@ def join(first: Rows, second: Rows, *, prefixes: bool = False) -> Rows | Clash:
             return ("class", (kind,))
     for place in (p for p in first.parts if p in second.parts):
         coarse, fine = (first, second)[:: 1 if first.parts[place] <= second.parts[place] else -1]
-        # The ids must be equal, or the coarse ones the major part of the fine ones.
+        # A division by `ratio` removes the minor part of a fine id. The offsets agree exactly if this
+        # gives the coarse id.
         ratio, rest = divmod(fine.parts[place], coarse.parts[place])
         agree = not rest and (ratio == 1 or (prefixes and isinstance(place, int)))
         if not agree or not np.array_equal(coarse.ids[place], fine.ids[place] // ratio):
@@ -114,7 +115,7 @@ def merged_sharding(first: Sharding, second: Sharding, dims: tuple[Digits, ...])
 
     If an operand is equal to the merge, the operand itself is returned.
     """
-    # Explicitly replicated digits of both; of two that overlap, the larger one.
+    # Digits of one sharding may not overlap, so only the larger of two overlapping digits is kept.
     replicated = first.replicated
     if second.replicated and second.replicated != replicated:
         more = tuple(

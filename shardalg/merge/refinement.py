@@ -83,8 +83,13 @@ class Inside:
 def _block(
     digits: tuple[NamedDigit, ...], size: int, at: tuple[np.ndarray, Mapping[str, int]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the start and the end of each device's elements on one dimension."""
-    # The partition id as a mixed-radix number, at the sizes that the names have here.
+    """Return the start and the end of each device's elements on one dimension.
+
+    Args:
+      digits: the digits that split the dimension; size: its number of elements.
+      at: the devices' positions, and the sizes of the named axes.
+    """
+    # Strides and sizes are products of names, so they have no values before the sizes are given.
     positions, sizes = at
     ids, count = positions * 0, 1
     for digit in digits:

@@ -181,13 +181,13 @@ def _check_blocks(
 _BORDERS: dict[type, Callable[[SpmdProgram, Any], None]] = {
     Loop: _check_loop,
     While: _check_while,
-    # Operand 0 is the number of the block that runs.
+    # Operand 0 selects the block that runs, and is no argument of the blocks.
     Branches: lambda program, one: _check_blocks(program, one, one.operands[1:]),
     Manual: lambda program, instruction: _check_blocks(program, instruction, instruction.operands),
     CollectiveMatmul: lambda program, one: _check_blocks(program, one, one.operands),
 }
-# Locals outside and inside a block, in order, and how many of them are not stacked inside a loop.
 _Pairs = tuple[tuple[int, ...], tuple[int, ...], int]
+"""(locals outside a block, locals inside it, number of the first ones that no loop stacks)."""
 
 
 def _check_arguments(program: SpmdProgram, instruction: Instruction, pairs: _Pairs) -> None:

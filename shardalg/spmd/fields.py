@@ -55,6 +55,7 @@ class FieldTests:
     """
 
     def __init__(self, mesh: Mesh) -> None:
+        """Create the tests of plain types and of types with conditions; `fits` makes all others."""
         self.mesh = mesh
         self._tests: dict[Any, Test] = {
             int: lambda value: type(value) is int,
@@ -183,14 +184,14 @@ class FieldTests:
         kind: type = type(value)
         if self.fits(value, hint):
             return ""
-        # Descend into the tuple to name the item that does not fit.
+        # A tuple can have thousands of items, so the message names the one that does not fit.
         if type(value) is tuple and type(hint) is GenericAlias and hint != Digits:
             hints = get_args(hint)
             each = (hints[0],) * len(value) if hints[-1:] == (Ellipsis,) else hints
             pairs = enumerate(zip(value, each, strict=False))
             inner = (self.fault(v, h, f"{where}[{k}]") for k, (v, h) in pairs)
             return next(filter(None, inner), f"{where} has {len(value)} items, not as {hint}")
-        # Descend into the dataclass to name the field that does not fit.
+        # For the same reason, the message names the field of a dataclass.
         if type(value) in (hint, *get_args(hint)) and is_dataclass(value):
             rows = declared_fields(kind)
             inner = (self.fault(getattr(value, n), h, f"{where}.{n}") for n, h in rows)
@@ -247,9 +248,9 @@ def _is_plain(value: object) -> bool:
 
 
 def _is_why(value: object) -> bool:
-    """Return whether a value is a reason.
+    """Return whether a value is a `Why`, the reason for an instruction, with fields of its types.
 
-    No device runs it, so its shardings may be of any mesh.
+    No device runs a reason, so its shardings may be of any mesh.
     """
     if type(value) is not Why or type(value.purpose) is not Purpose:
         return False

@@ -140,7 +140,7 @@ class Attributes:
 
     @property
     def bodies(self) -> tuple[Block, ...]:
-        """The blocks inside."""
+        """The blocks of instructions inside this instruction, for example a loop's body."""
         return ()
 
     def with_bodies(self, blocks: Sequence[Block]) -> Attributes:

@@ -94,6 +94,11 @@ class Rewriter:
         return self.finish(replace(block, instructions=tuple(self.kept), results=results))
 
     def _apply(self, rules: tuple[Rule, ...], instruction: Instruction) -> None:
+        """Apply the rules to an instruction in turn, and record the result.
+
+        A rule returns an instruction, which the next rule gets; or a local, which replaces the
+        instruction's result; or None, if the rule has recorded the result itself.
+        """
         for rule in rules:
             found = rule(self, instruction)
             # The rule has put its own instructions into `kept`.

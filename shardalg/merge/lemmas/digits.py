@@ -9,8 +9,8 @@ Quotients: maps a*p + (r*p + b) // m, the closed form of halos and interval star
 
 from shardalg.merge.lemmas.lemma import Lemma
 
-# Hypotheses of many lemmas: D elements in n blocks of s = ceil(D, n), and the number i of a block.
 BLOCK = "D >= 1, n >= 1, s == ceil(D, n), 0 <= i < n"
+"""Hypotheses of many lemmas: D elements in n blocks of s elements, and the number i of a block."""
 
 # A lemma whose hypotheses contradict each other would be true of everything. Each mutant, the lemma
 # with one part of its text changed, must therefore be refuted.

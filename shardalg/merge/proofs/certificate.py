@@ -148,7 +148,7 @@ def _balance(script: _Script, result: Sharding) -> None:
 
 
 def _id(sharding: Sharding, place: DimOrClass, device: int) -> int:
-    """Return the partition id of a device."""
+    """Return the partition id of a device along a dimension or a class."""
     return partition_id(digits_at(sharding, place), sharding.mesh.position(device))
 
 
@@ -209,7 +209,7 @@ def _no_prefix(script: _Script, pair: tuple[Sharding, Sharding], place: DimOrCla
 def _counted(script: _Script, verdict: Verdict, witness: Witness) -> None:
     """Show that the witness's tile is on a wrong number of devices, counted over all devices."""
     assert verdict.failure is not None
-    # One term per device: 1 if it has the tile's partition id on each place.
+    # SMT-LIB cannot count, so the number of devices is a sum with one term, 0 or 1, per device.
     rows = list(zip(owners(verdict.pair, verdict.failure), witness.dims, witness.tile, strict=True))
     terms = []
     for device in verdict.pair[0].mesh.order:

@@ -129,12 +129,12 @@ class Statement:
     shows: str
 
 
-# The claim for all sizes: partition p of any number owns s elements and t outputs.
 _FORMS = (
     "b >= 1, start == ceil(stride*t*p - low, b), "
     "limit == ceil(stride*t*p + stride*(t - 1) + (taps - 1)*dilation + 1 - low, b), "
     "left == p*s - start, right == limit - (p + 1)*s"
 )
+"""The closed forms of a halo, for a partition p that owns s elements and t outputs."""
 _READ = (
     "stride >= 1, dilation >= 1, 0 <= x < t, 0 <= tap < taps, "
     "b*k == stride*(t*p + x) + dilation*tap - low"
@@ -207,7 +207,8 @@ class HaloClaim:
         base, first = w.base_dilation, f"({h.step}*p - {w.padding_low})"
         start, limit = _text(h.start), _text(h.limit)
         device = f"0 <= p, p < {h.parts}"
-        # Element k is read by tap `tap` of output x of partition p; all of them exist.
+        # Only outputs, taps and elements that exist count: a read beyond them is padding, which no
+        # neighbour sends.
         reads = (
             f"{device}, 0 <= x, x < {h.out_block}, p*{h.out_block} + x < {h.out_size}, 0 <= tap, "
             f"tap < {w.size}, 0 <= k, k < {h.size}, "

@@ -220,7 +220,7 @@ def _no_prefix(
         pairs = [(found.polynomial(first, u), found.polynomial(second, u)) for u in units]
         bounds = tuple(found.bounds())
         return [Obligation(bounds, _is_not_major(p, n, q, m), group=group) for p, q in pairs]
-    # For concrete sizes: the first device on which the inequalities are false.
+    # For concrete sizes one device refutes the division, so one formula about it is enough.
     n, m = parts(coarse), parts(fine)
     for position in range(verdict.pair[0].mesh.size):
         p, q = (partition_id(digits, position) for digits in (coarse, fine))

@@ -69,10 +69,10 @@ def _merge(claim: MergeClaim, devices: Devices) -> list[Obligation]:
 
 
 def _refine(claim: RefineClaim, devices: Devices) -> list[Obligation]:
-    """Return what z3 has to decide about a refinement, as one obligation.
+    """Return the formula of a refinement, as a list of one.
 
-    If the claim is that it holds: every block of the fine sharding that has elements is inside
-    a block of the coarse one, on each device. If it was refused: some block is not.
+    For a claim that holds: on each device, a block of `fine` that has elements is inside the block
+    of `coarse`. For the opposite claim: on the claim's device it is not.
     """
     if devices.space is not None and devices.space.symbolic:
         return _refine_for_all(claim, devices)

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from shardalg.merge.proofs.solve import Outcome
 
 Claim = MergeClaim | RefineClaim | EqualClaim | HaloClaim | Lemma | IntegerClaim
-# Values that are no claims, with the function that returns their claim.
 _CLAIM_OF: dict[type, Callable[..., Claim]] = {Verdict: of_verdict, Halo: HaloClaim}
+"""For values that are no claims themselves, the function that returns their claim."""
 Ask = Callable[..., "Outcome"]
 SIZES = ("concrete", "all")
-# The text between the formulas of one proof, which are independent of each other.
+# Without a reset, a solver would join the formulas of one proof, which are independent.
 RESET = "\n(reset)\n"
 ENCODINGS = ("coordinates", "position", "devices")
 

@@ -89,7 +89,7 @@ class _Encoder:
         return inner / atom.by if isinstance(atom, FloorQuotient) else inner % atom.by
 
     def formula(self, formula: Formula) -> z3.BoolRef:
-        """Return the z3 formula of a formula."""
+        """Return a `Formula` of a claim as a z3 formula."""
         return _FORMULA[type(formula)](self, formula)
 
     def witness(self, values: Values) -> IntegerWitness:

@@ -81,7 +81,11 @@ class _SimulatedRing:
         return [direction.block(p, t, n) * block + direction.first for p in self.ids]
 
     def multiply(self, direction: Direction, starts: list[int], given: dict[int, Stack]) -> Stack:
-        """Return the product of one piece of each operand; given operands are pieces already."""
+        """Return the product of one piece of each operand, cut at the starts.
+
+        Args:
+          given: pieces that have arrived already, by their local; they are not cut.
+        """
         operands = [
             given[local] if local in given else self.cut(self.env[local], dim, direction, starts)
             for local, dim in zip(self.product.operands, self.a.along, strict=False)
@@ -90,7 +94,7 @@ class _SimulatedRing:
         return made
 
     def cut(self, stack: Stack, dim: int | None, direction: Direction, starts: list[int]) -> Stack:
-        """Return the piece of an operand at each position's start."""
+        """Return each position's piece of an operand along `dim`; all of it if `dim` is None."""
         if dim is None:
             return stack
         return map_blocks(lambda p, x: _cut(x, dim, starts[p], direction.size), stack)
@@ -104,16 +108,16 @@ class _SimulatedRing:
         return exchange(self.a.ring, stack, sent)
 
     def add(self, first: Stack, second: Stack) -> Stack:
-        """Return the sum of both, in their own type."""
+        """Return the elementwise sum, rounded to the item type of the stacks."""
         return map_blocks(lambda _, x, y: combine_blocks([x, y], "sum"), first, second)
 
     def zeros(self, like: Stack) -> Stack:
-        """Return arrays for the whole result."""
+        """Return one array of zeros per position, in the shape of the product's result."""
         shape = self.run.program.locals[self.product.results[0]].shape
         return map_blocks(lambda _, x: np.zeros(shape, x.dtype), like)
 
     def place(self, whole: Stack, product: Stack, dim: int, starts: list[int]) -> None:
-        """Write each position's product to its place."""
+        """Write each position's product into `whole`, from the position's start along `dim` on."""
         for array, piece, start in zip(whole, product, starts, strict=True):
             array[_along(dim, start, piece.shape[dim])] = piece
 

@@ -47,8 +47,8 @@ _UFUNCS = {
     "xor": np.bitwise_xor,
     "logsumexp": np.logaddexp,
 }
-# Integers without extrema in numpy.
 _PARTS_OF_BYTES = ("int4", "uint4", "int2", "uint2")
+"""Integer types for which numpy has no maximum and minimum: they are combined as int32."""
 
 
 def combine_blocks(blocks: Stack, combine: str) -> np.ndarray:
@@ -102,7 +102,8 @@ def _reduce_scatter(a: ReduceScatter, x: Stack) -> Stack:
 @on_blocks(ReduceScatters)
 def _reduce_scatters(a: ReduceScatters, x: Stack) -> Stack:
     def scattered(blocks: Stack) -> Stack:
-        # The members are in the order of all digits, the first pair's major.
+        # Member k gets piece k. The digits of the first pair are the major ones of a member's
+        # number, so the first pair is cut first.
         found = [combine_blocks(blocks, a.combine)]
         for dim, digits in a.along:
             found = [piece for one in found for piece in _pieces(one, dim, parts(digits))]

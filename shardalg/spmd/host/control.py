@@ -65,7 +65,7 @@ def _while(run: HostRun, instruction: Instruction[While], *stacks: Stack) -> lis
     """Run the body as long as the condition is true on some device."""
     a = instruction.attributes
     first, both = a.num_consts[0], sum(a.num_consts)
-    # Operands: constants of the condition, constants of the body, initial carry.
+    # Each block has constants of its own, in front of the carry: it does not see the other's.
     carry = list(stacks[both:])
     while True:
         (predicate,) = run_block(run, a.condition, (*stacks[:first], *carry))

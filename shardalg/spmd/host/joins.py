@@ -25,7 +25,7 @@ def _exclusive_scan(a: ExclusiveScan, x: Stack) -> Stack:
     # combine(totals up to p - 1) = combine(combine(totals up to p - 2), total of p - 1).
     for group in groups(a.digits, len(x)):
         order = group[::-1] if a.reverse else group
-        # The first member of each group keeps the identity.
+        # No block is before the first member's, so its result stays the identity.
         for before, position in pairwise(order):
             result[position] = combine_blocks([result[before], x[before]], a.combine)
     return result
@@ -51,7 +51,7 @@ def _arg_reduce(a: ArgReduce, values: Stack, places: Stack) -> Stack:
 def _top(run: HostRun, instruction: Instruction[Top], values: Stack, places: Stack) -> list[Stack]:
     """Choose the best by a stable sort, which leaves the lower place of equal values first."""
     a = instruction.attributes
-    # Every member of a group gets the same result.
+    # The lists are copied, because other instructions may read the operands again.
     found = list(values), list(places)
     for group in groups(a.digits, len(values)):
         every = np.concatenate([values[p] for p in group], a.dim)

@@ -16,6 +16,7 @@ def _offset(a: Offset, x: Stack) -> Stack:
     """Shift run-time indices, so that they count from the first element of the device's block."""
 
     def shift(position: int, block: np.ndarray) -> np.ndarray:
+        """Return one device's indices, shifted by its partition id; -1 for those outside."""
         result = np.array(block)
         part = np.asarray(result if a.component is None else result[..., a.component], np.int64)
         if a.clamp is not None:
@@ -39,6 +40,7 @@ def _mask_indexed(a: MaskIndexed, value: Stack, indices: Stack) -> Stack:
     """Set gathered elements to 0 on devices whose block does not contain the indexed element."""
 
     def mask_block(position: int, block: np.ndarray, index: np.ndarray) -> np.ndarray:
+        """Return one device's gathered values, with 0 or the fill where its block is missed."""
         # The last dimension has the components of an index, all of which must hit the block.
         here = np.ones(index.shape[:-1], bool)
         outside = np.zeros(index.shape[:-1], bool)

@@ -41,9 +41,12 @@ def _resize(a: Resize, x: Stack) -> Stack:
 
 @on_blocks(Dilate)
 def _dilate(a: Dilate, x: Stack, *fill: Stack) -> Stack:
+    """Put filled places between the elements of a dimension, and at both of its ends."""
+
     def spread(_: int, block: np.ndarray, *given: np.ndarray) -> np.ndarray:
+        """Return one device's block with the new places; `given` is the fill, if an operand."""
         before = block.shape[a.dim]
-        # The fill is a number of the program, or the identity of a combination.
+        # Without a combination there is no identity, so the fill is an operand: the user's number.
         value = given[0] if a.fill is None else identity(a.fill, block.dtype.name)
         shape = [a.length(n) if i == a.dim else n for i, n in enumerate(block.shape)]
         result = np.full(shape, value, block.dtype)

@@ -32,7 +32,8 @@ class HostRun:
 
     Attributes:
       constants: the constants with which the program and each of its blocks start.
-      manual: whether it is in a manual region, where all values may differ between devices.
+      manual: whether the instructions that run now are in a manual region, where all values may
+        differ between devices.
     """
 
     program: SpmdProgram
@@ -78,12 +79,15 @@ def on_blocks(kind: type[A]) -> Callable[[OnBlocks[A, Operands]], OnBlocks[A, Op
     """Register the function that gives a kind's only result from its attributes and operands."""
 
     def register(function: OnBlocks[A, Operands]) -> OnBlocks[A, Operands]:
+        """Store `simulate`, a wrapper of the function, and return the function unchanged."""
+
         def simulate(
             run: HostRun,
             instruction: Instruction[A],
             *stacks: Operands.args,
             **named: Operands.kwargs,
         ) -> list[Stack]:
+            """Return the function's result as a list; errors name the instruction."""
             try:
                 return [function(instruction.attributes, *stacks, **named)]
             except ProgramError as error:
@@ -107,7 +111,7 @@ def exchange(digits: Digits, stack: Stack, function: Callable[[Stack], Stack]) -
     """Return the blocks that `function(blocks of a group)` gives each member of the group."""
     result: Stack = [stack[0]] * len(stack)
     for group in groups(digits, len(stack)):
-        # The members of a group are in the order of their partition ids.
+        # `groups` lists members by partition id, and `function` returns their blocks in this order.
         for position, block in zip(group, function([stack[p] for p in group]), strict=True):
             result[position] = block
     return result
@@ -147,7 +151,7 @@ def check_copies(run: HostRun, stack: Stack, sharding: Sharding, what: str) -> N
     """Raise unless devices that should hold copies of one block hold equal ones.
 
     Raises:
-      ProgramError: they do not; `what` says what left them.
+      ProgramError: the copies differ; `what` begins the message, for example "the program returns".
     """
     # Blocks are compared in the positions of the sharding's own mesh.
     stack = in_order(stack, run.program.mesh, sharding.mesh)

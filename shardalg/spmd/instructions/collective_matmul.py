@@ -89,7 +89,8 @@ class CollectiveMatmul(Control):
     def _pair(self) -> tuple[Instruction[Apply], Instruction[AllGather | ReduceScatter]]:
         """Return the product and the collective of the body."""
         pair = self.body.instructions
-        # The collective comes first in a gather, and last in a scatter.
+        # A gather makes an operand of the product and a scatter uses its result, so the two
+        # instructions have a fixed order.
         if len(pair) == 2:
             first, second = pair
             if is_a(first, AllGather) and is_a(second, Apply):

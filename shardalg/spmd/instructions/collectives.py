@@ -187,7 +187,7 @@ class AllToAll(Collective):
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape:
         n, arriving = parts(self.digits), self.arriving or self.digits
-        # Only the order of the pieces may differ between the two sides, not the digits.
+        # Only the order may differ: along other digits a piece would have no receiver in the group.
         if sorted(self.digits) != sorted(arriving):
             raise ProgramError(f" sends along {self.digits} what arrives along {arriving}.")
         return scale_dim(scale_dim(first, self.split_dim, over=n), self.concat_dim, times=n)
@@ -219,7 +219,7 @@ class AllToAlls(Collective):
         return tuple([dim for one in self.exchanges for dim in one.dims])
 
     def with_digits(self, rename: Callable[[Digits], Digits]) -> Collective:
-        # `arriving` is () where the digits keep their order.
+        # An `arriving` of () means the same order, and stays () because it has no digit to rename.
         return AllToAlls(
             tuple(
                 [

@@ -112,7 +112,8 @@ class Regroup(Attributes):
             if len(sizes) == count == 1:
                 found += taken
                 continue
-            # One element of each dimension before `first`, a part of it, all of the others.
+            # A run of elements in row-major order is a block only if all dimensions behind `first`
+            # are whole and those before it have one element.
             whole = sizes[first + 1 :]
             found += [1] * first + [math.prod(taken) // math.prod(whole), *whole]
         return tuple(found)
@@ -127,12 +128,13 @@ class Regroup(Attributes):
         return "regroup " + ", ".join(groups)
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
+        """Return the regrouped shape, or None if the groups do not fit the operand's shape."""
         counts = [count for count, _ in self.groups]
         if min(counts, default=1) < 1 or sum(counts) != len(first):
             return None
         if not all(sizes for _, sizes in self.groups):
             return None
-        # `held` names one dimension of each group's result.
+        # `shape` indexes each group's sizes by `held`, which a loaded program may have wrong.
         if self.held and not (
             len(self.held) == len(self.groups)
             and all(0 <= k < len(n) for k, (_, n) in zip(self.held, self.groups, strict=True))

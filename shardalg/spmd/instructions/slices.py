@@ -25,7 +25,7 @@ class Extract(Operator):
 
     Attributes:
       sizes: sizes of the box on a device.
-      places: sharded dimensions.
+      places: (dimension, its digits, largest start) of each sharded dimension.
       loops: the digits on each sharded loop of the node's rule.
     """
 
@@ -55,7 +55,7 @@ class Insert(Operator):
     The operands are a block, the written box, and a start per dimension.
 
     Attributes:
-      places: sharded dimensions.
+      places: (dimension, its digits, largest start) of each sharded dimension.
       loops: the digits on each sharded loop of the node's rule.
     """
 
