@@ -95,8 +95,8 @@ def join(first: Rows, second: Rows, *, prefixes: bool = False) -> Rows | Clash:
             return ("class", (kind,))
     for place in (p for p in first.parts if p in second.parts):
         coarse, fine = (first, second)[:: 1 if first.parts[place] <= second.parts[place] else -1]
-        # A division by `ratio` removes the minor part of a fine id. The offsets agree exactly if this
-        # gives the coarse id.
+        # A division by `ratio` removes the minor part of a fine id. The offsets agree exactly if
+        # this gives the coarse id.
         ratio, rest = divmod(fine.parts[place], coarse.parts[place])
         agree = not rest and (ratio == 1 or (prefixes and isinstance(place, int)))
         if not agree or not np.array_equal(coarse.ids[place], fine.ids[place] // ratio):
