@@ -119,7 +119,7 @@ class Index:
         return sympy.Mod(number, self.mod) if self.mod else number
 
     def __str__(self) -> str:
-        # The largest coefficient first, as in `2*o+r`.
+        # `terms` are sorted by name, but windows are usually written with the stride first: `2*o+r`.
         ordered = sorted(self.terms, key=lambda term: -abs(term[1]))
         text = "".join(
             ("+" if c > 0 else "-") + ("" if abs(c) == 1 else f"{abs(c)}*") + n for n, c in ordered
@@ -235,7 +235,7 @@ class Quotient:
     def __repr__(self) -> str:
         if not self.rest:
             return _linear(self.slope, self.constant)
-        # Whole multiples of the divisor are printed outside the floor.
+        # floor((x + k*d)/d) = floor(x/d) + k leaves a number below d inside of the floor.
         whole, inner = divmod(self.constant, self.divisor)
         text = _linear(self.rest, inner)
         floor = f"floor({text if text == 'p' else f'({text})'}/{self.divisor})"

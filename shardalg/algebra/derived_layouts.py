@@ -170,7 +170,7 @@ def opened(sharding: Sharding, shape: tuple[int, ...], added: tuple[int, ...]) -
     """
     if not added:
         return sharding
-    # The old dimensions keep their order in the new shape.
+    # `added` counts in the new shape, so the old dimensions have the other places, in their order.
     places = [dim for dim in range(len(shape)) if dim not in added]
     dims = dict(zip(places, sharding.dims, strict=True))
     # Missing priorities are 0, so the tuple may be shorter.

@@ -151,7 +151,8 @@ def split_prefix(fine: Digits, coarse: Digits) -> Digits | None:
         if not rest:
             return None
         head = rest.pop(0)
-        # The periods are equal, and the stride of the coarse digit divides the fine one in two.
+        # A digit of stride s splits at a multiple t of s into a major digit of stride t, with the
+        # same period, and a minor one of stride s. The coarse digit must be such a major digit.
         if head.stride * head.size != digit.stride * digit.size or digit.stride % head.stride:
             return None
         if digit.stride > head.stride:

@@ -39,7 +39,7 @@ class Max(sympy.Max):
 
         Sympy passes `evaluate`, which has no effect here.
         """
-        # Nested maxima are one maximum; numbers alone are evaluated.
+        # max(a, max(b, c)) = max(a, b, c), so one level of arguments is enough.
         flat: list[sympy.Expr] = []
         for arg in map(sympy.sympify, args):
             flat += arg.args if isinstance(arg, sympy.Max) else (arg,)
@@ -202,8 +202,8 @@ def second_hints(sizes: Iterable[Size], *, multiples: bool = False) -> dict[str,
     return found
 
 
-# A size in a file: a number, or an operation with its arguments.
 Data = int | str | tuple["Data", ...]
+"""A size in a file: a number, or the name of an operation with its arguments."""
 LONGEST = 4096  # the most bits of a number in a formula; a file could name huge powers
 
 

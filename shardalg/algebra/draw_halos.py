@@ -23,10 +23,10 @@ HOLDERS = (
 )  # fmt: skip
 LEFT, RIGHT, WIDE, NARROW = 0.85, 1.35, 8.2, 6.6
 """Widths in inches: left texts, right texts, all positions (at most), the figure (at least)."""
-# Heights in inches: a cell, the text above it, a window, the gap below a row.
 CELL, TOP, LANE, GAP = 0.25, 0.17, 0.13, 0.13
-# Heights in inches: the title and the closed forms above a panel, the key below all panels.
+"""Heights in inches: a cell, the text above it, a window, the gap below a row."""
 HEAD, KEY = 0.52, 0.55
+"""Heights in inches: the title and the closed forms above a panel, the key below all panels."""
 
 
 @dataclass(frozen=True)
@@ -125,12 +125,12 @@ def draw_halos(pictures: Mapping[str, DimensionDrawing]) -> Figure:
     """
     from shardalg.drawing import Drawing
 
-    # Panels are stacked from the top; each is as high as its rows of windows need.
+    # Panels differ in height, because overlapping windows need several lines per row.
     shown = list(pictures.values())
     head = HEAD + TOP + CELL + GAP
     heights = [head + _band(panel) * len(panel.rows) for panel in shown]
     total = top = sum(heights) + KEY
-    # Panels have scales of their own, and share the width of the widest one.
+    # One figure holds all panels, so the widest panel determines its width.
     spans = [(panel.bounds[1] - panel.bounds[0]) * _scale(panel) for panel in shown]
     width = max([NARROW, *(LEFT + span + RIGHT for span in spans)])
     figure = Drawing(figsize=(width, total))
@@ -181,7 +181,7 @@ class _Panel:
         self.text(0.15, 0.2, title, ha="left", fontsize=10, weight="bold")
         self.text(0.15, 0.42, shown.note, ha="left", color=FAINT)
         self.text(LEFT - 0.12, HEAD + TOP + CELL / 2, "held", ha="right")
-        # One row with all blocks, then one row per partition.
+        # The first row has all blocks, so that the colors of the rows below name their holders.
         for p in range(len(shown.rows)):
             first, end = p * shown.block, (p + 1) * shown.block
             self.cells(first, end, HEAD + TOP)
@@ -198,7 +198,7 @@ class _Panel:
         """
         shown, y, own = self.shown, top + TOP, row.partition * self.shown.block
         self.text(LEFT - 0.12, y + CELL / 2, f"p = {row.partition}", ha="right", weight="bold")
-        # The parts of the own block that the partition does not read are pale.
+        # Unread parts of the own block are pale: the partition holds them, but no window needs one.
         self.cells(own, min(row.start, own + shown.block), y, alpha=0.3)
         self.cells(max(row.limit, own), own + shown.block, y, alpha=0.3)
         self.cells(row.start, row.limit, y)
@@ -216,7 +216,7 @@ class _Panel:
             names = f"out {row.partition * outputs}…{(row.partition + 1) * outputs - 1}"
             small = {"ha": "right", "color": FAINT, "fontsize": 7}
             self.text(LEFT - 0.12, y + CELL + LANE * 0.75, names, **small)
-        # Overlapping windows are drawn on different lines.
+        # On one line, overlapping windows would hide each other.
         for nth, first in enumerate(row.windows):
             lane = y + CELL + LANE * (nth % shown.lanes + 0.75)
             self.window(row, first, lane, exists=nth < row.outputs)

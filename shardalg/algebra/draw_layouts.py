@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from shardalg.algebra.sharding import Sharding
 
 Bounds = tuple[tuple[int, int], tuple[int, int]]
-# Width of a panel in inches; the most devices in a line of a block's text, and in all its lines.
 PANEL, IN_LINE, LISTED = 2.3, 4, 16
+"""Width of a panel in inches; the most devices in a line of a block's text, and in all."""
 
 
 def plane(shardings: Mapping[str, Sharding]) -> tuple[int, ...]:
@@ -36,7 +36,7 @@ def plane(shardings: Mapping[str, Sharding]) -> tuple[int, ...]:
             f"{texts} split {len(split)} dimensions; a drawing has two. Draw shardings that split "
             "fewer, or print sharding.shard_slices(device)."
         )
-    # Fill up with dimensions that no sharding splits, the first ones first.
+    # A picture has two dimensions, so dimensions that no sharding splits are added up to two.
     free = [dim for dim in range(rank) if dim not in split]
     return tuple(sorted([*split, *free[: max(0, 2 - len(split))]]))
 
@@ -102,7 +102,7 @@ def _draw(axes: Axes, sharding: Sharding, dims: tuple[int, ...]) -> None:
         axes.add_patch(Rectangle((left, top), *size, fc=face, ec=INK, lw=0.8))
         place = (left + right) / 2, (top + bottom) / 2
         axes.text(*place, _listed(devices), ha="center", va="center", fontsize=7, color=INK)
-    # A single dimension is drawn as one row of elements.
+    # A picture has two dimensions, so a single dimension becomes one row of elements.
     height, width = (1, *(sharding.shape[dim] for dim in dims))[-2:]
     ends = [0, height] if len(dims) == 2 else []
     axes.set(xlim=(0, width), ylim=(height, 0), xticks=[0, width], yticks=ends)

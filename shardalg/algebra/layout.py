@@ -21,9 +21,11 @@ from shardalg.algebra.digits import (
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import MeshError, ShardingError
 
-# The kinds of digits that split no dimension, in the order of `Sharding.classes`: their devices
-# hold partial sums, belong to a manual region, or are explicitly kept replicated.
 CLASSES = ("unreduced", "manual", "replicated")
+"""The kinds of digits that split no dimension, in the order of `Sharding.classes`.
+
+Their devices hold partial sums, belong to a manual region, or are explicitly kept replicated.
+"""
 
 
 @dataclass(frozen=True)

@@ -191,8 +191,8 @@ def axis_names(mesh: Mesh, digits: Digits) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name, _ in found))
 
 
-# Kinds of instructions that change only the sharding of a value; several of them can form a chain.
 MOVES = (Collective, DynamicSlice, Slice, Resize)
+"""Instructions that change only the sharding of a value; several of them can form a chain."""
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 
 
 FORMATTING = "formatting"
-# Causes of the seconds of local operators: arithmetic at the peak, or traffic to and from the
-# device's own memory, whichever takes longer. `costs.network.collective_seconds` has the causes of
-# collectives.
 MATRIX, MEMORY = "matrix", "memory"
+"""Causes of the seconds of local operators: arithmetic, or traffic to the device's own memory.
+
+`costs.network.collective_seconds` has the causes of collectives.
+"""
 MEASURED = "measured"
 """The overlap mode in which measured shares of the communication, not a schedule, are exposed."""
 

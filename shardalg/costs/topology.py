@@ -308,7 +308,8 @@ def _placement_by_options(
         return _ordered(topology, mesh, sizes, counts)
     shares = _network_shares(topology, mesh, math.prod(counts[:levels]))
     outside = filled({n: shares.get(n, 1) for n in sizes}, counts[:levels], shared=True)
-    # The remaining part of each axis is placed inside of the slices or islands.
+    # The slow network has its share of each axis, so only the rest is placed inside of the slices
+    # or islands.
     rest = {name: size // shares.get(name, 1) for name, size in sizes.items()}
     ones = [1] * levels
     if topology.order:

@@ -203,7 +203,7 @@ def _wrong_values(graph: Graph) -> Iterator[str]:
     )
     declared = {(value.index, value.kind) for value in graph.values}
     twice = {key for key, count in defined.items() if count > 1}
-    # Declared but not defined, defined but not declared, or defined twice.
+    # A run reads each value from its only definition, so none may be missing or repeated.
     wrong = sorted((declared ^ defined.keys()) | twice)
     yield from (f"{graph.values[i].name!r} is not defined once, by a {kind}" for i, kind in wrong)
     for index, array in graph.constants:

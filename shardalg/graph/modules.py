@@ -196,7 +196,7 @@ class _Namer:
                 self.order[value] = place
         # After all nodes, because preparations take the name of the nodes that read them.
         self._name_preparations()
-        # Nodes that are still unnamed take the name of a data argument that they read.
+        # Data arguments come last, so that they never win over the rules of `modules`.
         for node in self.walked:
             read = (self.arguments.others.get(self._entered(v), "") for v in node.operands)
             data = next(filter(None, read), "")

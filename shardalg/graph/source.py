@@ -105,7 +105,7 @@ class Sources:
         if traceback is None:
             return ""
         files, library = self._files, ""
-        # Frames are ordered from the innermost one.
+        # Frames are ordered from the innermost one, so the first line of the user is the innermost.
         for code, offset in zip(*traceback.raw_frames(), strict=True):
             path = code.co_filename
             if not (files[path] if path in files else self.file(path)):
@@ -146,8 +146,8 @@ class Sources:
         if path not in self._files:
             folder, name = os.path.split(path)
             inside = [hidden for hidden in self._hidden if path.startswith(hidden)]
-            # Installed packages are in a folder of the standard library. Their files have a name:
-            # the line of a package is shown next to the user's line.
+            # Packages are often installed in a folder of the standard library, which is hidden. A
+            # package is not, because its line is shown next to the user's line.
             packages = ("site-packages", "dist-packages")
             installed = all(path[len(hidden) :].startswith(packages) for hidden in inside)
             is_hidden = (inside and not installed) or path.startswith("<frozen ")
@@ -184,7 +184,7 @@ def within(outer: str, scopes: tuple[str, ...]) -> str:
     """
     if not scopes:
         return outer
-    # The stack of a split call is twice the same sequence.
+    # JAX pushes the scopes of a call that it splits a second time: (a, b, a, b) means (a, b).
     half = len(scopes) // 2
     once = scopes[:half] if half and scopes[:half] == scopes[half:] else scopes
     return "/".join((outer, *once) if outer else once)

@@ -323,7 +323,7 @@ class _StepSchedule:
         def value(number: Any) -> Any:
             """Return the result of a step on the block."""
             if number not in known:
-                # The block of a step that was computed once.
+                # Steps of a block come before their readers, so a missing one was computed once.
                 array = self.once[number]
                 is_array = isinstance(array, np.ndarray)
                 known[number] = rows_of(array, index) if is_array else array

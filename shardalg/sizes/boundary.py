@@ -110,7 +110,8 @@ def _text(formula: Formula, scale: Number) -> str:
     '2.5*B**2/X - 0.5*X'
     """
     pieces = []
-    # Positive terms first, the largest factor first.
+    # A text that begins with a positive term needs no minus sign in front, and the first terms
+    # matter most.
     for monomial, factor in sorted(formula.terms.items(), key=lambda term: -term[1] / scale):
         number = float(factor / scale)
         above = [f"{f}**{e}" if e > 1 else f for f, e in sorted(monomial) if e > 0]

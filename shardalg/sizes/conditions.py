@@ -74,7 +74,7 @@ def _substitute_quotients(formula: Formula, shardings: Shardings) -> Formula:
         [(monomial, coefficient)] = product.terms.items()
         return sum(e for _, e in monomial), coefficient
 
-    # Of several shardings of one dimension the finest is used.
+    # D >= n holds for each of several shardings of D, and the largest n says most.
     parts: dict[str, Formula] = {}
     for size, count in shardings:
         [name, *others] = Formula.of(size).names or [""]

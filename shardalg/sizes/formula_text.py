@@ -29,7 +29,7 @@ def text(terms: Terms, *, within: str = "") -> str:
     >>> text({frozenset({("B", 1), ("X", -1)}): Fraction(-3, 2), frozenset(): 1})
     '-3*B/(2*X) + 1'
     """
-    # Highest degree first; the number, which has no factors, last.
+    # The usual order of a polynomial: the highest degree first, the number at the end.
     ordered = sorted(
         terms.items(),
         key=lambda term: (not term[0], -sum(e for _, e in term[0]), _product(term[0])),

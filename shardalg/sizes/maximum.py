@@ -279,7 +279,7 @@ def _common_factor(first: Formula, second: Formula) -> Formula:
     factors = {factor for found in terms for factor in found if _lower_bound(factor)}
     least = {f: min(found.get(f, 0) for found in terms) for f in factors}
     numbers = [Fraction(c) for formula in (first, second) for c in formula.terms.values()]
-    # The largest rational number of which all coefficients are integer multiples.
+    # The gcd of fractions is the gcd of their numerators over the lcm of their denominators.
     above = math.gcd(*(n.numerator for n in numbers))
     below = math.lcm(*(n.denominator for n in numbers))
     return Formula({frozenset((f, e) for f, e in least.items() if e): Fraction(above, below)})

@@ -291,7 +291,8 @@ class ClassRound:
         else:
             spans = [(first, own - 1), (own + 1, last)]
         spans = [span for span in spans if span[0] <= span[1]]
-        # Number the class by the reader's id modulo the period, and count k from there.
+        # A label must not depend on the device at k = 0: the reader's id counts modulo the period,
+        # and k starts at this smallest id of the class.
         turns, reader = divmod(target, period)
         begin = source - step * turns
         runs = tuple(PairRun(row, begin, reader, a + turns, b + turns) for a, b in spans)

@@ -225,7 +225,8 @@ class Exchange:
 
         Long runs of rounds in which no block exists are left out (`worth_sending`).
         """
-        # Rounds that some interval reaches into; intervals that do not exist reach into none.
+        # A round that no interval reaches into sends nothing. Intervals outside of the dimension
+        # have no elements, so they need no round.
         start, end = self._clipped
         first, last = start // self.block - self._first, (end - 1) // self.block - self._first
         some = start < end
@@ -242,7 +243,7 @@ class Exchange:
         # interval on every device.
         offset = self._starts - block * self.block
         layout = piece(offset, offset + self.want.length, self.block)
-        # Only elements that exist are sent.
+        # Padding is not sent: `_clipped` cuts off the elements outside of the dimension.
         start, end = self._clipped
         source = self._sources(number)
         lower, upper = start - block * self.block, end - block * self.block
@@ -330,7 +331,8 @@ class Exchange:
         `held` alone. -1 if there is no such block.
         """
         block = self._first + number
-        # Replace the device's digits `held` by those of the block's number, the minor one first.
+        # The block's number gives the digits `held`; the sender has all others in common with the
+        # device. The remainders of the number are its digits from the minor one on.
         source, rest = self._positions.copy(), block
         for digit in reversed(self.held):
             now = self._positions // digit.stride % digit.size

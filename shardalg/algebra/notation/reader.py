@@ -26,7 +26,8 @@ from shardalg.errors import NotationError
 MAX_DIGITS = 10
 MAX_DEVICES = 1 << 20
 MAX_AXES = 256
-SHOWN = 60  # columns of a long text on each side of the fault
+SHOWN = 60
+"""Columns of a long text that an error shows on each side of the fault."""
 MESSAGE = 2000  # characters of an error, which may name a mesh of many devices
 
 T = TypeVar("T")
@@ -152,7 +153,7 @@ class Reader:
 
     def metadata(self) -> None:
         """Skip the rest of `metadata={...}` after its opening brace; quoted braces do not count."""
-        # One token per step: a quoted text, a run of other characters, or a brace.
+        # A quoted text is read as one token, so that braces inside of it do not count.
         depth = 1
         while depth:
             token = self.take(r'"(?:[^"\\]|\\.)*"|[^"{}]+|[{}]')

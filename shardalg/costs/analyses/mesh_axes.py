@@ -72,7 +72,7 @@ def rank_device_orders(
         found.append((", ".join(order) or "as JAX lays it", speeds))
     if not found:
         given.axes(mesh)  # raises the error of JAX's placement
-    # Orders of equal speeds are one row, under the name of the first.
+    # Orders of equal speeds take equal time, so one row names the first of them.
     rows = {tuple(speeds.values()): (order, speeds) for order, speeds in reversed(found)}
     timed = [
         (order, sum(n / speeds[name] for name, n in weights.items()), *speeds.values())

@@ -163,7 +163,7 @@ def core_fit(rows: Sequence[CoreTime]) -> CoreFit:
     weights = np.array([[row.amounts.get(n, 0.0) / row.seconds for n in names] for row in rows])
     found = _least(weights)
     errors = weights @ found - 1
-    # Leave-one-out: each program is predicted by the rates of all others.
+    # Leave-one-out: the error of a program that the rates were fitted on says little about others.
     left_out = []
     for place in range(len(rows)):
         others = np.delete(weights, place, axis=0)
@@ -344,7 +344,7 @@ class _Problem:
         low, high = np.array(bounds).T
         typical = np.array([TYPICAL.get(c[0], CONSTANTS[c[0]].default) for c, _ in self.free])
 
-        # Each x is from 0 to 1, the place of a constant between its bounds.
+        # Constants have different units, so each x is a place between a constant's bounds, 0 to 1.
         def errors(x: Any) -> list[float]:
             """Return the relative errors of all steps, and the weighted distances from typical."""
             values = low + x * (high - low)
@@ -355,7 +355,7 @@ class _Problem:
             away = values[typical > 0] / typical[typical > 0] - 1
             return [*found, *(self.prior * away)] if self.prior else found
 
-        # The search starts inside of the bounds.
+        # `least_squares` refuses a start outside of the bounds.
         start = np.clip((typical - low) / (high - low), 0.02, 0.98)
         found = least_squares(errors, start, bounds=(0.0, 1.0), xtol=1e-10, ftol=1e-10)
         return self.calibrations(low + found.x * (high - low))

@@ -20,7 +20,7 @@ from shardalg.costs.kernels.fused_attention import elements, handed_on
 from shardalg.graph.ir import Graph, Node, once_per_graph
 
 ORDERS = ("lt", "le", "gt", "ge")
-# Operators that give the elements of their operand in another arrangement or type.
+# A mask or a position keeps its meaning in these operators, which change only layout and type.
 _ARRANGE = frozenset(
     ("broadcast_in_dim", "convert_element_type", "reshape", "squeeze", "transpose")
 )
@@ -140,7 +140,7 @@ def _orders(graph: Graph, node: Node, givers: Givers) -> bool:
         for side in sides
     ):
         return True
-    # One argument of positions, as rows and as columns.
+    # A program may get its positions as an argument: `p[:, None] >= p[None, :]`.
     data = [{value for value, maker in side if maker is None} for side in sides]
     makers = {n.primitive for side in sides for _, n in side if n is not None}
     is_one = data[0] == data[1] and len(data[0]) == 1 and makers <= _ARRANGE

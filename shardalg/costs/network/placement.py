@@ -18,9 +18,11 @@ from shardalg.algebra.digits import Digit, Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.sizes.recorded import are_numbers
 
-# Kinds of links: between cores of a chip, chips of a torus, GPUs of an island, islands, slices.
-# "link" is a link of which only the speed is known, because the chip's interconnect is not given.
 CHIP, TORUS, SWITCH, HOSTS, SLICES, LINK = "chip", "torus", "switch", "hosts", "dcn", "link"
+"""Kinds of links: between cores of a chip, chips of a torus, GPUs of an island, islands, slices.
+
+"link" is a link of which only the speed is known, because the chip's interconnect is not given.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,8 +73,8 @@ ALONG = numbers(GATHER, (), (1,), (1,), (0,), (0,))
 SLICES = numbers(GATHER, (1,), (), (0,), (), ())
 ADD = numbers(SCATTER, (2,), (0,), (0,), (), ())
 
-# (primitive, parameters, operand shapes, result shapes)
 Case = tuple[str, dict[str, Plain], list[str], list[str]]
+"""(primitive, parameters, operand shapes, result shapes); a shape is text such as "4,8"."""
 CASES: tuple[Case, ...] = (
     ("add", {}, ["4,8", "4,8"], ["4,8"]),
     ("mul", {}, ["4,8", "4,1"], ["4,8"]),

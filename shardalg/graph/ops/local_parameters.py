@@ -210,7 +210,7 @@ def local_shape(rule: Rule, result: int, blocks: Blocks) -> tuple[int, ...]:
     def size(index: Index) -> int:
         if any(blocks[name] == 0 for name in index.variables):
             return 0
-        # The largest value of the index minus the smallest, plus 1.
+        # The index takes values from its smallest to its largest one: their difference, plus 1.
         total = sum(abs(c) * (blocks[name] - 1) for name, c in index.terms) + 1
         return index.mod or -(-total // index.div)
 

@@ -90,12 +90,12 @@ def local_params(
     param = signature.param
 
     def padding_around(dim: int, span: WindowBlock) -> tuple[int, int]:
-        # Padding so that the windows of the block fit exactly. A negative width cuts elements off.
+        """Return the padding for which the block's windows fit exactly; negative widths cut off."""
         needed = reach(rule.operands[0][dim], blocks)
         return span.phase, needed - span.phase - max((span.length - 1) * span.base + 1, 0)
 
     def window_params(dims: Sequence[int], dilation: str) -> Params:
-        # `dims` has the operand's dimension of each window dimension.
+        """Return padding and base dilation; `dims` are the operand's dimensions with a window."""
         padding, base = list(param("padding")), list(param(dilation))
         for k, dim in enumerate(dims):
             span = spans.get((0, dim))
@@ -103,6 +103,8 @@ def local_params(
                 padding[k], base[k] = padding_around(dim, span), span.base
         return (("padding", tuple(padding)), (dilation, tuple(base)))
 
+    # Parameters tell the operators apart: of the operators that a test reaches, only those in its
+    # line have the parameter.
     if param("rhs_dilation") is not None:  # convolution
         layout, *_ = record(param("dimension_numbers"), "lhs rhs out").values()
         return window_params(layout[2:], "lhs_dilation")

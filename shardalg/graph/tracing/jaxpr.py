@@ -81,9 +81,11 @@ class Scope(NamedTuple):
         return self.source, self.flags, self.module, self.kernel
 
 
-# Function of (builder, equation, value indices of the operands, context) that adds the nodes of the
-# equation and returns the value indices of its results.
 Placing = Callable[["GraphBuilder", Any, list[int], Scope], Sequence[int]]
+"""Function of (builder, equation, value indices of the operands, context).
+
+It adds the nodes of the equation to the graph, and returns the value indices of the results.
+"""
 
 
 class GraphBuilder:

@@ -23,7 +23,8 @@ _UNTRACEABLE = (
     jax.errors.NonConcreteBooleanIndexError,
     jax.errors.UnexpectedTracerError,
 )
-# Part of JAX's message if a value's sharding on explicit axes differs from a shard_map's specs.
+# JAX has no error class for a value whose sharding on explicit axes differs from a shard_map's
+# specs. This part of the message identifies the error.
 SPECS_DIFFER = "in_specs passed to shard_map"
 _TRACING = f"{os.path.dirname(__file__)}{os.sep}"
 # Errors that JAX raises for a function that it cannot trace; user code raises some of them too.

@@ -28,8 +28,8 @@ from jax.interpreters import batching
 from shardalg.graph.annotate import annotate_p
 
 Axes = tuple[tuple[str, int], ...]
-# For each dimension of a value, the manual axes along which it is split into blocks, major first.
 Dims = tuple[tuple[str, ...], ...]
+"""By dimension of a value, the manual axes along which it is split into blocks, major first."""
 
 
 def mapped_over(
@@ -142,7 +142,7 @@ def _first_copy(x: Any, dims: Dims, sizes: Mapping[str, int], own: set[str]) -> 
     """
     for dim, names in enumerate(dims):
         if not own.issuperset(names):
-            # One dimension per axis; index 0 along the axes of the outer region.
+            # With one dimension per axis, index 0 selects the first copy along an outer axis.
             counts = [sizes[name] for name in names]
             before, n, after = x.shape[:dim], x.shape[dim], x.shape[dim + 1 :]
             cut = x.reshape(*before, *counts, n // int(np.prod(counts)), *after)
@@ -156,7 +156,7 @@ def _all_copies(x: Any, dims: Dims, sizes: Mapping[str, int], own: set[str]) -> 
     """Return copies of a value along the axes of the outer region: the inverse of `_first_copy`."""
     for dim, names in enumerate(dims):
         if not own.issuperset(names):
-            # One dimension per axis, of size 1 along the axes of the outer region, then broadcast.
+            # With one dimension per axis, a broadcast of size 1 gives the copies along outer axes.
             before, n, after = x.shape[:dim], x.shape[dim], x.shape[dim + 1 :]
             counts = [sizes[name] if name in own else 1 for name in names]
             block = n // int(np.prod(counts))

@@ -32,8 +32,8 @@ from shardalg.graph.ops.families.indexing import applies_code, mode, numbers, sc
 from shardalg.graph.ops.families.window import Taps
 from shardalg.graph.ops.rule import CLIP
 
-# Start of a box in each dimension; None if a start is unknown.
 Starts = Sequence[int] | None
+"""Start of a box in each dimension; None if a start is unknown."""
 
 
 def starts_written(graph: Graph) -> Graph:

@@ -20,9 +20,11 @@ from shardalg.graph.ops.canonicalize.known import (
 from shardalg.graph.ops.families import pointwise
 from shardalg.graph.ops.rows import BUILDERS
 
-# A function of a slice or pad and of the slice or pad that it reads. It returns one node for both,
-# or None if they cannot be merged.
 Join = Callable[[Node, Node], Node | None]
+"""A function of a slice or pad and of the slice or pad that it reads.
+
+It returns one node for both, or None if they cannot be merged.
+"""
 
 
 def move_slices(graph: Graph, join: Join) -> Graph:
@@ -199,7 +201,7 @@ def cuts_joined(graph: Graph) -> Graph:
     graph = move_slices(replace_nodes(graph, {"concatenate": pad_instead}), join)
     merged: dict[int, Node] = {}
     for node in graph.nodes_of(("slice", "pad")):
-        # Merge with the node before, then with the one before that, as long as it is possible.
+        # A merged node can merge with the node before it, so that a whole chain becomes one node.
         current: Node | None = node
         while current is not None:
             producer = graph.producer[current.operands[0]]

@@ -121,8 +121,8 @@ def _is_subnormal(array: np.ndarray) -> bool:
     return is_subnormal(array.item(), str(array.dtype))
 
 
-# A function from a node to the node that replaces it, or to None if the node is not changed.
 Rewrite = Callable[[Node], Node | None]
+"""A function from a node to the node that replaces it, or to None if the node is not changed."""
 
 
 def producing_node(graph: Graph, value: int) -> Node | None:

@@ -80,7 +80,7 @@ def staged(signature: Signature, order: Order) -> Iterator[Signature]:
       order: the dimensions of each stage.
     """
     current = signature.operands[0]
-    # places[i]: the original dimension at position i of the current value.
+    # A stage may transpose the value, so `places` has the original dimension at each position.
     places = tuple(range(len(current.shape)))
     for number, stage in enumerate(order):
         wanted = (*(dim for dim in range(len(places)) if dim not in stage), *stage)

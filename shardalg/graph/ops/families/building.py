@@ -53,8 +53,8 @@ def access(operand: int, items: Iterable[str | int | Index]) -> Access:
     return Access(operand, indices(items))
 
 
-# The parameter of a node with its load factor; a node without it has a perfect balance.
 LOAD = "expert_load"
+"""The parameter of a node with its load factor; a node without it has a perfect balance."""
 BALANCED, WORST = 1.0, "worst"
 
 

@@ -226,9 +226,11 @@ def groups(source: list[int], target: list[int]) -> list[tuple[DimensionRange, D
     return found
 
 
-# For the operand and the result of a reshape: a range of its dimensions, and the list with the
-# indices of all its dimensions, to which the functions below add the indices of the range.
 Sides = tuple[tuple[DimensionRange, list[Index]], ...]
+"""For the operand and the result of a reshape: a range of dimensions, and all indices.
+
+The functions below add the indices of the range to the list of all indices.
+"""
 
 
 def _add_loop(extents: dict[str, int], extent: int) -> str:
