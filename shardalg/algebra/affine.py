@@ -119,7 +119,7 @@ class Index:
         return sympy.Mod(number, self.mod) if self.mod else number
 
     def __str__(self) -> str:
-        # `terms` are sorted by name, but windows are usually written with the stride first: `2*o+r`.
+        # `terms` are sorted by name, but windows are written with the stride first, `2*o+r`.
         ordered = sorted(self.terms, key=lambda term: -abs(term[1]))
         text = "".join(
             ("+" if c > 0 else "-") + ("" if abs(c) == 1 else f"{abs(c)}*") + n for n, c in ordered
