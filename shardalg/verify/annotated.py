@@ -102,7 +102,7 @@ SiteShardings = dict[int, dict[Sharding, None]]
 
 
 class AnnotatedSite(NamedTuple):
-    """An annotated site.
+    """A place inside the function at which the user or a strategy annotates a value.
 
     Attributes:
       name: name of the site, or of the value that it marks.

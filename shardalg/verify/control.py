@@ -111,7 +111,7 @@ def _coverage_claim(verifier: Verifier, ring: CollectiveMatmul) -> Decided:
     """Return the claim that directions cover a block, and blocks cover the cut dimensions."""
     locals_, n = verifier.program.locals, ring.members
     moving = ring.collective.operands if ring.gathers else ring.collective.results
-    # The travelling blocks are those before a gather, or those after a scatter.
+    # Only these have the size of a block: a gather's result and a scatter's operand are whole.
     block = locals_[moving[0]].shape[ring.collective.attributes.dim]
     values = (*ring.product.operands, *ring.product.results)
     lengths = {
@@ -224,7 +224,7 @@ def _while(verifier: Verifier, instruction: Instruction[While], known: Locals) -
     yield verifier.decide(name, "carry", Decided(words, counts == loop.num_consts))
     first, both = loop.num_consts[0], sum(loop.num_consts)
     pairs = list(zip(instruction.operands, node.operands, strict=True))
-    # The operands are the condition's constants, the body's constants, and the carry.
+    # The condition does not see the body's constants, which lie between its own and the carry.
     condition = _Body(loop.condition, node.bodies[0], [*pairs[:first], *pairs[both:]])
     body = _Body(loop.body, node.bodies[1], pairs[first:])
     carried = [verifier.sharding(local) for local in loop.body.arguments[loop.num_consts[1] :]]
@@ -346,12 +346,17 @@ def _uniform_claim(verifier: Verifier, instruction: Instruction, layouts: list[S
 
 
 def _outside_loop(inner: Contents, value: int, loop: Loop, stacked: bool) -> Contents:
-    """Return the contents of an inner value outside the loop: itself, or stacked."""
+    """Return the contents that a value of a loop's body has outside the loop.
+
+    Args:
+      value: the graph value outside.
+      stacked: whether the outside value has the iterations as its leading dimension.
+    """
     leading = (contents.DimensionContents(Number(), loop.length, loop.length),) if stacked else ()
     return replace(inner, value=value, dims=(*leading, *inner.dims))
 
 
 def _border_claim(verifier: Verifier, name: str, found: Contents, wanted: Contents) -> Claim:
-    """Return the claim that both sides of a loop's border hold the same elements."""
+    """Return the claim that the contents `found` at a body's border are the `wanted` ones."""
     words = "both sides of the border agree"
     return verifier.decide(name, "carry", Decided(words, border_contents(found) == wanted))

@@ -76,7 +76,8 @@ def int32_claims(attributes: Attributes) -> Iterator[Decided]:
         if isinstance(start, Start):
             words = f"{start.index} is computed in 32 bits"
             yield Decided(words, max(start_bounds(start)) <= LARGEST)
-    # Places are compared with these sizes. The last one is the end of the last block.
+    # A device compares places with these sizes, so they have to fit, too. The last one is the end
+    # of the last block.
     sizes = (
         getattr(attributes, "size", 0),
         *getattr(attributes, "sizes", ()),
@@ -132,7 +133,7 @@ class CheckedInstruction(Generic[A_co]):
         return layout_contents(self.declared.sharding, self.declared.shape, None)
 
     def claim(self, words: str, goal: Formula, **more: Any) -> IntegerClaim:
-        """Return a claim about this instruction."""
+        """Return the claim on this mesh that `goal` is true; `words` state it for reports."""
         return IntegerClaim(words, self.mesh, goal, **more)
 
 
@@ -140,8 +141,8 @@ Result = tuple[Contents, list[Goal]]
 """Contents of a result, and the claims that it rests on."""
 Results = tuple[list[Result], list[Goal]]
 """Contents and claims of every result, and claims about all of them."""
-# Function that gives the results, per kind that is no operator and has no body.
 MOVES: dict[type[Attributes], Callable[[Any], Results]] = {}
+"""Per kind of instruction that is no operator and has no body, the function of its results."""
 A = TypeVar("A", bound=Attributes)
 
 
@@ -215,7 +216,7 @@ def members_agree(
             yield from all_existing_wanted(step, span)
             continue
         for own in start_positions(span):
-            # Compare the device's own start with the start on an arbitrary member of its group.
+            # One arbitrary member is compared, so the size of the group does not matter.
             other = on_member(own, digits, MEMBER)
             if other != own:
                 words = f"members agree on dimension {dim}"

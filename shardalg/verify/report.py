@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from shardalg.tables import DataFrame
 
 TRUSTED = "trusted"
-# Status of an annotation inside: the program never has this sharding, which is allowed.
 NOT_HELD = "not_held"
+"""Status of an annotation inside the function whose sharding the program never has (allowed)."""
 STATUSES = ("proved", TRUSTED, "not_claimed", "unknown", "refuted")
 
 

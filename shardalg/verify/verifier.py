@@ -73,6 +73,7 @@ class Verifier:
         finite: bool = False,
         finite_in_loops: bool = False,
     ) -> None:
+        """Start without proofs; `finite` and `finite_in_loops` are as in `verify`."""
         self.graph, self.program, self.finite = graph, program, finite
         self.finite_in_loops = finite_in_loops
         self.sites = SiteLayouts(program)
@@ -263,7 +264,10 @@ class Verifier:
                 yield self.decide("", "types", self.result_type_claim(instruction, read, made))
 
     def literal_type_claims(self, instruction: Instruction) -> Iterator[Decided]:
-        """Yield the type claims that equal parameters cannot share: 1 and 1.0 are equal keys."""
+        """Yield the claims about the Python types of an instruction's parameters.
+
+        `outcomes` cannot cache them: parameters 1 and 1.0 are one key there, but two types for JAX.
+        """
         if is_a(instruction, Apply) or is_a(instruction, Fold):
             yield from types.literal_type_claims(
                 node_of(self.graph, instruction).signature, instruction.attributes
@@ -383,8 +387,8 @@ def _place(instruction: Instruction) -> str:
     return f"{type(instruction.attributes).__name__} ({results})"
 
 
-# Function that gives the claims, per kind of instruction with a body.
 CLAIMS: dict[type[Attributes], Callable[[Verifier, Any, Locals], Iterator[Claim]]] = {}
+"""Per kind of instruction with a body, the function that gives its claims."""
 A = TypeVar("A", bound=Attributes)
 Claims = Callable[[Verifier, Instruction[A], Locals], Iterator[Claim]]
 

@@ -71,7 +71,13 @@ def _arrives(
     length: int,
     place: Number,
 ) -> Goal:
-    """Return the claim that a member's place `x` becomes the element at `place` of the result."""
+    """Return the claim that a member's place `x` becomes the element at `place` of the result.
+
+    Args:
+      arriving: the element at the first place that the member sends.
+      declared: the dimension of the result, as the program declares it.
+      length: the number of places that the member sends.
+    """
     digits = step.attributes.digits
     here = within(declared.start + place, 0, declared.size)
     goal = implies(here, equal(arriving + X, declared.start + place))
@@ -230,7 +236,10 @@ def _all_to_alls(step: CheckedInstruction[AllToAlls]) -> Result:
 
 @moves(RaggedAllToAll)
 def _ragged_all_to_all(step: CheckedInstruction[RaggedAllToAll]) -> Result:
-    """Refute a move: run-time offsets bring no block (`Verifier.user_collective`)."""
+    """Return a refuted claim: a program may have this collective only if the function calls it.
+
+    `Verifier.user_collective` handles that case.
+    """
     words = "a ragged all-to-all is a collective that the function itself calls"
     return step.operand, [("manual", Decided(words, holds=False))]
 

@@ -87,7 +87,8 @@ def _value_at(step: CheckedInstruction[ValueAt]) -> Result:
     """Read the values at the best places, from the blocks in which the places were found."""
     a, (place, block) = step.attributes, step.operands
     best = next(iter(place.awaits), None)
-    # Except along the searched dimension, values and places must have the same layout.
+    # A place belongs to the value at the same position, so both must have the same layout except
+    # along the searched dimension.
     own = [replace(d, fill=None) for d in block.dims]
     found = own.pop(a.dim)
     same_dims = own == [replace(d, fill=None) for d in place.dims]

@@ -105,7 +105,7 @@ def _is_whole(span: DimensionContents) -> bool:
 
 
 def _place(span: DimensionContents) -> DimensionContents:
-    """Return the elements of a dimension without its fills."""
+    """Return the contents of a dimension with all fills unknown, to compare elements alone."""
     return replace(span, fill=None, gap=None)
 
 

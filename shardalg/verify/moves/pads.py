@@ -68,7 +68,7 @@ def _concatenate(step: CheckedInstruction[Concatenate]) -> Result:
         goal = implies(first.exists(at + X), equal(span.start, at))
         words = f"the piece at place {length} continues the piece before it"
         claims.append(("delivers", step.claim(words, goal, unknowns=(("x", span.length),))))
-        # In all other respects the pieces must be equal: pending sums, changes and the value.
+        # The result is one local value, which has only one pending sum and one list of changes.
         same = replace(other, dims=step.operand.dims) == replace(
             step.operand, dims=step.operand.dims
         )
@@ -77,7 +77,7 @@ def _concatenate(step: CheckedInstruction[Concatenate]) -> Result:
         words = "the pieces agree except along the concatenated dimension"
         claims.append(("delivers", Decided(words, same and alike)))
         length += span.length
-    # A fill stays known where all pieces have the same one.
+    # The result has the padding of every piece, so its fill is known only if all pieces share it.
     fills = zip(*([span.fill for span in found.dims] for found in step.operands), strict=True)
     dims = tuple(
         replace(span, fill=span.fill if len(set(each)) == 1 else None)
@@ -97,7 +97,7 @@ def _dilate(step: CheckedInstruction[Dilate]) -> Result:
     around = max(a.low, a.high if span.length else a.factor * a.high)
     plain, padded = span.base == 1 and around < a.factor, a.factor == span.base == 1
     whole = span.start == Number() and span.length == span.size
-    # On every device, each place of the block has an element.
+    # If no device's block has padding, the fill of this padding does not matter.
     starts = numbers_at(span.start, np.arange(step.mesh.size))
     is_full = bool(((starts >= 0) & (starts + span.length <= span.size)).all())
     if padded and whole and not span.wanted:
@@ -125,7 +125,7 @@ def _nothing_around(mesh: Mesh, span: DimensionContents, dilate: Dilate) -> bool
     """Return whether the added places overwrite no element that exists and is wanted."""
     positions = np.arange(mesh.size)
     start = numbers_at(span.start, positions)
-    # Per device, the range of elements that exist and are in all wanted ranges.
+    # An element outside a wanted range is not held, so nothing is lost if its place is overwritten.
     low, high = np.zeros_like(start), np.zeros_like(start) + span.size
     for first, length in span.wanted:
         begin = numbers_at(first, positions)
@@ -183,10 +183,11 @@ def _flat(
 def _rows(
     step: CheckedInstruction, flat: DimensionContents, sizes: tuple[int, ...], first: int
 ) -> tuple[list[DimensionContents], list[Goal]]:
-    """Return the dimensions of a run of flat elements, with `first` held in part.
+    """Return the dimensions of sizes `sizes` that a run of flat elements becomes, and the claims.
 
-    A device holds one element of each dimension before `first`. A run that ends after its row has
-    elements of the next row there, which do not count as elements of the dimension.
+    A device holds a part of dimension `first`, one element of each dimension before `first`, and
+    all of those behind `first`. A run that ends after its row has elements of the next row there,
+    which do not count as elements of the dimension.
     """
     # The new dimensions behind `first` are whole rows of `inner` elements. For sizes (4, 3), where
     # `first` is dimension 0, a run of 6 flat elements from element 6 on is rows 2 and 3:

@@ -32,14 +32,14 @@ from shardalg.verify.move import Goal, is_finished
 from shardalg.verify.operators.local_rows import LocalOperator, local_signature
 from shardalg.verify.report import Decided
 
-# What a device may say otherwise than the node: the rows read these, so the claims compare them.
+# The rows read these parameters, so the claims about rows compare them. All others must be equal.
 RESTATED = frozenset(
     "shape new_sizes sizes reps start_indices limit_indices slice_sizes padding padding_config "
     "lhs_dilation base_dilation feature_group_count batch_group_count "
     "indices_are_sorted unique_indices mode count is_shifted".split()
 )
-# Hints for the operator, which is correct without them.
 PROMISES = ("indices_are_sorted", "unique_indices")
+"""Parameters that are hints for the operator, which is correct without them."""
 COPIES = SAME | {"rev", "slice"}
 """Operators of one operand whose results are elements of that operand."""
 
@@ -70,8 +70,8 @@ class CheckedOperator(Generic[O_co]):
 
 Outcome = tuple[tuple[Contents, ...], list[Goal]]
 """Contents of the results, and the claims that they rest on."""
-# Function that gives contents and claims, per kind of operator.
 APPLIED: dict[type[Operator], Callable[[Any], Outcome]] = {}
+"""Per kind of operator, the function that gives its contents and claims."""
 O = TypeVar("O", bound=Operator)
 
 

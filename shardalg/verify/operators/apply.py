@@ -76,8 +76,8 @@ from shardalg.verify.operators.local_rows import (
 from shardalg.verify.operators.selections import selection_claims
 from shardalg.verify.report import Decided
 
-# Ways to combine whose result does not depend on how often a number enters.
 IDEMPOTENT = (MAX, MIN, AND, OR)
+"""Ways to combine whose result does not depend on how often a number enters."""
 
 
 # Pure, and many programs contain the same instruction.
@@ -185,7 +185,7 @@ def _box_at_start(op: CheckedOperator[Extract | Insert]) -> Outcome:
 
 
 def _row(op: CheckedOperator) -> Rule:
-    """Return the only row of an operator that has an instruction of its own."""
+    """Return the only row of RULES for an operator with its own instruction, as `Choose`."""
     (rule,) = rules(op.signature) or ()
     return rule
 
@@ -408,7 +408,7 @@ def _with_margins(run: LocalOperator, nth: int, declared: Contents) -> Contents:
 
 def _pending_masks(run: LocalOperator, emission: Emission) -> Iterator[PendingSelection]:
     """Yield the mask that a gathered value needs because of elements on other partitions."""
-    # Extents of the indexed dimensions, from the largest index that each symbol can have.
+    # Indices count from 0, so an indexed dimension has one element more than its largest index.
     highs = {symbol.name: symbol.high for symbol in run.rule.symbols}
     counts = {g.loop.loop: highs[v] + 1 for g in run.rule.guards for v in g.index.variables
               if v in highs}  # fmt: skip

@@ -411,7 +411,7 @@ def row_major_claim(run: LocalOperator, signature: Signature, local: Signature) 
         (read, [local.operands[0].shape[d] for d in order]),
         (list(run.local.results[0]), list(local.results[0].shape)),
     )
-    # The row-major number of the element that an iteration reads or writes, on each side.
+    # A reshape keeps the row-major number of each element, so the numbers on both sides are equal.
     first, second = (
         sum(
             (number(i, run.places) * math.prod(shape[k + 1 :]) for k, i in enumerate(maps)),
