@@ -228,7 +228,7 @@ class BesideXla(Answer):
 
     def parts(self) -> Parts:
         """Return the bytes of both programs, shardings that differ, and collectives by line."""
-        # Equal shardings are counted in a sentence, and not listed.
+        # `_agreement` counts equal shardings in a sentence, so the table lists only the others.
         differ = Table(VALUE_COLUMNS, tuple(r for r in self.values.rows if r[4] != "agree"))
         warned = (_WARNED, self.rematerialized) if len(self.rematerialized) else ()
         head = (self._headline(), *self._gathered_once(), self.kinds, self._agreement(), differ)
@@ -271,6 +271,10 @@ class BesideXla(Answer):
         return f"{equal}; {rest}." if rest else f"{equal}."
 
     def _value_row(self, match: Match) -> tuple[object, ...]:
+        """Return the row of one value: names, both shardings, verdict, and the bytes sent by each.
+
+        Bytes are None if both shardings agree, because then there is nothing to compare.
+        """
         names = (match.name, match.kind, match.ours.text(), match.theirs.text())
         if match.agrees:
             return (*names, "agree", None, None)
@@ -413,7 +417,7 @@ def _lines(stages: Stages, told: Completion) -> Iterator[tuple[object, ...]]:
                 for c in there
             ),
         )
-        # Equal bytes alone are "even"; equal kinds and axes as well are "agree".
+        # Equal bytes do not mean equal programs: "agree" also needs equal kinds and axes.
         verdict = _line_verdict(line, (sent, xla_sent), unplaced)
         rows = ", ".join(str(m.number) for m in here)
         alike = verdict == "even" and names[0] == names[1]
@@ -458,7 +462,8 @@ def _node(stages: Stages, moved: MovedValue) -> int | None:
     """
     made, program = stages.traffic.made_by, stages.program
     local, node = moved.step.instruction.operands[0], moved.step.instruction.node
-    # Follow the pending sum back to the first operator that made parts of it.
+    # A pending sum can pass through other operators before it is reduced, but XLA names the first
+    # operator that made parts of it.
     while program.locals[local].sharding.unreduced and local in made:
         node = made[local].node
         parts = [o for o in made[local].operands if program.locals[o].sharding.unreduced]

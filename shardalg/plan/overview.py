@@ -58,7 +58,7 @@ class Overview(Answer):
             if item.is_communication:
                 for at, amount in enumerate((item.count, item.wire_bytes, item.time_s)):
                     found[item.axes][at] += amount
-        # The axes with the most bytes come first.
+        # A reader looks for the axes that send the most, so these come first.
         ordered = sorted(found.items(), key=lambda pair: -pair[1][1])
         return {axes: (sums[0], sums[1], sums[2]) for axes, sums in ordered}
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 COLUMNS = ("program", "layouts", "wire_bytes", "peak_memory_bytes")
 NAMES = {"gspmd": "GSPMD", "shardy": "Shardy"}
-# Programs that differ by a smaller share are not mentioned.
 _DIFFERS = 0.1
+"""Programs that differ by a smaller share are not mentioned."""
 
 
 class StepBytes(NamedTuple):
@@ -118,6 +118,7 @@ class OwnJit:
         return any(abs(a - b) > _DIFFERS * max(a, b) for a, b in pairs)
 
     def __str__(self) -> str:
+        # A bound and an estimate of XLA's bytes are printed until `compare_xla` has told them.
         about = bytes_text(self.theirs.wire_bytes)
         least = "" if self.least == self.theirs.wire_bytes else f" (estimate {about})"
         sent = f"at least {bytes_text(self.least)} sent{least}"

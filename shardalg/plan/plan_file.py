@@ -264,10 +264,10 @@ _SIDES = ("arguments", "results", "sites")
 _MESH = ("axes", "device_ids", "symbolic")
 # A sharding in a file has no mesh, because all shardings have the same one.
 _Layout: Any = files.without(Sharding, "mesh")
-# In a file, switches and the other options are in one object.
 _SavedPrice: Any = make_dataclass(
     "_SavedPrice", [("flops", int | float), ("bytes", int | float | None)], frozen=True
 )
+# `Options.settings` has switches and other options in one object, and so has a file.
 _Settings = files.joined(
     files.without(Options, "switches", "prices"),
     Switches,

@@ -173,6 +173,7 @@ class Reshard(Answer):
         return seconds(step.attributes, self._held(step), mesh=mesh, hardware=self.hardware)
 
     def _row(self, step: Instruction) -> tuple[Any, ...]:
+        """Return the table's row of one instruction; seconds are its last entry if known."""
         attributes, made = step.attributes, self.program.locals[step.results[0]]
         timed = () if self.hardware is None else (self._seconds(step),)
         # A local instruction is named by its class in snake case: `DynamicSlice` is dynamic_slice.

@@ -146,9 +146,11 @@ def _prices(cost: Cost) -> Iterator[tuple[tuple[Any, ...], Any]]:
     yield ("step_time_s",), totals.sum("time_s")
 
 
-# The position of a number in a graph, by which it is found again in another trace: a node's index,
-# then the parameter's name and the indices in its nested tuples.
 Place = tuple[int, tuple[str | int, ...]]
+"""The position of a number in a graph, by which it is found again in another trace.
+
+It is a node's index, then the parameter's name and the indices in its nested tuples.
+"""
 
 
 def guards(

@@ -311,7 +311,7 @@ class _Region:
         return merged
 
     def _merged(self, value: int, dim: int) -> int:
-        """Return the number of elements of a value's dimension."""
+        """Return the size of a merged dimension: samples times elements per sample."""
         return self.graph.values[value].type.shape[dim]
 
     def types(self) -> Mapping[int, ValueType]:

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from shardalg.sizes.symbolic.symbols import Symbols
 
 _Roles = tuple[Literal["parameters", "optimizer_state", "data"] | None, ...]
-# The size of each mesh axis by name, for PartitionSpecs in the function; None if there is no mesh.
 Axes = Mapping[str, int] | None
+"""The size of each mesh axis by name, for PartitionSpecs in the function; None without a mesh."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -104,6 +104,7 @@ def draw_programs(panels: Sequence[Panel]) -> Figure:
 
 
 def _paint(axes: Axes, panel: Panel, found: Sequence[Box], high: int) -> None:
+    """Draw the title, arrows and boxes of one program; `high` is the number of its top lane."""
     figure = axes.get_figure(root=True)
     assert figure is not None, "axes belong to a figure"
     axes.set_xlim(0, figure.get_figwidth())
@@ -125,6 +126,7 @@ def _place(box: Box) -> tuple[float, float]:
 
 
 def _box(axes: Axes, box: Box, colors: Mapping[str, str]) -> None:
+    """Draw a box with its label and value; `colors` has the colour of each mesh axis."""
     from matplotlib.patches import FancyBboxPatch
 
     x, y = _place(box)
@@ -192,6 +194,7 @@ def _axis_colors(panel: Panel) -> dict[str, str]:
 
 
 def _legend(figure: Figure, panels: Sequence[Panel], drawn: Sequence[Sequence[Box]]) -> None:
+    """Draw the legend: a colour per kind of box that is `drawn`, and per mesh axis."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

@@ -176,6 +176,10 @@ def _picture(picture: Picture) -> str:
 
 
 def _listing(listing: Listing) -> str:
+    """Return a program's text as HTML; `%3` has a tooltip with the title of the local value 3.
+
+    The tooltip is complete at the first place, and has two lines at all later ones.
+    """
     titles, seen = dict(listing.titles), set()
 
     def with_tooltip(found: re.Match[str]) -> str:
@@ -197,6 +201,7 @@ def _table(table: Table) -> str:
 
 
 def _cell(value: Any) -> str:
+    """Return a table's cell as HTML, with a CSS class for numbers and for long texts."""
     # A bool is an int in Python, but it is a word in a table.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number:

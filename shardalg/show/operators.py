@@ -64,6 +64,7 @@ def operators_page() -> str:
 
 
 def _family(module: ModuleType) -> str:
+    """Return the section of one family of operators: a table of rules per builder."""
     title = (module.__doc__ or "").splitlines()[0].rstrip(".")
     lines = [f"## {title}", ""]
     # Operators with the same builder have the same rows, so they share one table.
@@ -78,6 +79,7 @@ def _family(module: ModuleType) -> str:
 
 
 def _cells(rule: Rule) -> Iterator[str]:
+    """Yield the cells of a rule's row, in the order of `COLUMNS`."""
     # A loop whose partial results no collective combines cannot be partitioned either.
     combines = rule.combine in COMBINABLE or (rule.combine == PICK and rule.guards)
     barred = unsupported_loops(rule) | frozenset(() if combines else rule.reduced)
@@ -116,6 +118,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _calls() -> str:
+    """Return the section that lists the calls, by how tracing and `shard_map` treat them."""
     sites = sorted(set(HANDLERS) - INLINED - set(CALLS))
     return f"""\
 ## Calls and annotations

@@ -103,6 +103,11 @@ class ProgramView:
     def _groups(
         self, instructions: Sequence[Instruction], depth: int, *, opened: bool = False
     ) -> Iterator[str]:
+        """Yield HTML per group of instructions with one name at a depth of their paths.
+
+        Args:
+          opened: whether the groups are unfolded when the page loads.
+        """
         # Consecutive ones only, so that the order of execution stays visible.
         for name, members in groupby(instructions, lambda one: self.path(one)[depth : depth + 1]):
             inside = tuple(members)
@@ -126,7 +131,7 @@ class ProgramView:
 
     @cached_property
     def _moved(self) -> Mapping[int, MovedValue]:
-        """Collectives, by the `id` of their instructions."""
+        """The moved value of each collective, by the `id` of its instruction."""
         traffic = Traffic(self.program, self.graph)
         return {id(moved.step.instruction): moved for moved in traffic.collectives}
 
@@ -146,6 +151,7 @@ class ProgramView:
         )
 
     def _line(self, instruction: Instruction) -> str:
+        """Return an instruction as HTML, with the groups of its bodies; "" if it is left out."""
         moved = self._moved.get(id(instruction))
         bodies = instruction.attributes.bodies
         # A loop is kept, because there may be collectives in its body.

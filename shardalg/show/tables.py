@@ -119,7 +119,7 @@ def _runs(parts: Mapping[str, list[Row]], compared: int | None) -> list[list[str
       compared: as in `folded`.
     """
     runs: list[list[str]] = []
-    # Two modules are equal if these are equal: rows with only the amounts that are compared.
+    # Layers that differ only in later amounts (see `compared`) should still be folded together.
     seen = {
         name: [
             (path, {key: sums[:compared] for key, sums in content.items()})
@@ -241,6 +241,7 @@ def maker(program: SpmdProgram, graph: Graph, instruction: Instruction) -> Node 
 
 
 def _place(program: SpmdProgram, graph: Graph, step: Execution) -> tuple[object, ...]:
+    """Return a row's columns from `role` to `why`: the origin of an instruction and its reason."""
     instruction = step.instruction
     node = None if instruction.node is None else graph.nodes[instruction.node]
     made = maker(program, graph, instruction)

@@ -130,7 +130,7 @@ class Timeline:
         for (stage, colour), spans in bars.items():
             axes.broken_barh(spans, (stage - 0.4, 0.8), color=colour, linewidth=0)
         axes.set_yticks(range(self.stages), self._rows)
-        # The first stage is at the top.
+        # A y axis grows upwards, but a pipeline is read from its first stage at the top.
         axes.invert_yaxis()
         axes.set_xlabel("seconds")
         axes.set_title("\n".join(title), loc="left")

@@ -20,8 +20,8 @@ HELP = "compare strategies for your function: time, memory, communication, what 
 RECIPES = ("data", "fsdp", "tensor", "sequence", "expert", "two_d", "zero1", "zero2", "zero3")
 GIVEN = ("roles", "donate_argnums", "kwargs")
 """Arguments of `sa.compare` that a specs file may define; strategies have their own shardings."""
-# Exit status if no strategy has a plan.
 NO_PLAN = 1
+"""Exit status if no strategy has a plan."""
 DEFAULT = ("data:data", "fsdp:data", "fsdp:data+tensor:model")
 
 

@@ -37,8 +37,8 @@ example of a specs.py; it may also define out_shardings, strategy, roles, donate
 
   in_shardings = (P("model", None), P("data", "model"))
 """
-# The chip whose rates decide, and whose prices are printed, if none is given.
 CHIP = "tpu_v3"
+"""The chip whose rates decide, and whose prices are printed, if none is given."""
 
 
 def add_function(parser: argparse.ArgumentParser) -> None:

@@ -167,7 +167,7 @@ def plain(value: Any) -> Any:
         return {str(name): plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [plain(inner) for inner in value]
-    # Scalars of numpy and of jax become numbers of Python.
+    # An integer of numpy or jax is no `int`: without `item` it would become a float below.
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, int):

@@ -70,7 +70,7 @@ def run_prove(options: argparse.Namespace) -> int:
     if len(meshes) > 2:
         raise NotationError(f"--mesh is given {len(meshes)} times; there are two shardings.")
     texts, shape = (options.first, options.second), shape_of(options.shape)
-    # With one mesh both shardings are on it; with two, each has its own.
+    # With one mesh, `meshes[-1]` is `meshes[0]`, so that both shardings are on it.
     first, second = texts
     pair = (
         (Sharding.parse(first, shape, meshes[0]), Sharding.parse(second, shape, meshes[-1]))

@@ -138,7 +138,10 @@ class _Counts:
     reserve: float
 
     def of(self, traced: Traced) -> dict[str, Any]:
-        """Return samples and tokens: those given, or those of the data arguments."""
+        """Return the numbers of samples and tokens of a step, None if not known.
+
+        The user's numbers have precedence over those of the arguments with role "data".
+        """
         graph = traced.graph
         data = [
             graph.values[value].type

@@ -233,7 +233,7 @@ class StrategyComparison(Answer):
         if len(found) == 1:
             return found[0]
         if found:
-            # The shortest of each row's names that no other row has.
+            # A suggested name should be of one row only, or the next look-up fails as well.
             every = Counter(name for row in self.rows for name in row.names)
             own = [min(row.names, key=lambda n: (every[n], len(n))) for row in found]
             raise TableError(

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from shardalg.plan.comparing.compared import ComparedStrategy
 
-# Default sizes are the hint times these powers of two.
 POWERS = range(-4, 5)
+"""Default sizes are the hint times 2**p for these p."""
 COLUMNS = ("faster", "slower", "where", "because", "at")
 
 
@@ -85,17 +85,18 @@ class StrategyRegions(Answer):
         return Table(COLUMNS, tuple(self._boundaries()))
 
     def _boundaries(self) -> Iterator[tuple[str, ...]]:
+        """Yield a row of `COLUMNS` per pair of strategies that win at neighbouring grid points."""
         borders: dict[tuple[int, int], list[tuple[tuple[int, ...], tuple[int, ...]]]]
         borders = defaultdict(list)
         for here, there in _neighbours(self.winner.shape):
             one, other = int(self.winner[here]), int(self.winner[there])
             if one != other and min(one, other) >= 0:
-                # The pair in the order of its numbers, each with a point that it wins.
+                # Both directions across a boundary are one pair: the smaller number comes first.
                 points = (here, there) if one < other else (there, here)
                 borders[min(one, other), max(one, other)].append(points)
         for (one, other), pairs in sorted(borders.items()):
-            # A boundary may consist of several pieces. Of those with formulas on both sides, the
-            # middle one is described.
+            # A boundary may consist of several pieces. Only a pair of points with formulas on both
+            # sides gives an inequality; the middle one of these pairs stands for all.
             both = [pair for pair in pairs if self._has_formulas((one, other), pair)] or pairs
             at_one, at_other = both[len(both) // 2]
             yield self._boundary((one, at_one), (other, at_other))
@@ -103,7 +104,11 @@ class StrategyRegions(Answer):
     def _boundary(
         self, first: tuple[int, tuple[int, ...]], second: tuple[int, tuple[int, ...]]
     ) -> tuple[str, ...]:
-        """Return the row of the boundary between two neighbouring points with other winners."""
+        """Return the row of `COLUMNS` for two neighbouring grid points with different winners.
+
+        Args:
+          first, second: the number of the strategy that wins, and its point as grid indices.
+        """
         (one, at_one), (other, at_other) = first, second
         faster, slower = self.strategies[one], self.strategies[other]
         point = self._point(at_one)
@@ -126,11 +131,15 @@ class StrategyRegions(Answer):
     def _has_formulas(
         self, strategies: tuple[int, int], points: tuple[tuple[int, ...], tuple[int, ...]]
     ) -> bool:
-        """Return whether the formulas of two strategies hold at two points."""
+        """Return whether the cost formulas of both strategies hold at both points of the grid."""
         return all(self.formula_holds[(n, *at)] for n in strategies for at in points)
 
     def _fitting(self, row: ComparedStrategy, point: Mapping[str, int]) -> str:
-        """Return the inequality under which a strategy fits."""
+        """Return the inequality of sizes under which a strategy's peak fits in a device's memory.
+
+        Args:
+          point: the size of each name; of several peak formulas, the largest one there counts.
+        """
         cost = row.cost
         if cost is None:
             return ""
@@ -140,7 +149,7 @@ class StrategyRegions(Answer):
         return inequality(int(row.capacity_bytes) - peak, (*self.sizes,), values)
 
     def _point(self, place: tuple[int, ...]) -> dict[str, int]:
-        """Return the sizes of a point of the grid."""
+        """Return the size of each name at a point of the grid, given as an index per name."""
         pairs = zip(self.sizes.items(), place, strict=True)
         return {name: int(values[i]) for (name, values), i in pairs}
 

@@ -42,7 +42,7 @@ class AnnotationChange:
 
     @property
     def changed_dims(self) -> int:
-        """The number of dimensions in which the shardings differ."""
+        """The number of dimensions in which the shardings `before` and `after` differ."""
         pairs = zip(self.before.dims, self.after.dims, strict=True)
         return sum(before != after for before, after in pairs)
 
@@ -67,12 +67,12 @@ class Changes:
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """The entries that the changes set."""
+        """The entries of `Annotations` that the changes set."""
         return tuple(slot for change in self.steps for slot in change.slots)
 
     @property
     def changed_dims(self) -> int:
-        """The number of dimensions in which the shardings differ, over all changes."""
+        """The sum of `changed_dims` over all changes."""
         return sum(change.changed_dims for change in self.steps)
 
     def applied(self, annotations: Annotations) -> Annotations:
@@ -88,7 +88,7 @@ class Changes:
 
 
 def filled(given: Annotations, slots: tuple[Slot, ...], layout: Sharding) -> Annotations:
-    """Return the annotations with one sharding in some of their entries."""
+    """Return the annotations with `layout` in each of the entries `slots`."""
     sides = {name: list(getattr(given, name)) for name, _ in slots}
     for name, at in slots:
         # Entries of one spec may belong to values of different shapes: each keeps its own shape.

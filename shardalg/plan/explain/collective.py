@@ -133,7 +133,7 @@ class CollectiveExplanation(Answer):
 
     @property
     def table(self) -> Table:
-        """The changes."""
+        """The changes of annotations that were planned, a row each."""
         return self.changes
 
     def parts(self) -> Parts:
@@ -215,7 +215,6 @@ class CollectiveExplanation(Answer):
         )
 
 
-# How a loop reads a stack of layers, with the option for the other way; by `Stages.streams`.
 LAYERS = {
     False: "The stack is gathered before the loop, which reads one layer per iteration: "
     "Options(stream_layers=True) fetches one layer per iteration.",

@@ -65,12 +65,11 @@ def changes(
         if Alignment(hints.graph, here.graph).difference is not None:
             return Table(CHANGE_COLUMNS, tuple(rows))
 
-    # Conditions of the formulas: even and uneven splits, and axes that are used in part.
+    # Formulas hold only if each split stays even or uneven and each axis is used as at the hints.
     for fact in named.conditions if named else ():
         if not fact.holds(point):
             rows.append((fact.kind, fact.where, "", str(fact), fact.otherwise(point)))
 
-    # Decisions of the planner, in the order in which they are taken.
     first, second = _assignments(hints.program), _assignments(here.program)
     for number in sorted(first.keys() | second.keys()):
         pair = first.get(number, ""), second.get(number, "")

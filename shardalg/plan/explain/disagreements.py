@@ -66,7 +66,11 @@ Cause = tuple[int, Digits | None]
 
 @dataclass(frozen=True, eq=False)
 class _Reading:
-    """One collective with the completed graph, to find its two sides."""
+    """A collective with its graph: finds the sharding before the move, and the one that is needed.
+
+    Attributes:
+      traffic: all collectives of the program, of which `moved` is one.
+    """
 
     sharded: ShardedGraph
     traffic: Traffic
@@ -240,7 +244,7 @@ class _Reading:
           digits: the digits to explain.
         """
         made = self.traffic.made_by.get(local)
-        # Skip the chain of moves, to the operator that made the value.
+        # Moves do not compute the value: its operator is before all of them.
         while made is not None and isinstance(made.attributes, MOVES):
             made = self.traffic.made_by.get(made.operands[0])
         if made is not None:

@@ -133,7 +133,13 @@ def dims_of(layout: Sharding, digit: Digit) -> tuple[int, ...]:
 def _sources(
     sharded: ShardedGraph, reason: Reason, digits: Digits, moment: int
 ) -> list[tuple[int, Digits]]:
-    """Return the sources of a step that had some of the digits; all sources if none had."""
+    """Return (value, its part of `digits`) for each value from which a step took its sharding.
+
+    Values with none of the digits are left out, except if that would leave none.
+
+    Args:
+      moment: the number of the step in the history of completion.
+    """
     found = []
     for source in reason.sources:
         # The step read the sharding that the source had at that moment, not the completed one.
@@ -151,7 +157,7 @@ def annotations_of(
 
 
 def annotations_behind(sharded: ShardedGraph, links: Iterable[Link]) -> tuple[Annotated, ...]:
-    """Return the annotations among these steps, each once."""
+    """Return the annotations among steps of completion (`links`), each once."""
     places = (annotated(sharded, link.reason) for link in links)
     return tuple(dict.fromkeys(place for place in places if place is not None))
 
@@ -214,7 +220,7 @@ class ValueExplanation(Answer):
 
     @property
     def table(self) -> Table:
-        """The steps."""
+        """The steps of completion that gave the value its sharding, a row each."""
         return self.steps
 
     def parts(self) -> Parts:
@@ -251,7 +257,7 @@ def explanation(sharded: ShardedGraph, value: str) -> ValueExplanation:
     start = value_named(sharded.graph, value)
     links = tuple(chain(sharded, start))
     rows = tuple(_row(sharded, link) for link in links)
-    # Conflicts of the value itself come before those of its sources.
+    # The user asked about this value, so its own conflicts (depth 0) come first.
     nearest = sorted(links, key=lambda link: link.depth)
     refused = refusals(sharded, tuple(dict.fromkeys(link.reason.value for link in nearest)))
     behind = annotations_behind(sharded, links)

@@ -212,6 +212,7 @@ def planned_file(saved: PlanFile, path: object) -> tuple[Stages, Options, tuple[
             f"differs from its summary: {'; '.join(found)}. Plan the function again."
         )
     if found:
-        # The frames in between: this function, `plan._loaded`, and `load_plan`.
+        # `stacklevel=4` names the user's line: this function, `plan._loaded` and `load_plan` are
+        # between it and `warn`.
         warnings.warn(f"{path}: {'; '.join(found)}. Save the plan again.", stacklevel=4)
     return stages, options, found

@@ -23,15 +23,17 @@ from shardalg.planner.trials import TrialOutcome, Trials
 
 MOST_FIRST = 8
 """The number of single changes that get a second one: those that leave the fewest bytes."""
-# After a first change, at most this many remaining collectives of each sort are explained: the same
-# kind at a new place, and the same value.
 MOST_LEFT = 2
+"""The number of collectives left by a first change that second changes try to remove, per sort.
+
+One sort has the same kind at a new place, the other moves the same value.
+"""
 MOST_PAIRS = 64
 """The largest number of pairs that are planned for one collective."""
 MOST_NODES = 60_000
 """Bounds the time: the number of operators in all plans of pairs, or of sets, together."""
-# Trials stop after this number of operators was planned, unless `thorough` is set.
 QUICK_NODES = 18_000
+"""Trials stop after this number of operators was planned, unless `thorough` is set."""
 
 
 @dataclass

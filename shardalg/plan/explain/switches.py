@@ -61,14 +61,14 @@ def cheaper_policy(trials: Trials, hardware: str | Hardware | Topology) -> str:
 
 
 def _outcome(stages: Stages, hardware: Hardware | Topology) -> TrialOutcome:
-    """Return the figures of a plan on some hardware."""
+    """Return the time, bytes and memory of a plan when it is priced on `hardware`."""
     cost = priced(stages.traced, stages.program, stages.machine(hardware))
     figures = {"step_time_s": cost.step_time_s, "fits": cost.fits}
     return replace(TrialOutcome.of(stages), peak_memory_bytes=cost.peak_memory_bytes, **figures)
 
 
 def _others(trials: Trials) -> Iterator[tuple[str, Stages]]:
-    """Yield a plan by each other policy that can be planned quickly."""
+    """Yield (name, plan) for each policy except the plan's own, if it can be planned quickly."""
     stages, options = trials.stages, trials.options
     for name in POLICIES:
         is_own = name in (options.policy, options.way)
@@ -129,8 +129,8 @@ FLIPPED = (
     "finite_sums", "wide_sums", "join_formatting", "join_gathers", "pad_blocks",
     "collective_matmul", "stage_transforms", "turn_products", "keep_below_peak", "stream_layers",
 )  # fmt: skip
-# Switches without effect in a program without loops.
 IN_LOOPS = ("hoist_gathers", "defer_in_loops", "stream_layers")
+"""Switches without effect in a program without loops."""
 # Plans with named sizes have no rows for these switches.
 IN_NUMBERS = (
     "wide_sums",

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 SMALL = 0.01
 """Smaller arrays, by their share of all bytes, may be whole on every device: norms, biases."""
-# A list of more rules than these serves more than one model.
 MANY = 16
+"""A list of more rules than these serves more than one model."""
 _NEAR = 0.65
 
 
@@ -50,7 +50,7 @@ class Group:
 
     @property
     def names(self) -> tuple[str | None, ...]:
-        """The names of the dimensions."""
+        """The logical name of each dimension, None for a dimension without a name."""
         return self.arrays[0].names or ()
 
     @property
@@ -66,7 +66,11 @@ class Group:
 
 @dataclass(frozen=True)
 class AppliedRules:
-    """Rules applied to arrays."""
+    """Logical-axis rules with the arrays to which they are applied.
+
+    Attributes:
+      groups: the arrays, grouped by equal names and shapes of their dimensions.
+    """
 
     rules: LogicalRules
     groups: tuple[Group, ...]
@@ -100,7 +104,7 @@ class AppliedRules:
 
     @cached_property
     def having(self) -> dict[str, list[Group]]:
-        """The groups that have a dimension of a name."""
+        """A dictionary from a logical name to the groups with a dimension of that name."""
         found: dict[str, list[Group]] = {}
         for group in self.groups:
             for name in group.names:
@@ -110,7 +114,7 @@ class AppliedRules:
 
     @cached_property
     def in_use(self) -> frozenset[int]:
-        """The rules that apply to some array."""
+        """Positions in the list of the rules that apply to some array."""
         return frozenset(rule for group in self.groups for rule in group.applied.values())
 
     @cached_property
@@ -120,7 +124,7 @@ class AppliedRules:
 
     @cached_property
     def is_shared(self) -> bool:
-        """True if most rules serve other models and meshes."""
+        """True if the list serves several models: it is long, or most rules have no effect here."""
         given = [i for i, rule in enumerate(self.rules.rules) if rule.axes]
         inert = [
             i for i in given if self.rules.rules[i].name not in self.having or not self.live(i)
@@ -136,7 +140,7 @@ class AppliedRules:
         )
 
     def is_large(self, group: Group) -> bool:
-        """Return whether a group has more than a small share of all bytes."""
+        """Return whether a group has at least the share `SMALL` of all bytes (or no known size)."""
         return group.num_bytes is None or group.num_bytes >= SMALL * self.total_bytes
 
     def lost_axes(self, group: Group) -> set[str]:
@@ -151,7 +155,11 @@ class AppliedRules:
         return wanted - self.axes_of(group)
 
     def finding(self, kind: str, rule: int | None, why: str, **more: object) -> Finding:
-        """Return a finding about a rule."""
+        """Return a finding about the rule at a position, or about no rule (None).
+
+        Args:
+          why: the explanation. more: further fields of `Finding`.
+        """
         text = "" if rule is None else str(self.rules.rules[rule])
         return Finding(kind, rule, text, why=why, **more)  # type: ignore[arg-type]
 
@@ -193,7 +201,7 @@ def check_rules(laid: AppliedRules) -> Iterator[Finding]:
 
 
 def _without_arrays(laid: AppliedRules, i: int) -> Iterator[Finding]:
-    """Yield the finding about a rule whose name no array has."""
+    """Yield a finding if no array has the name of rule `i`, except for rules of other models."""
     rule = laid.rules.rules[i]
     ruled = {one.name for one in laid.rules.rules}
     near = [name for name in laid.having if name not in ruled and is_misspelt(rule.name, name)]
@@ -357,6 +365,6 @@ def _saved(laid: AppliedRules, group: Group, axes: Sequence[str]) -> int | None:
 
 
 def _sum(groups: Sequence[Group]) -> int | None:
-    """Return the bytes of groups; None if a shape is not known."""
+    """Return the bytes of all arrays of the groups; None if a shape is not known."""
     sizes = [group.num_bytes for group in groups]
     return None if None in sizes else sum(n for n in sizes if n is not None)

@@ -72,7 +72,10 @@ def check_flow(laid: AppliedRules, graph: Graph, named: NamedValues) -> Iterator
 
 
 def _own(groups: Mapping[str, Group], key: str) -> Labels:
-    """Return the labels of an array itself: each dimension is its own."""
+    """Return a label per dimension of the array `key`: the array and the dimension's number.
+
+    Empty if no group has the array.
+    """
     return tuple(Label(key, dim) for dim in range(len(groups[key].names))) if key in groups else ()
 
 

@@ -112,7 +112,7 @@ def _array(key: str, leaf: Any) -> NamedArray:
     """
     if _is_names(leaf):
         return _checked(key, leaf, None, "float32")
-    # (shape, names) or (shape, dtype, names)
+    # The dtype is optional: (shape, names) or (shape, dtype, names).
     if isinstance(leaf, tuple) and len(leaf) in (2, 3) and _is_shape(leaf[0]):
         dtype = leaf[1] if len(leaf) == 3 else "float32"
         return _checked(key, leaf[-1], tuple(leaf[0]), _dtype_text(key, dtype))

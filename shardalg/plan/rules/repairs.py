@@ -27,8 +27,8 @@ from shardalg.planner.propagate.strategy import Strategy
 if TYPE_CHECKING:
     from shardalg.plan.rules.logical_rules import LogicalRule, LogicalRules
 
-# A difference below this share of a step, or of the peak, is none.
 _NOISE = 0.001
+"""A difference below this share of a step, or of the peak, counts as none."""
 
 
 class Figures(NamedTuple):

@@ -37,6 +37,7 @@ class RecipeExplanation:
 
     @cached_property
     def _rows(self) -> Table:
+        """The rows of `table`: arguments first, then sites."""
         found = []
         for layout in self.derived.layouts:
             role = layout.role or ""
@@ -77,7 +78,7 @@ class RecipeExplanation:
 
 
 def _text(dims: object) -> str:
-    """Return axes per dimension as `[data, None]`, several axes in parentheses."""
+    """Return the axes of each dimension as text: `[data, None]`, `[(data, model), None]`."""
     entries = [
         axes[0] if len(axes) == 1 else f"({', '.join(axes)})" if axes else "None"
         for axes in dims  # type: ignore[attr-defined]

@@ -220,7 +220,11 @@ class Recipe:
 
 
 def _entry(path: str, entry: Any) -> tuple[str, ...]:
-    """Return the axes of one entry of a spec."""
+    """Return the axes of one entry of a pin's spec: None, an axis or a tuple of axes.
+
+    Raises:
+      StrategyError: the entry is something else.
+    """
     axes = () if entry is None else (entry,) if isinstance(entry, str) else entry
     if not isinstance(axes, tuple | list) or not all(isinstance(axis, str) for axis in axes):
         raise StrategyError(

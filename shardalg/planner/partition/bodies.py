@@ -27,9 +27,8 @@ from shardalg.planner.propagate.sharded import Layouts, ShardedGraph
 from shardalg.spmd.instruction import Block, Why
 from shardalg.spmd.instructions import FirstMember
 
-# Partial sums that are reduced once after a loop instead of once per iteration, with their
-# shardings.
 DeferredSums = tuple[tuple[LoopSum, Sharding], ...]
+"""Partial sums that are reduced once after a loop, not once per iteration, with their shardings."""
 
 
 class BodyPartitioner(ABC):

@@ -45,8 +45,8 @@ MOVING = {"parameters": "weight", "data": "activation"}
 """Reports on collectives name the role of the moved value ("weight"), not the argument's role."""
 
 
-# (value, sharding) of gathered copies that later phases (backward, update) read, too.
 Kept = frozenset[tuple[int, Sharding]]
+"""(value, sharding) of gathered copies that later phases (backward, update) read, too."""
 NONE: Kept = frozenset()
 
 

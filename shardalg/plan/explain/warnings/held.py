@@ -22,8 +22,8 @@ from shardalg.sizes.amounts import number
 from shardalg.tables import bytes_text, counted, seconds_text
 
 Row = tuple[object, ...]
-# Smaller shares have no warning: padding of a dimension, and replicated state of the peak.
 PADDED_SHARE, REPLICATED_SHARE = 0.1, 0.1
+"""Smaller shares have no warning: padding of a dimension, and replicated state of the peak."""
 NOTHING = "no sharding that was tried needs less memory or sends less"
 # Trials plan the function again, so only the groups with the most padding get them.
 MOST_TRIED = 3
@@ -81,6 +81,7 @@ class _Uneven(NamedTuple):
 
 
 def _uneven_row(trials: Trials, group: _Uneven, even: Sequence[str]) -> Row:
+    """Return the warning about the padding of a group; `even` are remedies that were planned."""
     size, digits, values, padding = group
     stages, devices = trials.stages, parts(digits)
     block = -(-size // devices)
@@ -114,7 +115,7 @@ def _even_remedies(trials: Trials, group: _Uneven, *, equal: bool) -> Iterator[s
       equal: whether a sharding at an equal price is offered if none is cheaper.
     """
     size, digits, (value, *_), _ = group
-    # Keep the longest major prefix of the axes that divides the size.
+    # Minor axes split the blocks of major ones, so axes are dropped from the minor end only.
     kept = digits
     while kept and size % parts(kept):
         kept = kept[:-1]
@@ -123,7 +124,7 @@ def _even_remedies(trials: Trials, group: _Uneven, *, equal: bool) -> Iterator[s
     major = Digit(cut.stride * cut.size // part, part)
     minor = Digit(cut.stride, cut.size // part)
     split, left = (*kept, *([major] if part > 1 else [])), (minor, *others)
-    # Fewest replicas first: all axes used, then without the rest, then major digits alone.
+    # At an equal price only the first remedy is offered, so the fewest replicas come first.
     choices = dict.fromkeys(((split, left), (split, ()), (kept, ())))
     found = [each for over in choices if (each := _evened(trials, value, (size, digits), over))]
     cheaper = [text for is_less, text in found if is_less]
@@ -262,6 +263,11 @@ def _replicated(trials: Trials) -> Iterator[Row]:
 
 
 def _replicated_row(trials: Trials, digits: Digits, values: Sequence[int], held: int) -> Row:
+    """Return the warning about state that is replicated along some axes.
+
+    Args:
+      digits: the axes. values: the arrays, the largest first. held: their bytes on a device.
+    """
     stages, peak = trials.stages, trials.now.peak_memory_bytes
     axes = ",".join(stages.mesh.texts(digits))
     text = (

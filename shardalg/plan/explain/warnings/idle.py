@@ -38,6 +38,11 @@ def stack_rows(trials: Trials) -> tuple[tuple[object, ...], ...]:
 
 
 def _stack_rows(trials: Trials, other: TrialOutcome) -> Iterator[tuple[object, ...]]:
+    """Yield a warning per scan whose gathered stacks are a large share of the peak memory.
+
+    Args:
+      other: the figures of the plan that reads the layers in the other way.
+    """
     stages = trials.stages
     moved: dict[int, float] = {}
     for one in stages.traffic.collectives:
@@ -59,6 +64,12 @@ def _stack_rows(trials: Trials, other: TrialOutcome) -> Iterator[tuple[object, .
 def _stack_row(
     trials: Trials, node: Node, found: list[int], figures: tuple[int, float, TrialOutcome]
 ) -> tuple[object, ...]:
+    """Return the warning about one scan, with the option for the other way as its remedy.
+
+    Args:
+      found: the stacked values.
+      figures: bytes of the gathered stacks, bytes sent for them, and figures of the other plan.
+    """
     stages, (held, sent, other) = trials.stages, figures
     names = ", ".join(stages.graph.values[stack].name for stack in found)
     if stages.streams:
@@ -125,6 +136,11 @@ def idle_rows(trials: Trials) -> tuple[tuple[object, ...], ...]:
 
 
 def _idle_row(trials: Trials, group: Sequence[Idle], *, tried: bool) -> tuple[object, ...]:
+    """Return the warning about operators of one source line that repeat work along equal axes.
+
+    Args:
+      tried: whether annotations are planned to find a remedy.
+    """
     graph, first = trials.stages.graph, max(group, key=lambda one: one.redundant_flops)
     node, axes = graph.nodes[first.node], ",".join(first.axes)
     text = f"idle axis {axes}: its {parts(first.digits)} devices repeat the same work"
@@ -193,7 +209,7 @@ def _choices(digits: Digits) -> tuple[Digits, ...]:
 
 
 def _places(node: Node, rule: Rule) -> Iterator[tuple[int, int]]:
-    """Yield the dimensions of the result, then the contracting dimensions of operands."""
+    """Yield (value, dimension) for the result's dimensions, then the operands' contracting ones."""
     yield from ((node.results[0], dim) for dim in range(len(rule.results[0])))
     for operand, dims in rule.operands.items():
         for dim, index in enumerate(dims):

@@ -22,8 +22,8 @@ from shardalg.sizes.amounts import number
 from shardalg.spmd.instructions import GATHERS
 from shardalg.tables import bytes_text, seconds_text
 
-# An operator with a smaller share of the plan's bytes and flops has no warning.
 SHARE = 0.1
+"""An operator with a smaller share of the plan's bytes and flops has no warning."""
 STACK = (
     "no sharding that was tried makes a step cheaper; not tried: stack equal operands and call it "
     "once under jax.vmap, so that devices share the work"
@@ -39,6 +39,7 @@ def whole_rows(trials: Trials) -> tuple[tuple[object, ...], ...]:
 
 
 def _rows(trials: Trials) -> Iterator[tuple[object, ...]]:
+    """Yield a warning per operator that needs a dimension whole and gathers operands for it."""
     stages = trials.stages
     gathers: dict[int, list[MovedValue]] = {}
     for moved in stages.traffic.collectives:
@@ -65,6 +66,11 @@ def _rows(trials: Trials) -> Iterator[tuple[object, ...]]:
 def _row(
     trials: Trials, node: Node, found: list[MovedValue], figures: tuple[float, float]
 ) -> tuple[object, ...]:
+    """Return the warning about one operator.
+
+    Args:
+      found: the gathers of its operands. figures: bytes sent by these, and redundant flops.
+    """
     stages, (sent, redundant) = trials.stages, figures
     devices = _repeating(stages, node)
     axes = ",".join(dict.fromkeys(a for m in found for a in stages.mesh.texts(m.digits)))

@@ -66,7 +66,7 @@ def next_values(graph: Graph) -> dict[int, int]:
         common = {argument: _common(paths[argument], (root, *below)) for argument in near}
         longest = max(common.values())
         ties = [argument for argument in near if common[argument] == longest]
-        # Parameters and moments of one path: the result of the tree in the same place.
+        # Parameters and moments can have equal paths: then the order of their trees decides.
         best = ties[0] if len(ties) == 1 else _in_order(graph, position, ties)
         # A position in a list says little: `result[1]` may be anything of the type of `params[1]`.
         is_named = any(not word.isdigit() for word in paths[best][-longest:])
@@ -141,7 +141,11 @@ def _is_float(graph: Graph, position: int) -> bool:
 
 
 def _fill(graph: Graph, found: list[str | None], open_: list[int]) -> None:
-    """Write the roles that are certain into `found`."""
+    """Write into `found` the roles of arguments that are certain.
+
+    Args:
+      open_: positions of the arguments without a role.
+    """
     updated = set(next_values(graph).values())
     for position in open_:
         if not _is_float(graph, position) and position not in updated:
@@ -199,7 +203,11 @@ def _fill_unchanged(graph: Graph, found: list[str | None], waiting: list[int]) -
 
 
 def _fill_forward(graph: Graph, found: list[str | None], waiting: list[int]) -> None:
-    """Write the roles of a function without a backward pass."""
+    """Write into `found` the roles of a function without a backward pass.
+
+    Args:
+      waiting: positions of the arguments without a role.
+    """
     classes = dimension_classes(graph)
     data = [p for p, role in enumerate(found) if role == DATA]
     parameters = [p for p, role in enumerate(found) if role == PARAMETERS]
@@ -214,7 +222,7 @@ def _fill_forward(graph: Graph, found: list[str | None], waiting: list[int]) -> 
         for position in waiting:
             found[position] = DATA
         return
-    # Without data and parameters: trees of arrays, and a single array.
+    # As in `f(params, x)`: the only argument that is no tree is the data.
     roots = [words(graph.argument_paths[position]) for position in waiting]
     single = {p for p, (_, below) in zip(waiting, roots, strict=True) if not below}
     if len(single) == 1 and len(waiting) > 1:

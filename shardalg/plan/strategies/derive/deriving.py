@@ -152,7 +152,11 @@ def _trimmed(dims: tuple[Axes, ...]) -> tuple[Axes, ...]:
 
 
 def _spec(dims: Sequence[Axes], mesh: Mesh, shape: tuple[int, ...] | None) -> Any:
-    """Return axes per dimension as a `PartitionSpec`."""
+    """Return a `PartitionSpec` from the axes of each dimension.
+
+    Args:
+      shape: the array's shape; None for a site, whose values can have several shapes.
+    """
     # A site has no single shape: any that divides gives the same spec.
     sizes = shape if shape is not None else (mesh.size,) * len(dims)
     entries = [axes or None for axes in dims]
@@ -212,6 +216,10 @@ def _sites(placing: Placing) -> tuple[SiteLayout, ...]:
 
 
 def _site(placing: Placing, site: Site) -> SiteLayout:
+    """Return the layout of a named `with_sharding_constraint`, with the reason for each axis.
+
+    Each kind of parallelism shards the first free dimension of its classes that its axes divide.
+    """
     graph, named = placing.named.graph, placing.named
     value = graph.nodes[site.node].results[0]
     names, shape = named.classes.of(value), named.shape(value)

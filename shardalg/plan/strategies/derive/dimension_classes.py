@@ -33,7 +33,11 @@ class Nest(NamedTuple):
 
 @lru_cache(maxsize=65536)
 def _joins(signature: Signature) -> tuple[tuple[tuple[Place, Place], ...], tuple[Nest, ...]]:
-    """Return the pairs of dimensions with one plain loop, and the nested dimensions."""
+    """Return the pairs of dimensions that one loop indexes, and the dimensions of several loops.
+
+    Pairs are of the form (first dimension with the loop, another one). Loops of one iteration are
+    left out.
+    """
     first: dict[str, Place] = {}
     pairs: list[tuple[Place, Place]] = []
     nested: list[tuple[Place, tuple[tuple[str, int], ...]]] = []
@@ -56,7 +60,7 @@ def _joins(signature: Signature) -> tuple[tuple[tuple[Place, Place], ...], tuple
 
 
 class _Partition:
-    """Union-find over numbers."""
+    """Classes of the numbers 0, 1, ..., which are merged by union-find."""
 
     def __init__(self, size: int) -> None:
         self.parent = list(range(size))
@@ -119,6 +123,7 @@ class DimensionClasses:
         return self._refusal(fine, parts, closed, frozenset())
 
     def _refusal(self, fine: int, parts: int, closed: frozenset[int], seen: frozenset[int]) -> str:
+        """Return `refusal` of a class; `seen` are outer classes, which are not visited again."""
         if fine in self.iterated:
             return "a loop walks through this dimension"
         for loops in self.nests.get(fine, ()):

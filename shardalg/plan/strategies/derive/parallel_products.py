@@ -32,9 +32,10 @@ from shardalg.plan.strategies.derive.product_uses import (
     product_uses,
 )
 
-# Of equal choices, the one that shards more bytes wins, and then the one with fewer classes.
 MARGIN = 1e-6
+"""Raises the value of bytes a little: of equal choices, the one that shards more bytes wins."""
 EPSILON = 1e-9
+"""The price of one class: of choices that are still equal, the one with fewer classes wins."""
 LARGEST_SEARCH = 20_000
 """Above so many sets of open classes, the choice is made one class after the other."""
 
@@ -191,6 +192,7 @@ def best_independent(values: Values, conflicts: Conflicts) -> frozenset[int]:
     known: dict[frozenset[int], tuple[float, frozenset[int]]] = {}
 
     def best(left: frozenset[int]) -> tuple[float, frozenset[int]]:
+        """Return the largest value of classes in `left` without conflicts, and these classes."""
         if left in known:
             return known[left]
         if len(known) > LARGEST_SEARCH:
@@ -231,7 +233,7 @@ def _components(left: frozenset[int], conflicts: Conflicts) -> list[frozenset[in
 def _greedy(
     left: Iterable[int], values: Values, conflicts: Conflicts
 ) -> tuple[float, frozenset[int]]:
-    """Return a set without conflicts, taken by falling value."""
+    """Return the total value of a set without conflicts, and the set, taken by falling value."""
     taken: set[int] = set()
     for name in sorted(left, key=lambda n: (-values[n], n)):
         if not conflicts[name] & taken:

@@ -34,7 +34,7 @@ def place_pins(at: Placing) -> None:
 
 
 def place_experts(at: Placing) -> None:
-    """Shard the parameters of experts by expert; what scores the experts stays as it is."""
+    """Shard the parameters of experts along their dimension of experts; a router stays whole."""
     axes, classes = at.parts_axes("expert"), at.named.expert_classes
     for layout in at.open(PARAMETERS) if axes else ():
         value = at.value(layout)
@@ -53,7 +53,11 @@ def place_experts(at: Placing) -> None:
 
 
 def place_tensor(at: Placing) -> None:
-    """Shard columns and rows of products, what has the same features, and vocabularies."""
+    """Shard parameters by tensor parallelism, along the axes of the recipe's `tensor` parts.
+
+    The sharded dimensions are columns and rows of products, vocabularies, and other dimensions of
+    the same classes, as in biases.
+    """
     axes = at.parts_axes("tensor")
     for layout in at.open(PARAMETERS) if axes else ():
         free = tuple(axis for axis in at.allowed(layout, axes) if axis not in layout.axes)
@@ -119,7 +123,10 @@ def _place_table(at: Placing, layout: ArrayLayout, axes: Axes) -> bool:
 
 
 def place_residual(at: Placing) -> None:
-    """Shard the residual's features of parameters along the first axis of `two_d`."""
+    """Shard the residual's features of parameters along the first axis of `two_d`.
+
+    Scales and biases are sharded along the second axis, as the activations that they meet.
+    """
     for part in at.of_kind("two_d"):
         for layout in at.open(PARAMETERS):
             # The scale of a norm is sharded as the activations that it multiplies; along the

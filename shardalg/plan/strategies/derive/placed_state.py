@@ -11,8 +11,8 @@ from shardalg.plan.strategies.derive.recipe_parts import ArrayLayout, Axes, Part
 
 Owners = dict[tuple[str, ...], ArrayLayout]
 """Parameters by the words of their paths, or by an ending of these."""
-# The role of the arrays that a part shards, if they are not the parameters.
 _SHARDED = {"data": DATA, "sequence": DATA, "zero": OPTIMIZER_STATE}
+"""The role of the arrays that a part shards, if they are not the parameters."""
 _NOTHING = {
     "data": "no argument is data with a batch dimension (give roles=)",
     "fsdp": "no parameter has two dimensions and one that divides (give roles=)",
@@ -139,6 +139,7 @@ def place_data(at: Placing) -> None:
 
 
 def _place_batch(at: Placing, layout: ArrayLayout, dim: int) -> None:
+    """Shard the batch dimension of a data argument, or raise if its axes do not divide it."""
     free = at.allowed(layout, at.batch_axes)
     size, count = at.named.shape(at.value(layout))[dim], at.count(free)
     if size % count:

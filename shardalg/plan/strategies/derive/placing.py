@@ -90,15 +90,15 @@ class Placing:
         return residual_classes(self.named, chosen)
 
     def value(self, layout: ArrayLayout) -> int:
-        """Return the value of an argument."""
+        """Return the index of the graph value of an argument."""
         return self.named.graph.arguments[layout.place]
 
     def open(self, role: str) -> list[ArrayLayout]:
-        """Return the layouts of the arrays with a role that are not pinned."""
+        """Return the layouts of the arrays of one role, without pinned ones and scalars."""
         return [a for a in self.layouts if a.role == role and not a.pinned and a.dims]
 
     def allowed(self, layout: ArrayLayout, axes: Axes) -> Axes:
-        """Return the axes that no ban excludes; the layout records the others."""
+        """Return the axes that no ban of the recipe excludes; `layout` records the others."""
         banned = {
             axis
             for pattern, axis in self.wishes.bans
@@ -109,7 +109,10 @@ class Placing:
         return tuple(axis for axis in axes if axis not in banned)
 
     def dividing(self, layout: ArrayLayout, dims: Iterable[int], axes: Axes) -> list[int]:
-        """Return the dimensions without an axis, not walked by a loop, that the axes divide."""
+        """Return the dimensions out of `dims` that the axes could shard evenly.
+
+        They have no axis yet, and no loop iterates over them.
+        """
         value, parts = self.value(layout), self.count(axes)
         shape = self.named.shape(value)
         return [
@@ -122,7 +125,7 @@ class Placing:
         ]
 
     def shard_largest(self, layout: ArrayLayout, axes: Axes, reason: str) -> None:
-        """Shard the largest dimension that divides; of equal ones the residual's features."""
+        """Shard the largest dimension that the axes divide; of equals the residual's features."""
         value = self.value(layout)
         shape, names = self.named.shape(value), self.named.classes.of(value)
         dims = self.dividing(layout, range(len(shape)), axes)

@@ -67,7 +67,7 @@ def product_uses(graph: Graph, argument_roles: tuple[str | None, ...]) -> Produc
 
 
 class _Reader:
-    """The nodes of a forward pass, read one after the other."""
+    """Collects the fields of `ProductUses`, node by node, from a forward pass."""
 
     def __init__(self, graph: Graph, argument_roles: tuple[str | None, ...]) -> None:
         self.graph = graph
@@ -90,7 +90,7 @@ class _Reader:
         self.expert_nodes: set[int] = set()
 
     def read(self) -> ProductUses:
-        """Return what all nodes of the forward pass do."""
+        """Return how the nodes of the forward pass use parameters, outside and inside of loops."""
         for node in self.graph.nodes:
             if node.phase == "forward" and not node.bodies:
                 for number, rule in enumerate(rules(node.signature) or ()):
@@ -124,7 +124,11 @@ class _Reader:
         return found
 
     def _read(self, node: Node, rule: Rule, number: int) -> None:
-        """Record one row of a node."""
+        """Record how one row of RULES of a node uses parameters, and what sharding it would send.
+
+        Args:
+          number: the position of the row, and of the result that it computes.
+        """
         result = node.results[min(number, len(node.results) - 1)]
         if self.roles[result] in (WEIGHT, PARAMETERS):
             return
@@ -169,6 +173,11 @@ class _Reader:
     def _record(
         self, node: Node, operand: int, origin: int, used: Iterator[tuple[int, str]]
     ) -> None:
+        """Record the uses of an operand for the parameter that it is a copy or a slice of.
+
+        Args:
+          origin: the parameter. used: (dimension of the operand, kind of use), as of `_uses`.
+        """
         value = node.operands[operand]
         shapes = self.graph.values[value].type.shape, self.graph.values[origin].type.shape
         same: dict[int, list[int]] = defaultdict(list)

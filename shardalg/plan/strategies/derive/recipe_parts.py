@@ -62,7 +62,7 @@ class ArrayLayout:
         return {axis for axes in self.dims for axis in axes}
 
     def put(self, dim: int, axes: Axes, reason: str) -> None:
-        """Shard a dimension, inside the axes that it has already."""
+        """Add axes to a dimension, minor to the axes that it has already, and record the reason."""
         self.dims[dim] = (*self.dims[dim], *axes)
         self.reasons.append(f"dimension {dim} on {', '.join(axes)}: {reason}")
 

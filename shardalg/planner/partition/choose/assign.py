@@ -47,8 +47,8 @@ from shardalg.sizes.recorded import first_least
 
 # Operands and results are separate, because a component sets some entries of each by number.
 Layouts = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
-# Per loop, the alternatives for its digits. The first is (): the loop is not sharded.
 LoopCandidates = dict[str, list[Digits]]
+"""Per loop, the alternatives for its digits. The first is (): the loop is not sharded."""
 
 
 def choose(key: NodeKey) -> Choice:
@@ -265,7 +265,7 @@ def _choices(key: NodeKey, component: Component, assignments: Iterable[Assigned]
     found: list[Choice] = []
     for assigned in assignments:
         loops = tuple(assigned.items())
-        # A windowed dimension is exchanged in halos, or gathered.
+        # Neither halos nor a gather always sends less, so both ways are candidates.
         for gathered in (False, True) if component.reads_windows(assigned) else (False,):
             layouts = _layouts(key, component, assigned, (required_shardings, produced), gathered)
             if layouts is None:
@@ -336,7 +336,7 @@ def available_digits(key: NodeKey, component: Component) -> LoopCandidates:
                 for loop, of_loop in spread(loops, digits) if digits else ():
                     found = by_loop.get(loop)
                     if found is not None:
-                        # A loop may also be sharded along the major digits only.
+                        # A loop without its minor digits leaves these to other loops.
                         majors = (of_loop[:end] for end in range(len(of_loop), 0, -1))
                         found += [major for major in majors if major not in found]
     # Moved digits are tried on every loop that is long enough, alone and minor to its own digits.

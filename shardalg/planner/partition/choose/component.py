@@ -215,7 +215,8 @@ def components(rows: tuple[Rule, ...]) -> tuple[Component, ...]:
     """
     groups: list[tuple[set[object], list[int]]] = []
     for number, rule in enumerate(rows):
-        # Union of all groups that this row shares a loop or an operand with.
+        # Rows with a common loop or operand must agree on its sharding, also through a third row:
+        # all groups that this row shares one with become one group.
         marks: set[object] = set(rule.extents) | set(rule.operands)
         joined = [g for g in groups if g[0] & marks]
         groups = [g for g in groups if not g[0] & marks]

@@ -120,8 +120,8 @@ _BORDERS: dict[str, Callable[[Node, Sequence[Region], Sequence[Sharding]], Regio
 }
 
 
-# A value, and the length of the leading dimension along which a scan stacks it; 0 if it does not.
 BorderSlot = tuple[int, int]
+"""A value, and the length of the dimension along which a scan stacks it; 0 if it does not."""
 
 
 @dataclass(frozen=True)

@@ -151,8 +151,8 @@ class BlockListing:
         return self.emit_step(dim, cut, (local,), cause)[0]
 
 
-# `PartitionContext.first` has this number for graph values that no instruction has computed yet.
 UNMADE = -1
+"""The entry of `PartitionContext.first` for a graph value that no instruction has computed yet."""
 
 
 @dataclass

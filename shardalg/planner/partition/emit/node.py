@@ -46,8 +46,8 @@ from shardalg.spmd.instructions import (
 )
 from shardalg.spmd.local import Local
 
-# Local values are identified by their index in `PartitionContext.locals`.
 Locals = tuple[int, ...]
+"""Local values, as indices in `PartitionContext.locals`."""
 Resizing = Dilate | Slice | SliceAt | OwnerSelect
 
 
