@@ -44,12 +44,18 @@ if TYPE_CHECKING:
 
 OTHER, UNNAMED = "other compute", "not named"
 _OWN_ROW = (*RING_BYTES, "contraction")
-_AROUND = ("while", "conditional", "call")  # their time is that of what they run
+_AROUND = ("while", "conditional", "call")  # left out: operators inside would count twice
 _SCOPED = re.compile(rf"(?:^|/){SCOPE}(\d+)(?=/|$)")
 
 
 class DeviceEvent(NamedTuple):
-    """One execution of an operator of the compiled program on one device."""
+    """One execution of an operator of the compiled program on one device.
+
+    Attributes:
+      device: name of the trace's plane and number of the device on it.
+      op: name of the operator in the compiled program.
+      start_s: start in seconds of the profiler's clock.
+    """
 
     device: str
     op: str
@@ -62,7 +68,9 @@ class Row:
     """Seconds per step and device of one instruction, or of all other compute.
 
     Attributes:
-      name: as the printed program has it, "%5", or "".
+      name: the instruction's first result in the printed program, such as "%5"; "" for other rows.
+      kind: kind of the collective, "contraction", "other compute" or "not named".
+      axes: mesh axes of the collective; () for other kinds.
     """
 
     name: str
@@ -73,16 +81,19 @@ class Row:
 
     @property
     def difference_s(self) -> float:
-        """Measured beyond predicted."""
+        """Measured minus predicted seconds."""
         return self.measured_s - self.predicted_s
 
 
 @dataclass(frozen=True)
 class Breakdown:
-    """A step by instruction, predicted beside measured.
+    """The predicted and the measured time of a step, by instruction.
 
     Attributes:
-      timing: of whole steps, without the profiler. hardware: what predicts, by name.
+      rows: one per collective and contraction, then one for all other compute.
+      timing: times of whole steps, without the profiler.
+      hardware: name of the chip that the prediction assumes.
+      device: kind of the devices that ran the step.
     """
 
     rows: tuple[Row, ...]
@@ -125,7 +136,11 @@ class Breakdown:
 def breakdown(
     lowered: Lowered, args: Sequence[Any], hardware: Hardware | Topology, repeats: int
 ) -> Breakdown:
-    """`repeats` steps timed, and as many traced.
+    """Return the breakdown of a lowered program: time `repeats` steps, then trace as many.
+
+    Args:
+      args: arguments of the function.
+      hardware: the chip or topology for which the prediction is made.
 
     Raises:
       LoweringError: the trace has no events of the program.
@@ -156,7 +171,12 @@ def recorded(run: Callable[[], Any], module: HloModule) -> list[DeviceEvent]:
 
 
 def events(folder: Path, module: HloModule) -> Iterable[DeviceEvent]:
-    """Yield a trace's events of a program's operators; enclosing operators are left out."""
+    """Yield a trace's events of a program's operators; enclosing operators are left out.
+
+    Args:
+      folder: folder into which JAX's profiler wrote the trace.
+      module: the compiled program.
+    """
     ops = {name: op for ops in module.computations.values() for name, op in ops.items()}
     for file in folder.rglob("*.xplane.pb"):
         data = jax.profiler.ProfileData.from_file(str(file))  # its parts live as long as it does
@@ -173,7 +193,12 @@ def events(folder: Path, module: HloModule) -> Iterable[DeviceEvent]:
 def per_instruction(
     found: Sequence[DeviceEvent], module: HloModule, repeats: int
 ) -> dict[int | None, float]:
-    """Seconds of a step on one device, by the first result of the instruction; None: of none.
+    """Return the seconds of a step on one device, by the first result of each instruction.
+
+    The key None has the seconds of operators that belong to no instruction.
+
+    Args:
+      found: events of all devices. repeats: number of steps that were traced.
 
     Raises:
       LoweringError: there are no events.
@@ -189,7 +214,7 @@ def per_instruction(
 
 
 def check_events(found: Sequence[DeviceEvent]) -> None:
-    """Raise LoweringError where a trace has none."""
+    """Raise LoweringError if a trace has no events."""
     if not found:
         raise LoweringError(
             "the profiler's trace has no events of the program: another profiler is running, or "
@@ -198,7 +223,10 @@ def check_events(found: Sequence[DeviceEvent]) -> None:
 
 
 def scopes_of(module: HloModule) -> dict[str, int | None]:
-    """Operator of the compiled program to the first result of the instruction that it is of."""
+    """Return, per operator of the compiled program, the first result of its instruction.
+
+    The value is None for an operator that belongs to no instruction.
+    """
     scopes: dict[str, int | None] = {}
     for ops in module.computations.values():
         for name, op in ops.items():
@@ -208,7 +236,12 @@ def scopes_of(module: HloModule) -> dict[str, int | None]:
 
 
 def rows(prices: Sequence[Timed], measured: Mapping[int | None, float]) -> Iterable[Row]:
-    """Yield a row per collective and contraction in the order of the program, then the others."""
+    """Yield a row per collective and contraction in the order of the program, then the others.
+
+    Args:
+      prices: predicted seconds of every instruction.
+      measured: measured seconds by the first result of the instruction, as of `per_instruction`.
+    """
     left, predicted = dict(measured), 0.0
     for price in prices:
         seconds = price.seconds * price.step.count
@@ -225,7 +258,7 @@ def rows(prices: Sequence[Timed], measured: Mapping[int | None, float]) -> Itera
 
 
 class EventKind(NamedTuple):
-    """The kind of an event, in the terms of a planned event."""
+    """Kind, mesh axes and phase of an event, with the values of a planned event (`StageEvent`)."""
 
     kind: str
     axes: tuple[str, ...]
@@ -237,16 +270,17 @@ OTHER_COMPUTE = EventKind(planned.COMPUTE, (), "")
 
 
 def traced_step(lowered: Lowered, args: Sequence[Any]) -> tuple[planned.StageEvent, ...]:
-    """One step on the first device: neighbours of one sort together, from the first's start.
+    """Return the events of one step on the first device; neighbours of one kind are merged.
 
-    A pipeline's bubbles are computed on padding, and look like all other compute. Between events
-    the device waits; a collective's time has the waiting for the slowest device in it.
+    Times count from the start of the first event. A pipeline's bubbles are computed on padding, and
+    look like all other compute. Between events the device waits. A collective's time includes the
+    wait for the slowest device.
 
     Raises:
       LoweringError: the profiler's trace has no events of the program.
     """
     placed, module = lowered.entering(*args), parse(lowered.compiled.as_text())
-    # Warm up outside the trace.
+    # The first call fills caches: in the trace it would look slower than other steps.
     once(lowered, placed)
     found = recorded(lambda: once(lowered, placed), module)
     check_events(found)
@@ -257,7 +291,7 @@ def traced_step(lowered: Lowered, args: Sequence[Any]) -> tuple[planned.StageEve
 
 
 def _sorts(lowered: Lowered) -> dict[int, EventKind]:
-    """First result of an instruction to its sort."""
+    """Return the kind of each instruction's events, by its first result."""
     mesh, found = lowered.program.mesh, {}
     for step in walk(lowered.program):
         instruction = step.instruction
@@ -276,6 +310,11 @@ def _sorts(lowered: Lowered) -> dict[int, EventKind]:
 def _placed(
     events: Sequence[DeviceEvent], sort: Callable[[DeviceEvent], EventKind]
 ) -> Iterator[planned.StageEvent]:
+    """Yield one event per run of events of one kind; times count from the first event.
+
+    Args:
+      events: events of one device by start. sort: returns the kind of an event.
+    """
     start = events[0].start_s
     for (kind, axes, phase), run in groupby(events, sort):
         alike = [*run]

@@ -25,7 +25,11 @@ def _collective_matmul(
 
 
 class _LoweredRing:
-    """One ring, on what the product and the collective read."""
+    """One ring of permutes and products, on the arrays that the body's instructions read.
+
+    Args:
+      a: attributes of the instruction. env: array of each local that the instruction reads.
+    """
 
     def __init__(self, emitter: Emitter, a: CollectiveMatmul, env: dict[int, Array]) -> None:
         self.emitter, self.a, self.env = emitter, a, env
@@ -36,7 +40,10 @@ class _LoweredRing:
         self.block = emitter.program.locals[held[0]].shape[self.dim]
 
     def gathered(self) -> Array:
-        """Run all directions step by step: a step's permutes and products are independent."""
+        """Return the product with the gathered operand, whose pieces travel around the ring.
+
+        Each step emits the products of the present pieces and the permutes of the next ones.
+        """
         own = self.env[self.collective.operands[0]]
         made = self.a.along[-1]
         pieces = [lax.slice_in_dim(own, d.first, d.first + d.size, 1, self.dim) for d in self._ways]
@@ -65,7 +72,10 @@ class _LoweredRing:
         return result
 
     def scattered(self) -> Array:
-        """Run a reduce-scatter: a sum is permuted during the product that is added to it next."""
+        """Return the device's block of the product, whose partial sums travel around the ring.
+
+        A sum is permuted while the product that is added to it next is computed.
+        """
         sums: dict[int, Array] = {}
         for t in range(max(d.products for d in self._ways)):
             for d in self._ways:
@@ -84,7 +94,11 @@ class _LoweredRing:
         return direction.block(self.id, t, self.n) * self.block + direction.first
 
     def multiplied(self, direction: Direction, t: int, travelling: Array | None) -> Array:
-        """Return the product of one piece of each operand; `travelling` is already a piece."""
+        """Return product `t` of a direction, on one piece of each operand that blocks shard.
+
+        Args:
+          travelling: the piece of the gathered operand; None if sums travel instead.
+        """
         operands = []
         for local, dim in zip(self.product.operands, self.a.along, strict=False):
             if self.a.gathers and local == self.collective.results[0]:

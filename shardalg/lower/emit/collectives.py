@@ -47,9 +47,9 @@ def all_to_all(x: Array, names: tuple[str, ...], a: AllToAll) -> Array:
     """Split blocks along one dimension and concatenate the received pieces along another."""
     sent = pieces(x, a.split_dim, parts(a.digits))
     if a.concat_dim == 0 and not a.arriving and 1 not in sent.shape:
-        # If the result has 1 MiB or more, XLA keeps the received pieces in the result's memory
-        # until it concatenates them (openxla issue 15207: temporary memory is 0.219 of the tensor,
-        # else 0.250 and a table of pointers for each all-to-all).
+        # This form takes less memory. XLA keeps received pieces of 1 MiB or more in the result's
+        # memory (openxla issue 15207): temporary memory is 0.219 of the tensor. The other form has
+        # 0.250 and a table of pointers for each all-to-all.
         return lax.all_to_all(x, names, a.split_dim, 0, tiled=True)
     sent = _by_member(sent, a.digits, a.arriving or a.digits)
     senders = jnp.moveaxis(swapped(sent, names), 0, a.concat_dim)
@@ -119,7 +119,7 @@ def _by_member(sent: Array, digits: Digits, cut: Digits) -> Array:
 
 
 EXTREMA = {"max": (lax.pmax, "max"), "min": (lax.pmin, "min")}
-"""The collective of each combination, and the end of the integers that represents a NaN."""
+"""Per combination, the collective, and the field of `jnp.iinfo` whose integer replaces a NaN."""
 
 
 def extremum(x: Array, names: tuple[str, ...], combine: str) -> Array:
@@ -129,14 +129,15 @@ def extremum(x: Array, names: tuple[str, ...], combine: str) -> Array:
     0.10.2). So the collective is of integers in the order of the floats: their bits, those of
     negative numbers mirrored, and for a NaN the end of the integers that wins.
     """
-    if jnp.finfo(x.dtype).bits < 8:  # what a byte holds exactly
+    # Items of less than 8 bits have no integer type of their `itemsize`; float8 is exact for them.
+    if jnp.finfo(x.dtype).bits < 8:
         return extremum(x.astype("float8_e4m3fn"), names, combine).astype(x.dtype)
-    # A total order of floats as integers: flip the magnitude bits of negative numbers.
+    # Integers order as the floats do if the magnitude bits of negative numbers are flipped.
     collective, end = EXTREMA[combine]
     kind = jnp.iinfo(f"int{8 * x.dtype.itemsize}")
 
     def mirrored(bits: Array) -> Array:
-        return jnp.where(bits < 0, bits ^ kind.max, bits)  # the way there and the way back
+        return jnp.where(bits < 0, bits ^ kind.max, bits)  # its own inverse, so used twice
 
     order = mirrored(lax.bitcast_convert_type(x, kind.dtype))
     order = jnp.where(jnp.isnan(x), jnp.asarray(getattr(kind, end), kind.dtype), order)
@@ -172,7 +173,12 @@ def _halo_exchange(
 def _read(
     emitter: Emitter, digits: Digits, reading: Reading, x: Array, arrived: list[Array]
 ) -> Array:
-    """Return the block of a reading; a device without one may return any block."""
+    """Return the block that a reading needs; a device that needs none may return any block.
+
+    Args:
+      x: the device's own block of the reading's operand.
+      arrived: the received block of each permute.
+    """
     everyone = range(emitter.program.mesh.size)
     served = [[target for _, target in pairs] for pairs in reading.permutes]
     found = [(block, targets) for block, targets in zip(arrived, served, strict=True) if targets]
@@ -234,6 +240,7 @@ def _all_reduce(emitter: Emitter, instruction: Instruction[AllReduce], x: Array)
 
 
 def _reduced(x: Array, names: tuple[str, ...], combine: str) -> Array:
+    """Return the elementwise combination of the blocks of all devices along the mesh axes."""
     if x.dtype == jnp.bool_ and combine in _OF_BOOL:
         return _OF_BOOL[combine](x.astype(jnp.uint8), names).astype(jnp.bool_)
     if combine == "pick":
@@ -390,10 +397,11 @@ def _all_to_all(emitter: Emitter, instruction: Instruction[AllToAll], x: Array) 
 def _ragged_all_to_all(
     emitter: Emitter, instruction: Instruction[RaggedAllToAll], *operands: Array
 ) -> list[Array]:
+    """Emit a ragged all-to-all; on one device its slices are copied."""
     names = emitter.axes.names(instruction.attributes.digits)
     if names:
         return [lax.ragged_all_to_all(*operands, axis_name=names)]
-    # A group of one device: every slice is written into the device's own array.
+    # A group of one device has no axis to name, so its slices are written without a collective.
     rows, into, starts, sizes, targets, _ = operands
     place = jnp.arange(len(into))
     for start, size, target in zip(starts, sizes, targets, strict=True):

@@ -1,7 +1,4 @@
-"""The function that every device runs, with its nested blocks of instructions.
-
-An operator of the function, on the device's blocks.
-"""
+"""Emission of the function that every device runs: its operators, loops and branches."""
 
 from __future__ import annotations
 
@@ -23,6 +20,7 @@ from shardalg.spmd.local import Local
 
 @emits(Apply)
 def _apply(emitter: Emitter, instruction: Instruction[Apply], *operands: Array) -> list[Array]:
+    """Emit an operator on the device's blocks, with the workarounds that XLA needs."""
     binding, params = bound(emitter.graph, instruction)
     primitive = instruction.attributes.primitive
     if primitive == "transpose" and not emitter.tiled and _is_partial_matmul(emitter, instruction):
@@ -70,8 +68,9 @@ def body(emitter: Emitter) -> Callable[..., tuple[jax.Array, ...]]:
 
 @emits(Loop)
 def _loop(emitter: Emitter, instruction: Instruction[Loop], *operands: Array) -> list[Array]:
+    """Emit a loop with a known trip count as `lax.scan`."""
     a = instruction.attributes
-    # Order of a scan's operands: constants, carry, stacked inputs.
+    # The operands keep the order of JAX's scan: constants, carry, stacked inputs.
     consts, rest = operands[: a.num_consts], operands[a.num_consts :]
 
     def body(carry: Operands, xs: Operands) -> tuple[Operands, Operands]:
@@ -91,8 +90,9 @@ def _inside(emitter: Emitter, block: Block, *arguments: Array) -> list[Array]:
 
 @emits(While)
 def _while(emitter: Emitter, instruction: Instruction[While], *operands: Array) -> list[Array]:
+    """Emit a loop that ends by a condition as `lax.while_loop`."""
     a = instruction.attributes
-    # Constants of the condition come first, then those of the body, then the carry.
+    # JAX's order of operands: constants of the condition, constants of the body, carry.
     first, both = a.num_consts[0], sum(a.num_consts)
 
     def goes_on(carry: list[Array]) -> Array:
@@ -128,6 +128,7 @@ def constants(emitter: Emitter) -> dict[int, Array]:
 
 
 def _own_block(emitter: Emitter, array: Array, local: Local) -> Array:
+    """Return the device's block of a global array that has the sharding of `local`."""
     if local.shape == array.shape:
         return array
     sharding = local.sharding

@@ -19,8 +19,8 @@ from shardalg.spmd.instructions import Apply, Control
 from shardalg.spmd.local import Start
 from shardalg.spmd.program import SpmdProgram
 
-# The prefix of an instruction's scope, before the number of its first result.
 SCOPE = "at_v"
+"""The prefix of an instruction's scope, before the number of its first result."""
 Array = Any
 A = TypeVar("A", bound=Attributes)
 Operands = ParamSpec("Operands")
@@ -31,8 +31,10 @@ class Emitter:
     """The context in which every instruction is emitted.
 
     Attributes:
-      tiled: whether collectives are tiled along any dimension, and copies that are made twice are
-        kept apart (False on CPU, whose compiler drops barriers before it merges operators).
+      axes: names of the mesh axes along each digit.
+      tiled: whether collectives are tiled along any dimension, and repeated collectives get
+        barriers so that XLA does not merge them. False on CPU, whose compiler drops barriers before
+        it merges operators.
     """
 
     program: SpmdProgram
@@ -41,31 +43,34 @@ class Emitter:
     tiled: bool
 
     def partition_id(self, digits: Digits) -> Array:
-        """Partition id of the device that executes."""
+        """Return the partition id along `digits` of the device that executes; 0 for no digits."""
         names = self.axes.names(digits)
         return lax.axis_index(names) if names else 0
 
     def emit(self, instruction: Instruction) -> Callable[..., list[Array]]:
-        """Return the function that emits an instruction; moves of random keys move their words."""
+        """Return the function that emits an instruction; collectives send random keys as words."""
         emit = EMIT[type(instruction.attributes)]
-        # Operators take random keys as they are; moves send their words.
+        # Operators need random keys with their type; only other instructions get the words.
         if isinstance(instruction.attributes, Apply | Control):
             return emit
         return lambda emitter, it, *operands: by_word(partial(emit, emitter, it), *operands)
 
     def rotated(self, digits: Digits, x: Array, hop: int) -> Array:
-        """Return the block of the group's member that is `hop` places further."""
-        # A group is the set of positions that differ in `digits` alone.
+        """Return the block `x` of the device whose partition id along `digits` is larger by `hop`.
+
+        Ids count modulo the size of the group.
+        """
+        # Every group of positions that differ in `digits` alone is a ring of its own.
         at, n = {}, parts(digits)
         for p in range(self.program.mesh.size):
             group = p - sum(digit.at(p) * digit.stride for digit in digits)
             at[group, partition_id(digits, p)] = p
         pairs = [(at[group, (number + hop) % n], p) for (group, number), p in at.items()]
-        # permutes count along the axes of the mesh, in whichever order these are named
+        # `ppermute` numbers devices in the order of the mesh, in whichever order axes are named.
         return lax.ppermute(x, self.axes.all_names, pairs)
 
     def start(self, start: Start) -> Array:
-        """Return the element number on the device that executes."""
+        """Return the element number that `start` has on the device that executes."""
         return start.of({name: self.partition_id(digits) for name, digits in start.digits})
 
 
@@ -76,7 +81,7 @@ Emit = Callable[Concatenate[Emitter, Instruction[A], Operands], list[Array]]
 
 
 def emits(kind: type[A]) -> Callable[[Emit[A, Operands]], Emit[A, Operands]]:
-    """Register what emits a kind of instruction as `jax.lax` calls."""
+    """Return a decorator that registers the function that emits a kind of instruction."""
 
     def register(emit: Emit[A, Operands]) -> Emit[A, Operands]:
         EMIT[kind] = emit
@@ -86,12 +91,16 @@ def emits(kind: type[A]) -> Callable[[Emit[A, Operands]], Emit[A, Operands]]:
 
 
 def run_block(emitter: Emitter, block: Block, env: dict[int, Array]) -> list[Array]:
-    """Emit `block` with its arguments in `env`; the values of its results."""
+    """Emit the instructions of `block` and return the arrays of its results.
+
+    Args:
+      env: array per local; it has the block's arguments, and gets all other locals.
+    """
     # The CPU compiler drops barriers before it merges operators, so they would be useless there.
     again = repeated(emitter.graph, block) if emitter.tiled else {}
     for position, instruction in enumerate(block.instructions):
         if position in again:
-            # None of these values exists before all of them do.
+            # The barrier delays the repeated collective: no value exists before all of them do.
             held = sorted({*instruction.operands, *again[position]})
             env.update(zip(held, lax.optimization_barrier([env[i] for i in held]), strict=True))
         operands = [env[index] for index in instruction.operands]

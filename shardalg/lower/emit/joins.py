@@ -40,7 +40,7 @@ def _arg_reduce(
     values, places = (lax.all_gather(x, names, axis=0, tiled=False) for x in (value, place))
     member = _RANKS[a.combine](values, axis=0, index_dtype=jnp.int32)
     best = jnp.take_along_axis(places, member[None], axis=0)[0]
-    # blocks may be longer than the type counts to
+    # Multiply in 32 bits: a block's size may not fit in the type of the places.
     return [best + (member * a.block).astype(place.dtype)]
 
 
@@ -63,6 +63,7 @@ def _top(
 
 @emits(Fold)
 def _fold(emitter: Emitter, instruction: Instruction[Fold], *given: Array) -> list[Array]:
+    """Gather the members' partial results, and apply the graph's own operator to them."""
     names, count = emitter.axes.names(instruction.attributes.digits), len(instruction.results)
     every = [lax.all_gather(x, names, axis=0, tiled=False) for x in given[:count]]
     binding, params = bound(emitter.graph, instruction)

@@ -1,7 +1,4 @@
-"""Instructions that depend on an element's place.
-
-Indices of gathers and scatters, counted from the own block on.
-"""
+"""Emission of masks and selects by an element's place, and of shifts of indices."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ from shardalg.spmd.instructions import Choose, FirstMember, Mask, MaskAt, MaskIn
 
 @emits(Offset)
 def _offset(emitter: Emitter, instruction: Instruction[Offset], x: Array) -> list[Array]:
+    """Shift indices by a number that depends on the device; -1 if they are out of bounds."""
     a = instruction.attributes
     shift = jnp.asarray(emitter.partition_id(a.digits) * a.scale + a.more).astype(x.dtype)
     part = x if a.component is None else x[..., a.component]
@@ -31,6 +29,7 @@ def _offset(emitter: Emitter, instruction: Instruction[Offset], x: Array) -> lis
 def _mask_indexed(
     emitter: Emitter, instruction: Instruction[MaskIndexed], x: Array, indices: Array
 ) -> list[Array]:
+    """Keep gathered elements whose indices are in the device's block; others are 0 or the fill."""
     a = instruction.attributes
     here = jnp.ones(indices.shape[:-1], bool)
     outside = jnp.zeros(indices.shape[:-1], bool)
@@ -47,6 +46,7 @@ def _mask_indexed(
     result = jnp.where(spread(here & ~outside), x, zero)
     if a.fill is None:
         return [result]
+    # A sum over the members follows, so that only one of them may have the fill value.
     fill = jnp.where(member == 0, jnp.asarray(a.fill, x.dtype), zero)
     return [jnp.where(spread(outside), fill, result)]
 

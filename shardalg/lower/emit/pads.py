@@ -1,4 +1,4 @@
-"""Longer and shorter dimensions, and others in their place."""
+"""Emission of instructions that regroup, concatenate, resize or dilate dimensions."""
 
 from __future__ import annotations
 

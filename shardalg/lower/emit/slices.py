@@ -1,11 +1,10 @@
-"""Parts of a block.
+"""Emission of instructions that read or update a part of a block.
 
-Boxes at run-time starts in blocks: only places of the box are touched, never the whole block.
-
-A box that straddles blocks is met where the block has most of it, at `clip(start, 0, block - box)`,
-and what is read or written there is shifted by what the clip took: `lax.dynamic_slice` between
-zeros. The sum over devices behind a read gives +0 for -0, also where XLA gathers the whole operand,
-and so keeps the sign.
+A box is the part of a tensor that `Extract` reads or `Insert` writes, at starts known at run time.
+Only the elements of the box are touched, never the whole block. If a box straddles blocks, each
+device reads or writes a box at `clip(start, 0, block - box)`, which is inside its block. The
+elements are then shifted by the difference from the true start, with zeros outside. The sum over
+devices that follows a read gives +0 for -0; XLA, which gathers the whole operand, keeps the sign.
 """
 
 from __future__ import annotations
@@ -29,11 +28,15 @@ from shardalg.spmd.instructions import (
 )
 
 Ids = Callable[[Digits], Array]
-"""The partition id along digits of the device that executes."""
+"""Returns the partition id along digits of the device that executes."""
 
 
 def extracted(a: Extract, ids: Ids, x: Array, starts: Sequence[Array]) -> Array:
-    """Return the part of the box in this block, with 0 elsewhere."""
+    """Return the elements of a box that are in this block; the box's other elements are 0.
+
+    Args:
+      x: the device's block. starts: the box's first element per dimension of the tensor.
+    """
     first = _starts(a.places, ids, (x.shape, a.sizes), starts)
     shape = _met(a.places, x.shape, a.sizes)
     result, at = _read(x, first, shape)
@@ -43,7 +46,12 @@ def extracted(a: Extract, ids: Ids, x: Array, starts: Sequence[Array]) -> Array:
 
 
 def inserted(a: Insert, ids: Ids, x: Array, new: Array, starts: Sequence[Array]) -> Array:
-    """Return the block, overwritten by its part of the box."""
+    """Return the block with the elements of the box that are in it overwritten.
+
+    Args:
+      x: the device's block. new: elements of the box.
+      starts: the box's first element per dimension of the tensor.
+    """
     first = _starts(a.places, ids, (x.shape, new.shape), starts)
     shape = _met(a.places, x.shape, new.shape)
     held, at = _read(x, first, shape)
@@ -57,7 +65,11 @@ def inserted(a: Insert, ids: Ids, x: Array, new: Array, starts: Sequence[Array])
 
 
 def _met(places: Places, block: Sequence[int], box: Sequence[int]) -> tuple[int, ...]:
-    """Return the largest shape of the intersection of a block and a box."""
+    """Return the shape of the largest intersection of a block and a box.
+
+    Args:
+      places: the sharded dimensions. block, box: shapes.
+    """
     cut = {dim for dim, _, _ in places}
     return tuple(
         min(n, m) if d in cut else m for d, (n, m) in enumerate(zip(block, box, strict=True))
@@ -89,7 +101,12 @@ def _starts(
 def _read(
     x: Array, first: Sequence[Array], shape: tuple[int, ...]
 ) -> tuple[Array, tuple[Array, ...]]:
-    """Return the part of the block nearest to a box, and its first element."""
+    """Return the part of a block that is nearest to a box, and the first element of the part.
+
+    Args:
+      first: the box's first element per dimension, counted from the block's; it may be outside.
+      shape: shape of the part.
+    """
     at = tuple(
         jnp.clip(jnp.asarray(f), 0, n - m).astype(jnp.int32)
         for f, n, m in zip(first, x.shape, shape, strict=True)
@@ -98,7 +115,7 @@ def _read(
 
 
 def _shifted(x: Array, dim: int, shift: Array, size: int) -> Array:
-    """Places `[shift, shift + size)` of a dimension, 0 outside of it."""
+    """Return the elements `[shift, shift + size)` of dimension `dim`; 0 where `x` has none."""
     widths = [(size, size, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)]
     padded = lax.pad(x, jnp.zeros((), x.dtype), widths)
     start = jnp.clip(shift, -size, x.shape[dim]) + size
