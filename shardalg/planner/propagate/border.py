@@ -12,14 +12,17 @@ from shardalg.planner.propagate.layouts import Layouts
 from shardalg.planner.propagate.strategy import Annotations
 
 Rows = list[tuple[int, Sharding]]
+"""Values with their annotations."""
 VisitingFacts = bool | tuple[frozenset[int], tuple[tuple[int, int, bool], ...]]
+"""The facts that `visiting_facts` returns."""
 
 
 def visiting_facts(graph: Graph, annotations: Annotations, policy: str) -> VisitingFacts:
     """Return the facts of the annotations that decide how the graph is visited.
 
     Returns:
-      For GSPMD, whether some result is annotated; for Shardy, the annotated values and its sites.
+      For GSPMD, whether some result is annotated. For Shardy, the annotated values, and per
+      annotated site (node, number that equal annotations share, whether no dimension is open).
     """
     if policy != "shardy":
         return any(s is not None for s in annotations.results)
@@ -101,7 +104,7 @@ def in_round(layouts: Layouts, number: int, sharding: Sharding, now: int) -> int
       number: the layout number after the earlier rounds.
     """
     rounds = sharding.priorities or (0,) * len(sharding.dims)
-    # Dimensions of this round get the annotation's digits; the others keep those that they have.
+    # Dimensions of other rounds keep their digits, because earlier rounds may have changed them.
     rows = zip(layouts.dims[number], sharding.dims, rounds, strict=True)
     dims = tuple(own if own_round == now else old for old, own, own_round in rows)
     # No other dimension may take the digits of a later round: one digit cannot partition two.
@@ -275,11 +278,10 @@ def _share_carries(graph: Graph, layouts: Layouts, numbers: list[int]) -> list[t
     Returns:
       (value changed, the body's argument whose sharding it took).
     """
-    # The results inside the body that are carried, and their values after the loop.
     carried = {
         (tie.call, tie.source): tie.target for tie in graph.region_arguments if tie.kind == "carry"
     }
-    # Both the body's result and the loop's result follow the body's argument.
+    # A carry has one sharding, so the body's result and the loop's result follow the argument.
     repairs = [(source, argument) for (_, source), argument in carried.items()]
     repairs += [
         (tie.target, carried[tie.call, tie.source])

@@ -153,7 +153,7 @@ def propagate(
     >>> print(done.results[0].text(), "-", done.why(graph.results[0]))
     [x, y] - from x, w through dot_general (contraction, forward, level 1)
     """
-    # The graph as this order visits it, and the first shardings: annotations, else replicated.
+    # The order of visits decides conflicts, so each order has an index of the graph of its own.
     layouts = Layouts(annotations.mesh, options.partitioner)
     order = ORDERS[options.order]
     steps = order.steps(
@@ -166,7 +166,7 @@ def propagate(
     if options.order == "paper":
         fixpoint.turned = turned
     fixpoint.run()
-    # Dimensions of later priorities join round by round, each completed as a whole.
+    # A round is completed before the next one begins, so that the earlier priority wins conflicts.
     for now, rows in border.rounds(graph, annotations, steps):
         for value, sharding in rows:
             fixpoint.begin_round(value, border.in_round(layouts, numbers[value], sharding, now))

@@ -122,11 +122,15 @@ def conflicts(record: Record) -> tuple[Conflict, ...]:
 def _refused(
     kind: OperatorClass, numbers: Numbers, fixpoint: Fixpoint
 ) -> Iterator[tuple[int, str, Dims, Numbers]]:
-    """Yield (target, direction, offered sharding, sources) that a target's free dimensions lack."""
+    """Yield the refused offers of a step: (target, direction, offered sharding, sources).
+
+    Args:
+      numbers: layout numbers of the step's tensors at the end of the sweeps.
+    """
     layouts = fixpoint.layouts
     for target, direction, dims, sources in fixpoint.all_offers(kind, numbers, layouts):
         number, dims = numbers[target], tuple(map(layouts.fused, dims))
-        # Of an annotated value, only the open dimensions could have taken the offer.
+        # An annotation closes the other dimensions, so an offer to them is no conflict.
         if layouts.fixed[number]:
             free = layouts.open[number]
             dims = tuple([digits if d in free else () for d, digits in enumerate(dims)])

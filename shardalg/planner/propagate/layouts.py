@@ -23,7 +23,7 @@ Dims = tuple[Digits, ...]
 
 
 class Layouts:
-    """The numbers of (shape, dims, fixed, open dimensions), and the rules for replacing them.
+    """Table of one completion's layouts: a number per (shape, dims, fixed, open dimensions).
 
     A `fixed` layout was annotated. Only its open dimensions change, and only when merging is on.
     `annotated` remembers the number of an annotation in the first round, and whether it is fixed.
@@ -87,12 +87,12 @@ class Layouts:
         )
 
     def fused(self, digits: Digits) -> Digits:
-        """Return the digits in their only notation: neighbouring parts of one axis are fused."""
+        """Return the digits in their normal form: neighbouring parts of one axis are one digit."""
         if all(digit in self._axes for digit in digits):
             return digits
         out: list[Digit] = []
         for digit in digits:
-            # Neighbouring digits: the one's stride is the other's end. A digit never spans axes.
+            # Two digits join only inside one axis, because a digit never spans two axes.
             if out and out[-1].stride == digit.stride * digit.size:
                 both = Digit(digit.stride, out[-1].size * digit.size)
                 if any(_inside(both, axis) for axis in self._axes):
@@ -171,13 +171,13 @@ class Layouts:
         old, shape = self.dims[number], self.shapes[number]
         dims = tuple(map(self.fused, dims))
         offered = math.prod(parts(digits) for digits in dims)
-        # A replicated value takes any partitioned offer.
+        # Any partitioned offer refines a replicated value, so no dimensions are compared.
         if self.tiles[number] == 1:
             return self.number(shape, dims) if offered > 1 else number
         finer = extends(dims, old)
         if merging and not finer and not extends(old, dims):
             both = self.merged(shape, old, dims)
-            # A merge counts only if it has more tiles than both shardings.
+            # Every change must add tiles (`Fixpoint._write`), or the sweeps would not end.
             if both is not None:
                 new = self.number(shape, both)
                 if self.tiles[new] > max(self.tiles[number], offered):
@@ -193,7 +193,7 @@ class Layouts:
         open_dims, shape = self.open[number], self.shapes[number]
         if not open_dims:
             return number
-        # Digits of dimensions with a later priority are reserved for these dimensions.
+        # A digit of a later priority would no longer be free for its own dimension.
         reserved = self.reserved[number]
         offered = tuple(
             d if i in open_dims and not any(overlap(a, b) for a in d for b in reserved) else ()
@@ -233,10 +233,10 @@ def extends(fine: Dims, coarse: Dims) -> bool:
     return all(map(starts_with, fine, coarse))
 
 
-# The loops of a dimension, major first. Each has the extent that its digits must divide; 0 means
-# any.
 Loops = tuple[tuple[str, int], ...]
+"""The loops of a dimension, major first: (loop, extent that its digits must divide; 0: any)."""
 Map = tuple[Loops, ...]
+"""The loops of each dimension of one tensor."""
 
 
 def row_maps(
@@ -247,7 +247,7 @@ def row_maps(
     Args:
       blocks: loops that the operator needs whole, but that carry digits all the same.
     """
-    # Each row describes one result. Where rows read the same operand, the first row decides.
+    # Several rows may read one operand. The first row decides, so it is written last.
     operands: list[Map] = [((),) * len(t.shape) for t in signature.operands]
     for rule in reversed(rules):
         for position, dims in rule.operands.items():
@@ -300,7 +300,7 @@ def dim_loops(rule: Rule, index: Index, blocks: frozenset[str] = frozenset()) ->
     nest = _nest(rule, index, terms)
     if nest:
         return nest
-    # A window: the loop of larger extent places the blocks.
+    # In a window, the smaller loop only widens the read of a block, so it partitions nothing.
     free = [name for name, _ in terms if name not in rule.local]
     owner = max(
         free, key=lambda name: (rule.extents[name], name in rule.result_loops), default=None
@@ -309,7 +309,7 @@ def dim_loops(rule: Rule, index: Index, blocks: frozenset[str] = frozenset()) ->
 
 
 def _nest(rule: Rule, index: Index, terms: list[tuple[str, int]]) -> Loops:
-    """Return the loops of an index that counts through them like digits, or () for others."""
+    """Return the loops of an index `n*i + j`, major first, or () for any other index."""
     slides = any(name in rule.local or name not in rule.result_loops for name, _ in terms)
     if len(terms) == 1 or index.div > 1 or index.constant or slides:
         return ()

@@ -221,7 +221,7 @@ def operator_class(
     closed_operands = frozenset(
         k
         for k in range(len(signature.operands))
-        # Loops that the operator needs whole of this operand, and that the result does not have.
+        # A whole loop that a result shares, such as that of a sort, does not close the operand.
         if rule.whole.intersection(n for i in rule.indices(k) for n in i.variables)
         - rule.result_loops
     )
@@ -274,7 +274,12 @@ def role_of(rule: Rule) -> str:
 
 
 def edge(shape: Shape, sources: int, targets: int, *, role: str, alone: bool) -> OperatorClass:
-    """Return the class of values that share one sharding, from `sources` to `targets`."""
+    """Return the class of values that share one sharding.
+
+    Args:
+      sources, targets: how many of the values are operands, and how many are results.
+      alone: as in `OperatorClass`.
+    """
     maps = tuple(((f"d{i}", 0),) for i in range(len(shape)))
     count, through = sources + targets, frozenset(f"d{i}" for i in range(len(shape)))
     single, zeros = (False,) * targets, (0,) * count
@@ -294,7 +299,9 @@ def pass_through(shape: Shape, single: bool, drop: tuple[int, int] = (0, 0)) -> 
     """Return the class of one tensor on both sides of a border.
 
     Args:
-      drop: the numbers of leading dimensions that only the one or the other side has.
+      shape: the shape that both sides have in common.
+      single: whether the result has exactly one user.
+      drop: the numbers of leading dimensions that only the operand, or only the result, has.
     """
     rank = len(shape)
     inner = tuple(((f"d{i}", 0),) for i in range(rank))

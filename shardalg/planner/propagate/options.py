@@ -33,13 +33,13 @@ class Policy(NamedTuple):
     is_weighed: bool = False
 
 
-# A row per policy; "jit" has the row of the partitioner that the installed jax uses.
 POLICIES = {
     "paper": Policy("gspmd", "paper", "completed by the paper's rules", is_weighed=True),
     "gspmd": Policy("gspmd", "gspmd", "completed by the rules of XLA's GSPMD", is_weighed=True),
     "shardy": Policy("shardy", "shardy", "completed by the rules of XLA's Shardy", is_weighed=True),
     "cost": Policy("gspmd", "paper", "chosen by cost"),
 }
+"""A row per policy; "jit" has the row of the partitioner that the installed jax uses."""
 JIT = "jit"
 _NAMES = {"gspmd": "GSPMD", "shardy": "Shardy"}
 _Class = TypeVar("_Class")
@@ -54,7 +54,10 @@ def _check_switches(owner: Any) -> None:
 
 
 def _naming_keywords(cls: type[_Class]) -> type[_Class]:
-    """Make the constructor name unknown keywords; for one version, `Options` takes switches."""
+    """Return the class with a constructor that raises on unknown keywords and names them.
+
+    For one version, `Options` still takes switches as keywords, with a warning.
+    """
     init: Callable[..., None] = cls.__init__
 
     @wraps(init)
@@ -307,7 +310,11 @@ class Options:
         return POLICIES[installed_partitioner() if self.policy == JIT else self.policy]
 
     def where(self, *, named: bool) -> Options:
-        """Return the options of a plan whose sizes have names, or have none."""
+        """Return the options without the parts of planning that named sizes exclude.
+
+        Args:
+          named: whether some size of the plan has a name; if not, all options stay.
+        """
         bare = {"pad_blocks": False, "collective_matmul": False, "stage_transforms": False}
         bare |= {"turn_products": False, "keep_below_peak": False}
         if not named:

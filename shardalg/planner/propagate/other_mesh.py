@@ -141,7 +141,7 @@ def check_sizes(other: Mesh, mesh: Mesh) -> None:
 
 
 def _has_later_devices(mesh: Mesh) -> bool:
-    """Return whether a mesh has other devices than the first ones."""
+    """Return whether a mesh has other devices than 0, 1, 2, ..., `mesh.size - 1`."""
     return mesh.device_ids is not None and max(mesh.device_ids) >= mesh.size
 
 

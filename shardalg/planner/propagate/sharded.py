@@ -72,6 +72,7 @@ class Conflict:
 
 
 Merge = tuple[int, Sharding, Sharding, Sharding]
+"""A merge of two shardings: (value, first, second, merged)."""
 Layouts = tuple[Sharding, ...]
 
 
@@ -81,7 +82,7 @@ class RegionBorder:
 
     Attributes:
       operands, results: the shardings of the call's operands and results.
-      bodies: per body, its arguments' and its results'.
+      bodies: per body, the shardings of its arguments and those of its results.
     """
 
     operands: Layouts

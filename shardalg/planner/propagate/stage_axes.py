@@ -53,7 +53,7 @@ def exclude_stage_axes(
                 if value not in sharded.fixed:
                     found |= _without(sharded, body, value, stages)
     met = _other_batch_axes(sharded, axes) if meetings else {}
-    # A value of both kinds loses the axes of stages.
+    # `found` comes last, because a value in both must lose the axes of stages.
     return tuple({**met, **found}.items())
 
 
@@ -127,7 +127,7 @@ class _DimensionClasses:
 
     def __init__(self, graph: Graph, region: Region) -> None:
         self.ranks = {v: len(graph.values[v].type.shape) for v in region.arguments}
-        # A union-find structure: each dimension's parent in its class.
+        # Union-find, because the dimensions of a class are found pair by pair, in any order.
         self.parent: dict[Place, Place] = {}
         for number in region.nodes:
             for one, other in _passed_dimensions(graph.nodes[number]):
@@ -140,7 +140,7 @@ class _DimensionClasses:
         return place
 
     def is_other(self, place: Place, stage: Place) -> bool:
-        """Return whether it is another dimension of the value that has the stages in one."""
+        """Return whether `place` is in the class of another dimension of the value of `stage`."""
         value, dim = stage
         others = {self.top((value, d)) for d in range(self.ranks[value]) if d != dim}
         return self.top(place) in others - {self.top(stage)}

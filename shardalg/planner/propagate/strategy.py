@@ -347,7 +347,7 @@ def _read_site(
 
 def _own_spec(reader: _SpecReader, site: Site, first_mesh: Mesh) -> object:
     """Return the spec that a site carries: axes by name, or a sharding on its own mesh."""
-    # "?" marks an open dimension in a spec.
+    # A site lists its open dimensions beside its spec; `Sharding.from_axes` reads "?" for them.
     spec = site.spec or ()
     free = [(*axes, "?") if i in site.unspecified_dims else axes for i, axes in enumerate(spec)]
     entries = tuple(axes or None for axes in free)

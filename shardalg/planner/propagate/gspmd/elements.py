@@ -11,6 +11,7 @@ import numpy as np
 from shardalg.graph.ir import Graph, RegionArgument, ValueType
 
 Places = Callable[[int, tuple[int, ...]], int]
+"""A function that adds a place of a tuple: (value that names it, its shape) to its number."""
 LOOPS = ("scan", "while", "cond")
 
 
@@ -162,8 +163,8 @@ class _Loop:
             # A scalar has no dimension to shard.
             if not shape:
                 continue
-            # The tuples of one HLO `while`: put together before it, returned by it, the parameters
-            # of body and condition, and the one that the body returns.
+            # XLA has a tuple before an HLO `while`, after it, as the parameter of body and of
+            # condition, and at the end of the body. Steps relate them in pairs, so each has a place.
             element.tuples = [self.place(name, shape)]
             element.loop = self.place(name, shape)
             for body in self.bodies:
@@ -178,7 +179,7 @@ class _Loop:
 def _of_branches(graph: Graph, call: int, place: Places) -> Iterator[Element]:
     """Yield a conditional's operands for the branches that use them, and its results."""
     node = graph.nodes[call]
-    # Operand 0 selects the branch.
+    # Operand 0 selects the branch, so that no branch has it in its tuple.
     for position, outer in enumerate(node.operands[1:]):
         shape = graph.values[outer].type.shape
         element = Element("branch", outer=outer)
@@ -208,7 +209,7 @@ Literal = tuple[float, ValueType]
 
 
 def literals(graph: Graph) -> dict[int, dict[Literal, list[int]]]:
-    """Return the broadcasts of each number per region, number and type; XLA makes them once."""
+    """Return per region the values that are full of one number, by (number, type of the value)."""
     numbers = _numbers(graph)
     found: dict[int, dict[Literal, list[int]]] = defaultdict(dict)
     for node in graph.nodes_of(("broadcast_in_dim",)):

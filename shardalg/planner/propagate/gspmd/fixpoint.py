@@ -68,7 +68,7 @@ class Fixpoint:
         self.level, self.merging = 0, False
         self.due_steps, self.due_places = bytearray(steps), bytearray(places)
         self.retry_steps, self.retry_places = bytearray(steps), bytearray(places)
-        # Per direction and operator class, the first level at which its steps act.
+        # The sweeps read a level per visit, so the levels are listed by number of the class.
         self.first = {d: [self._level(k.role, d) for k in index.kinds] for d in DIRECTIONS}
         # An outcome depends on the direction and on whether shardings merge, not on the level.
         self.memos: dict[tuple[str, bool], list[Memo]] = {
@@ -126,7 +126,8 @@ class Fixpoint:
                 self.due_steps = _bytewise_or(self.due_steps, steps)
             if self._level(role, BACKWARD) == level:
                 self.due_places = _bytewise_or(self.due_places, places)
-        # From here on, readers also reach the operands of broadcasts and the constants.
+        # Below this level XLA gives broadcasts and constants nothing from their readers
+        # (InferShardingFromUsers), so these reads become due only now.
         if level == self._broadcast_level:
             for place, value in enumerate(self.index.order):
                 self.due_places[place] |= value in self.index.late_backward
@@ -235,13 +236,13 @@ class Fixpoint:
         changed, place = False, due.rfind(1, first_place, end)
         while place >= 0:
             due[place], value, retry = 0, index.order[place], False
-            # Every reader in turn: `position` is its step, and the value is its operand `k`.
+            # The order of the readers decides conflicts. The value is operand `k` of a reader.
             for position, k in () if skipped[value] else index.reads[place]:
                 kind = kind_of_step[position]
-                # Operators of later levels (contractions, broadcasts) propagate nothing yet.
+                # `_enter` marks the place as due again when the level of this operator begins.
                 if first[kind] > level:
                     continue
-                # The elements of a tuple have shardings of their own, visited together.
+                # XLA replaces a tuple's sharding as a whole, so its steps act together.
                 if position in index.tuple_groups:
                     changed |= self._visit_tuple(index.tuple_groups[position], BACKWARD)
                     continue
@@ -251,7 +252,7 @@ class Fixpoint:
                 if outcome is UNKNOWN:
                     outcome = memos[kind][key] = self._step(kind, key, BACKWARD)
                 if outcome is not None:
-                    # Merging may change more, once the level of merging begins.
+                    # At the merging level, places to retry are due even if nothing changed.
                     retry |= outcome.retry
                     # XLA passes a scatter's updates to its indices, and the reverse, only if the
                     # scatter itself has a sharding.
@@ -285,7 +286,7 @@ class Fixpoint:
                 self.retry_places[index.place[position][0]] = outcome.retry
         if not any(outcome is not None and outcome.changed for outcome in outcomes):
             return False
-        # One element was refined, so all elements of the target are taken from the source.
+        # XLA copies the tuple's sharding as a whole, so elements without a change follow, too.
         for position, outcome in zip(steps, outcomes, strict=True):
             source, target = index.tensors[position][:: 1 if direction == FORWARD else -1]
             dims = layouts.dims[self.numbers[source]]
@@ -379,9 +380,9 @@ class Fixpoint:
         None if a value has several readers, if the chain leaves a loop, or if it is too long.
         """
         chain: list[tuple[int, int]] = []
-        # An operator may read the value twice; it is still the only reader.
         while len(chain) < LONGEST_CHAIN:
             readers = [r for r in self.index.readers[value] if not self._is_zeros(r[0])]
+            # An operator may read the value twice; it is still the only reader.
             if not readers or any(position != readers[0][0] for position, _ in readers):
                 return None
             position, kind = readers[0][0], self.index.kind(readers[0][0])
@@ -401,9 +402,12 @@ class Fixpoint:
 
 
 DIRECTIONS = (FORWARD, BACKWARD)
-# Roles at which look-ahead ends. XLA's ends at the stacks of a loop too; scanned steps then send
-# more.
 BORDERS = (image.LOOP,)
+"""Roles at which look-ahead ends.
+
+XLA's look-ahead also ends at the stacks of a loop; training steps with scanned layers then send
+more.
+"""
 # The default of a memo, because None is an outcome.
 UNKNOWN: StepOutcome = StepOutcome((), (), ())
 NOTHING = StepOutcome((), (), ())

@@ -175,7 +175,7 @@ def _is_small(sizes: Sizes) -> bool:
 
     From the third dimension on, three taps count as few.
     """
-    # XLA compares products over the first dimensions, and lets three taps pass from the third on.
+    # The limits are XLA's own. With others, some convolutions would be sharded unlike in XLA.
     for number, (taps, results) in enumerate(sizes):
         before = [math.prod(column) for column in zip(*sizes[: number + 1], strict=True)]
         if taps >= results and (number < 2 or taps > 3 or before[0] >= before[1]):
@@ -187,10 +187,10 @@ FORWARD, BACKWARD = "forward", "backward"
 POINTWISE, LAYOUT, LOOP, STACK = "pointwise", "layout", "loop", "stack"
 DYNAMIC_SLICE, GATHER, REDUCE, CONTRACTION = "dynamic_slice", "gather", "reduce", "contraction"
 CONVOLUTION, WINDOW, BROADCAST = "convolution", "window", "broadcast"
-# Products of two operands: if both improve the result's sharding, the larger operand goes first.
 MATRIX = (CONTRACTION, CONVOLUTION)
+"""Products of two operands: if both improve the result's sharding, the larger one goes first."""
 ZEROS = "zeros"
-"""Between stacks of equal type: they begin as the same zeros, which XLA makes once."""
+"""A step between stacks of equal type, which begin as the same zeros: XLA makes them once."""
 TUPLE, WHILE, BRANCH, ELEMENT = "tuple", "while", "branch", "element"
 """Steps of HLO's tuples.
 
@@ -198,8 +198,8 @@ TUPLE: a value is put into a tuple, in one place or several. WHILE, BRANCH: from
 loop or a branch to the tuple of the loop or of the branch. ELEMENT: a value is taken out of a
 tuple.
 """
-# From a result of the function to the stand-in that has the result's annotation, in Shardy's order.
 EXIT = "exit"
+"""A step from a result of the function to the value that has the result's annotation (Shardy)."""
 
 LEVELS: dict[str, tuple[int, int]] = {
     POINTWISE: (0, 0),
@@ -219,8 +219,9 @@ LEVELS: dict[str, tuple[int, int]] = {
     BROADCAST: (3, 2),
     ZEROS: (2, 2),
 }
-# From this level on two partial layouts of one value merge.
+"""Per role, the first level of its forward steps and of its backward steps."""
 MERGING_LEVEL = 1
+"""The first level at which two partial shardings of one value merge."""
 LAST_LEVEL = 3
 
 

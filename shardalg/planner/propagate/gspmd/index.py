@@ -22,12 +22,12 @@ from shardalg.planner.propagate.operator_classes import (
 )
 
 Rules = Callable[[Signature], tuple[Rule, ...] | None]
-# A step: (number of its operator class, its values with operands first, its node or call or None).
 Visit = tuple[int, tuple[int, ...], int | None]
+"""A step: (number of its operator class, its values, operands first, its node or call or None)."""
 Span = tuple[int, int, int, int]
 """The steps and the places of one computation: (first step, end, first place, end)."""
-# The values after the graph's: (per value the graph's value that names it, per value its shape).
 Places = tuple[Sequence[int], Sequence[tuple[int, ...]]]
+"""The values after the graph's: (the graph's value that names each of them, the shape of each)."""
 ENTER = ("const", "init", "xs")
 """Kinds of region arguments by which values enter a loop's body; by the other kinds they leave."""
 
@@ -135,8 +135,9 @@ def assembled(
     """Return the index of steps in sweep order, each of a numbered operator class.
 
     Args:
-      computations: how many steps each has; () is one of all steps.
-      places: (name, shape) of each value after the graph's and the stand-ins of its results.
+      found: the operator classes, by number.
+      computations: how many steps each computation has; () is one computation of all steps.
+      places: the names and the shapes of the values that follow the stand-ins of results.
     """
     named, shaped = places
     # Values are numbered in three groups: of the graph, stand-ins of its results, and places.
@@ -175,7 +176,14 @@ def assembled(
 def _number_places(
     tensors: list[tuple[int, ...]], computations: Sequence[int], count: int
 ) -> tuple[list[int], list[tuple[int, ...]], list[Span]]:
-    """Return the values by first appearance per computation, and each step's places."""
+    """Return the order of the values, each step's places in this order, and the spans.
+
+    The order is that of first appearance, computation by computation.
+
+    Args:
+      tensors: per step, its values. computations: how many steps each computation has.
+      count: the number of values.
+    """
     order: list[int] = []
     place: list[tuple[int, ...]] = []
     spans: list[Span] = []
@@ -244,7 +252,12 @@ class _ClassTable:
         return self.numbers[key]
 
     def of_tie(self, shape: tuple[int, ...], single: bool, drop: tuple[int, int] = (0, 0)) -> int:
-        """Return the number of the class that relates a value to itself across a border."""
+        """Return the number of the class of one value on both sides of a border.
+
+        Args:
+          single: whether the value behind the border has exactly one user.
+          drop: as in `pass_through`.
+        """
         key = (shape, single, drop)
         if key not in self.across:
             self.across[key] = self._add(pass_through(shape, single, drop))
@@ -273,7 +286,7 @@ def _single_readers(graph: Graph, results_given: bool) -> list[bool]:
 
 
 def _region_steps(graph: Graph, kinds: _ClassTable, number: int) -> Iterator[Visit]:
-    """Yield the steps in order of execution: into a call, through its body, out of it."""
+    """Yield a region's steps in order of execution: into a call, through its body, out of it."""
     for position in post_order(graph, number):
         node = graph.nodes[position]
         if not node.bodies:

@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from shardalg.graph.ir import Graph, Node
 from shardalg.planner.propagate.gspmd.elements import Element, Places, elements
 
-# An instruction: what it is (a node, a call, an element that enters or leaves, a tuple of results,
-# one of its elements), and its numbers.
 Key = tuple[str, int, int]
+"""An instruction: (kind, the number of its node, value or region, the number of a result).
+
+The kinds are "node", "call", "enter" (an argument of a body), "leave" (a result of a call), "tuple"
+(of a body's results), "part" (one of these results) and "root". Only "part" has a last number.
+"""
 
 
 class Instructions:

@@ -33,9 +33,9 @@ BOXES = {
     ("slice", "gather"): image.WINDOW,
     ("pad", "scatter"): image.WINDOW,
 }
-"""Roles of boxes at known starts, by (primitive here, primitive of the traced program).
+"""Roles of slices and pads that were traced as another primitive, such as `dynamic_slice`.
 
-The graph has such boxes as slices and pads.
+The keys are (primitive of the graph, primitive that was traced).
 """
 
 
@@ -53,7 +53,7 @@ def hlo_class(node: Node, rules: Rules, source: str = "") -> OperatorClass | Non
     """Return an operator's class by XLA's levels, or None if nothing propagates through it.
 
     Args:
-      source: the primitive that the traced program has there.
+      source: the primitive that was traced; the graph may have a slice or a pad in its place.
     """
     signature = node.signature
     rows = rules(signature) if signature.operands else None
@@ -192,10 +192,11 @@ DIRECTIONS = {image.FORWARD: forward, image.BACKWARD: backward}
 
 
 def _outcome(before: Numbers, after: Sequence[tuple[int, Numbers]]) -> StepOutcome | None:
-    """Return the outcome for some targets, or None if no layout changes.
+    """Return the outcome of a step, or None if no target's layout changes.
 
     Args:
-      before: per target, its layout number. after: (layout number, tensors whose offers it took).
+      before: per target, its layout number before the step.
+      after: per target, its layout number after the step, and the tensors whose offers it took.
     """
     changed = tuple([k for k, (new, _) in enumerate(after) if new != before[k]])
     if not changed:
@@ -244,8 +245,9 @@ def _project_operand(
 ) -> Dims:
     """Return the sharding that one operand offers to the result `target`.
 
-    An image whose window slides offers little. A sort along a sharded dimension offers its sharding
-    only if another dimension could take the tiles (`sharding_propagation.cc`, kSort).
+    If a window slides, the kernel offers nothing, and the image offers as in `Image.project`. A
+    sort along a sharded dimension offers its sharding only if another dimension could take the
+    tiles (`sharding_propagation.cc`, kSort).
     """
     dims, convolution = layouts.dims[numbers[source]], kind.image
     if kind.blocks and not _is_movable(kind, source, dims):
@@ -327,7 +329,7 @@ def _operand_claims(
     Which one it has may depend on the order of visits.
     """
     found = operand_offers(kind, numbers, layouts, target)
-    # Each tensor's offer alone, without the combination in which one offer displaces another.
+    # In a combination, one offer may displace another. So each tensor's offer is added alone, too.
     single = [*_offers_from_results(kind, numbers, layouts, target)]
     single += [*_offers_from_operands(kind, numbers, layouts, target)]
     return found + [
@@ -407,7 +409,8 @@ def _combine_offers(
     offer with more tiles; other operators keep the results' offers.
 
     Args:
-      both: the merged sharding, or None if the two do not merge.
+      found: the offers of the results. side: the offer of the other operand.
+      both: the merged sharding of the first offer and `side`, or None if they do not merge.
     """
     if not found:
         return [side]

@@ -130,7 +130,8 @@ class Computations(Instructions):
         for node in graph.nodes:
             for value in () if node.index in self.elements else set(node.operands):
                 counts[value] += 1
-        # A loop reads one tuple, a conditional one tuple per branch.
+        # In XLA, a tuple that has a value several times is one reader of this value. A loop reads
+        # one tuple, a conditional one tuple per branch.
         for call, found in self.elements.items():
             put_in = [element for element in found if element.outer is not None]
             tuples = [put_in]
@@ -249,7 +250,7 @@ class Computations(Instructions):
         """Yield the steps that take an argument of a body out of the body's tuple."""
         element, region = self.entering[value]
         call = self.graph.regions[region].node
-        assert call is not None  # a body is a call's
+        assert call is not None  # only the function's own region has no call
         parameter = element.parameters.get(region)
         if parameter is None:
             return
@@ -288,7 +289,7 @@ class Computations(Instructions):
             yield self._numbered(tuple_class(self._shape(value), len(found))), (value, *found), call
 
     def _parts(self, region: int) -> tuple[tuple[int, ...], list[int]]:
-        """Return the results of a call, and their places in its tuple."""
+        """Return the results of a body, and their places in the body's own tuple."""
         results = self.graph.regions[region].results
         if region not in self._tuple_places:
             shapes = [self.graph.values[v].type.shape for v in results]
@@ -302,14 +303,15 @@ class Computations(Instructions):
         return known
 
     def _part(self, region: int, number: int) -> Iterator[Visit]:
-        """Yield the steps that put a result of a call into the loop's stack."""
+        """Yield the steps of result `number` of a body, up to the tuple that the body returns."""
         call = self.graph.regions[region].node
-        assert call is not None  # as of `_enter`
+        assert call is not None  # only the function's own region has no call
         values, places = self._parts(region)
         shape = self.graph.values[values[number]].type.shape
         element = self._element_of_result(call, region, number)
         if shape:
-            # The body's own tuple is taken apart again: each result is a value beside its place.
+            # A scan's body is a call that XLA inlines. A result leaves the call's tuple first, and
+            # enters the tuple of the loop afterwards.
             taken = self._place(values[number], shape)
             single = element is not None and element.kind == "ys"
             yield self._tie(image.ELEMENT, (places[number], taken), call, single=single)
@@ -375,7 +377,12 @@ class Computations(Instructions):
     def _tie(
         self, role: str, ends: tuple[int, int], call: int | None, *, single: bool = True
     ) -> Visit:
-        """Return a step between the places of a value on both sides of a tuple's border."""
+        """Return a step between the places of a value on both sides of a tuple's border.
+
+        Args:
+          role: a key of `image.LEVELS`. ends: the places (source, target).
+          single: whether the target may count as a value with exactly one reader.
+        """
         source, target = ends
         # Places that are added after `users` was counted have no entry there.
         if role == image.ELEMENT and target < len(self.users):
@@ -398,7 +405,7 @@ def computations(graph: Graph, rules: Rules, results_given: bool = True) -> Swee
     """Return the index of a graph for GSPMD's own sweeps.
 
     Args:
-      results_given: whether some result is annotated: as of `index`.
+      results_given: whether some result is annotated; see `index.index` for its effect.
     """
     builder = Computations(graph, rules, results_given)
     found = [*builder.computations(0)]
@@ -441,7 +448,6 @@ def _order_readers(graph: Graph, made: SweepIndex, region: int, span: Span) -> N
     for place in range(span[2], span[3]):
         readers = made.reads[place]
         if len(readers) > 1 and made.order[place] in arguments:
-            # The step that puts the argument into the tuple that the body returns.
             root = [
                 (step, k)
                 for step, k in readers

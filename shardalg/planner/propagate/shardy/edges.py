@@ -28,7 +28,11 @@ from shardalg.planner.propagate.shardy.shardy_module import (
 
 
 def edge_index(graph: Graph, rules: Rules, given: Given = (frozenset(), ())) -> SweepIndex:
-    """Return the index of a graph for Shardy's steps."""
+    """Return the index of a graph for Shardy's steps.
+
+    Args:
+      given: the annotated values and sites, as `border.visiting_facts` returns them.
+    """
     return _edge_index(graph, rules, given)
 
 
@@ -44,7 +48,7 @@ class _IndexBuilder:
     """The operators, with the facts that follow only from all of them together.
 
     Attributes:
-      absent: values that are no tensors to Shardy.
+      absent: values made of constants alone, or full of one number: Shardy copies them per reader.
       instead: per carried value, the annotated copy that its readers read, and the copy's node.
       seeded: as in `SweepIndex`.
       uses: per value, the number of operators that read it.

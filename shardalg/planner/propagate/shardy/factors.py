@@ -25,6 +25,7 @@ from shardalg.planner.propagate.operator_classes import Dims, OperatorClass
 
 Numbers = tuple[int, ...]
 FORWARD, BACKWARD, BOTH = 1, 2, 3
+"""The tensors whose digits may extend a loop: operands, results or both, as a bit mask."""
 
 
 class TensorFactor(NamedTuple):
@@ -41,8 +42,8 @@ class TensorFactor(NamedTuple):
     is_minor: bool
 
 
-# A tensor's sharding by loop. Dimension d without loops has the key "dim d".
 Tensor = dict[str, TensorFactor]
+"""A tensor's sharding by loop. A dimension `d` without loops has the key "dim d"."""
 Extended = tuple[tuple[int, Numbers], ...]
 """Per tensor its layout after the step, and the tensors that it took something from."""
 
@@ -60,9 +61,9 @@ def step(
         return None
     if kind.has_equal_maps and len({layouts.dims[number] for number in numbers}) == 1:
         return None
-    # 1. Split every tensor's sharding into its loops (Shardy's factors).
+    # 1. Tensors have different dimensions, so they are compared by loop (Shardy's factors).
     tensors = [split(kind, k, layouts, number) for k, number in enumerate(numbers)]
-    # 2. Per loop, the digits on which all tensors agree.
+    # 2. Where tensors conflict along a loop, its digits end: none is changed against another.
     axes = {loop: _agreed(kind, tensors, loop, directions.get(loop, 0)) for loop in kind.sizes}
     if not any(axes.values()):
         return None
@@ -227,10 +228,16 @@ def _extend(
 
 
 def _within(part: TensorFactor, digits: Digits, size: int, reserved: Digits) -> Digits:
-    """Return the digits, cut where this tensor's loop has no room for more."""
+    """Return the digits, cut where this tensor's loop has no room for more.
+
+    Args:
+      part: the tensor's sharding along the loop. digits: those on which all tensors agree.
+      size: the extent of the loop. reserved: digits that the tensor may not have.
+    """
     kept: list[Digit] = []
     for digit in _without(digits, reserved):
-        # The tensor has the digit on this loop already, by itself or as a part of a longer digit.
+        # A digit that the tensor has on this loop already, alone or in a longer digit, needs no
+        # further room.
         if any(
             own.stride <= digit.stride
             and digit.stride * digit.size <= own.stride * own.size
@@ -304,13 +311,14 @@ def _dimension_digits(
 
 
 Directions = dict[str, int]
-# Roles of stages 0 and 1, and their directions.
+"""Per loop `FORWARD`, `BACKWARD` or `BOTH`."""
 PASSING = {
     image.POINTWISE: BOTH,
     image.LAYOUT: BOTH,
     image.LOOP: BOTH,
     image.DYNAMIC_SLICE: FORWARD,
 }
+"""The roles that act in stages 0 and 1, with their directions."""
 LAST_STAGE = 4
 
 

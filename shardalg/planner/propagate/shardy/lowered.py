@@ -137,6 +137,9 @@ def widening_steps(small: Shape, wide: Shape, node: Node) -> list[OperatorClass]
     """Return the classes of a copy and a squeeze before a broadcast of size-1 dimensions.
 
     The list is empty if the broadcast widens no dimension.
+
+    Args:
+      small, wide: the shapes of the broadcast's operand and result.
     """
     # XLA expands [8, 1] -> [8, 4] to a copy, a squeeze to [8], and a broadcast of [8] to [8, 4].
     at = node.signature.param("broadcast_dimensions")
@@ -152,7 +155,11 @@ def widening_steps(small: Shape, wide: Shape, node: Node) -> list[OperatorClass]
 
 
 def widening_broadcast(rest: Shape, wide: Shape, node: Node) -> OperatorClass:
-    """Return the class of the broadcast after these steps."""
+    """Return the class of the broadcast after `widening_steps`.
+
+    Args:
+      rest: the operand's shape after the squeeze. wide: the shape of the result.
+    """
     small = node.signature.operands[0].shape
     at = node.signature.param("broadcast_dimensions")
     dims = [d for size, d in zip(small, at, strict=True) if not (size == 1 and wide[d] != 1)]
@@ -212,7 +219,7 @@ def _own(left: Tensor, right: Tensor, loop: str) -> Digits:
 
 
 def _agree(left: Tensor, right: Tensor) -> bool:
-    """Return whether common loops have equal digits, and the other loops disjoint digits."""
+    """Return whether two operands have equal digits on common loops, and disjoint ones on others."""
     common = [loop for loop in left if loop in right]
     if any(left[loop].digits != right[loop].digits for loop in common):
         return False

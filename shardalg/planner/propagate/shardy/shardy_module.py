@@ -20,9 +20,11 @@ from shardalg.planner.propagate.operator_classes import (
 )
 from shardalg.planner.propagate.shardy import lowered
 
-# (annotated values, per annotated site its node, a number that equal annotations share, and whether
-# all its dimensions are closed).
 Given = tuple[frozenset[int], tuple[tuple[int, int, bool], ...]]
+"""The annotated values, and (node, number, whether all dimensions are closed) per annotated site.
+
+Equal annotations share a number.
+"""
 Carried = tuple[int | None, list[int], int]
 """A carry of a loop: (initial value, the results of the bodies, the result of the loop)."""
 
@@ -231,7 +233,11 @@ class ShardyModuleBuilder(Instructions):
     def _power(
         self, node: Node, operand: int, products: list[tuple[int, int]]
     ) -> Iterator[ShardyOperator]:
-        """Yield the products of a power; a negative power also divides by the last product."""
+        """Yield the products of a power; a negative power also divides by the last product.
+
+        Args:
+          products: the factors of each product, as `lowered.power_products` returns them.
+        """
         (result,) = node.results
         shape, made = self.shape(result), [operand]
         is_divided = node.signature.param("y", 2) < 0

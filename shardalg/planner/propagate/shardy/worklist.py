@@ -85,7 +85,7 @@ class Worklist:
                     )
 
     def finish(self) -> None:
-        """Change the shardings of products that Shardy computes as their operands have them."""
+        """Change the shardings of products that Shardy computes in another one (`lowered.py`)."""
         for step_of, value, number in [*made_as_operands(self.index, self.layouts, self.numbers)]:
             self.numbers[value] = number
             operands = self.index.tensors[step_of][:2]
