@@ -16,8 +16,8 @@ from typing import Any, Generic, Protocol, TypeVar
 State = TypeVar("State", bound=Hashable)
 How = TypeVar("How")
 Move = TypeVar("Move", covariant=True)
-# Elements (or seconds) that a device sends, and the number of moves that send.
 Cost = tuple[Any, int]
+"""Elements (or seconds) that a device sends, and the number of moves that send."""
 FREE: Cost = (0, 0)
 
 

@@ -73,7 +73,7 @@ def direct(shape: Shape, start: Dims, goal: Dims) -> Route | None:
     # Exchanges that share a dimension are not one all-to-all.
     if len({dim for arc in arcs for dim in arc}) < 2 * len(arcs):
         return None
-    # All-to-alls between different pairs of dimensions are one exchange.
+    # The pairs share no dimension, so the slices of each pair can be chosen alone.
     first: Dims = longer
     swaps: list[Swap | Dims] = []
     for arc in sorted(arcs):
@@ -90,6 +90,10 @@ def _one_swap(shape: Shape, ends: tuple[Dims, Dims, Dims], arc: tuple[int, int])
     """Return the route of one all-to-all, or None.
 
     Digits leave a dimension together with all digits minor to them, before or after its slice.
+
+    Args:
+      ends: the start, the goal, and per dimension the longer of both.
+      arc: the dimension that the digits leave, and the dimension at which they arrive.
     """
     (start, goal, longer), (source, target) = ends, arc
     held, added = start[source], goal[target][len(start[target]) :]
@@ -203,7 +207,8 @@ def shuffled(
         digits must not move, so a route with a permute is compared only if there are none.
     """
     axes, kept = axes_and_pending
-    # Digits that an end uses, and digits of the axes that it leaves unused, as [start, goal].
+    # Both lists are [start, goal]. Unused digits count, because slices by them make the exchanged
+    # blocks smaller.
     used = [tuple(d for digits in dims for d in digits) for dims in (start, goal)]
     free = [unused(digits + kept, axes) for digits in used]
     best = (None, None) if kept else fitted_then_permuted(shape, start, goal, axes)
@@ -251,7 +256,7 @@ def _swapped(shape: Shape, ends: tuple[Dims, Dims], among: Pool, best: Priced) -
     """
     (start, goal), (pool, placed, back) = ends, among
     units = _units(start, goal, pool, ample=not any(size % parts(pool) for size in shape))
-    # The search works on sets of units, written as integers with one bit per unit.
+    # A set of units is an integer with one bit per unit, so that states are compared fast.
     bits = {unit[0]: 1 << i for i, unit in enumerate(units)}
     of_bits = {1 << i: unit for i, unit in enumerate(units)}
     start_bits, goal_bits = (
@@ -350,9 +355,8 @@ def fitted_then_permuted(shape: Shape, start: Dims, goal: Dims, axes: Digits) ->
     """
     devices = parts(axes)
     counts = [(parts(a), parts(b)) for a, b in zip(start, goal, strict=True)]
-    # Parts that dimension k may give up (`out`) or take (`into`): n and m without their common
-    # part.
     need = prod([lcm(n, m) for n, m in counts])
+    # Parts common to n and m stay, so dimension k gives up (`out`) or takes (`into`) only the rest.
     out = [n // gcd(n, m) for n, m in counts]
     into = [m // gcd(n, m) for n, m in counts]
     arcs = _arcs(need // gcd(need, devices), tuple(out), tuple(into))

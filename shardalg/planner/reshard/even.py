@@ -49,8 +49,8 @@ EVERY_ORDER = 3
 """The largest number of digits that an all-to-all delivers in any order; more keep their order."""
 MOST = 1000
 """The number of states after which the search on unequal links gives up."""
-# Digits per dimension, and the digits along which partial sums are pending.
 State = tuple[Dims, Digits]
+"""Digits per dimension, and the digits along which partial sums are pending."""
 Move = (
     AllGather | AllGathers | AllReduce | AllToAll | AllToAlls | CollectivePermute | DynamicSlice
     | ReduceScatter | ReduceScatters | Retile
@@ -330,7 +330,7 @@ class MoveSequence:
         self.steps: list[SearchStep] = []
 
     def add(self, move: Move, dims: Dims, kind: str = "") -> None:
-        """Append a move to `dims`, priced like a collective of this kind; free if it is empty."""
+        """Append a move to `dims`, priced as a collective of this kind; without kind it is free."""
         price = 0
         if kind:
             held = local_elements(self.shape, self.dims)

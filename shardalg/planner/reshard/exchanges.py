@@ -227,7 +227,7 @@ def _reading(
 
 
 def positions(pairs: Iterable[tuple[int, ...]]) -> Pairs | Runs:
-    """Return (source, target) positions in the form that instructions have."""
+    """Return (source, target) positions in the form that instructions have: pairs, or runs."""
     return pairs if isinstance(pairs, Runs) else tuple([(pair[0], pair[1]) for pair in pairs])
 
 
@@ -297,7 +297,7 @@ class Retile:
     def fetch(self, devices: int) -> HaloExchange:
         """Return the fetch of the margin: of the next device if blocks grow, else the previous."""
         step = 1 if self.after > self.before else -1
-        # Pairs of positions, or runs of them.
+        # On a large mesh these are runs, because a list of all pairs would be too long.
         pairs: Any = neighbours(self.digits, step, devices)
         wanted = self.number(self.after)
         places = (0, self.margin)

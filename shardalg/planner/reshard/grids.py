@@ -25,9 +25,10 @@ from shardalg.planner.reshard.best_first import Cost, best_first
 from shardalg.planner.reshard.closed_forms import replaced
 from shardalg.planner.reshard.exchanges import margin
 
-# Numbers of digits of prime size, major first.
 Labels = tuple[int, ...]
+"""Numbers of digits of prime size, major first."""
 Rows = tuple[Labels, ...]
+"""The digits of each dimension."""
 Layout = tuple[Rows, Labels]
 """Digits per dimension, and the digits along which sums are pending."""
 
@@ -57,7 +58,8 @@ class GridMove(NamedTuple):
       after: the state after the move.
       kind: the kind of collective as prices name it, or "slice", or "retile".
       dims: the dimension of the move; for an all-to-all the one that is cut, then the other.
-      leaving, arriving: the digits that the move gathers, cuts by, reduces along, or moves.
+      leaving: the digits that the move gathers, cuts by, reduces along, or moves.
+      arriving: the digits that an all-to-all moves, in the order in which they arrive.
     """
 
     sent: Any

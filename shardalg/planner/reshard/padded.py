@@ -110,7 +110,7 @@ def padded_path(shape: Shape, start: State, goal: State, axes: Digits) -> list[S
     found = list(_one_by_one(start, even_search(grid, start, goal, axes)))
     way = _PaddedMoves(shape, start)
     states = [start, *[after for _, after in found]]
-    # Per move, the dimensions whose number of parts changes.
+    # Only moves that change a dimension's number of parts need its padded size.
     changed = [
         {d for d, (a, b) in enumerate(zip(x, y, strict=True)) if a != b and parts(a) != parts(b)}
         for (x, _), (y, _) in pairwise(states)
@@ -171,7 +171,11 @@ def gathered(shape: Shape, start: State, goal: State) -> list[SearchStep]:
 
 
 def _growth(size: int, n: int) -> Any:
-    """Return the elements that a gather adds per element sent; 0 for formulas."""
+    """Return the elements that a gather adds per element sent; 0 for formulas.
+
+    Args:
+      size: the size of the gathered dimension. n: its number of parts.
+    """
     block = tile(size, n)
     if has_formula((block,)) or not block or n == 1:
         return 0

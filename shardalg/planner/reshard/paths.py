@@ -163,7 +163,7 @@ def _path_over_meshes(
 ) -> Path:
     """Return a path between digits of several meshes: permutes at its ends, one mesh in between."""
     if source.parts == target.parts and not source.unreduced:
-        # Equally many parts: one permute is the whole path.
+        # With equally many parts per dimension, blocks only change devices: one permute does it.
         return _permute_path(source, target)
     first = source if _on_mesh(source) else _on_own_mesh(source, target)
     last = target if _on_mesh(target) else _on_own_mesh(target, first)
@@ -207,7 +207,12 @@ def _is_of_axes(mesh: Mesh, digit: Digit) -> bool:
 
 
 class _MeshDigits:
-    """The digits of a path in the terms of the mesh: axes, or sub-axes, each in one piece."""
+    """The digits of a path in the terms of the mesh: axes, or sub-axes, each in one piece.
+
+    Attributes:
+      known: a digit in plain numbers to the same digit with named sizes.
+      borders: the strides of the axes of the mesh, at which no two pieces are joined.
+    """
 
     def __init__(self, source: Sharding, target: Sharding) -> None:
         self.source, mesh = source, source.mesh
@@ -235,11 +240,19 @@ class _MeshDigits:
         return tuple([self.known.get(digit, digit) for digit in out])
 
     def layout(self, shape: Shape, dims: Dims, pending: Digits) -> Sharding:
-        """Return the sharding with these digits in terms of the mesh."""
+        """Return the sharding of digits of the search, in terms of the mesh.
+
+        Args:
+          pending: the digits along which sums are pending.
+        """
         return interned(self.source.mesh, shape, tuple(map(self.digits, dims)), pending)
 
     def move(self, move: Move, before: Dims, after: Dims) -> Move:
-        """Return the move with its digits in terms of the mesh."""
+        """Return the move with its digits in terms of the mesh.
+
+        Args:
+          before, after: the digits of each dimension on both sides of the move.
+        """
         if isinstance(move, AllToAlls):
             # No two of the exchanges share a dimension, so each is rewritten alone.
             return AllToAlls(tuple([self.exchange(one) for one in move.exchanges]))
@@ -307,7 +320,12 @@ def lacking(source: Sharding, target: Sharding) -> int:
 
 
 def _interval(digits: Digits, positions: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first element and the end of each device's block of a dimension."""
+    """Return the first element and the end of each device's block of a dimension.
+
+    Args:
+      digits: those of the dimension. positions: the device's positions in the mesh.
+      size: the size of the dimension.
+    """
     block = -(-size // parts(digits))
     number = partition_ids(digits, positions)
     return (number * block).clip(max=size), ((number + 1) * block).clip(max=size)
@@ -323,7 +341,7 @@ def usable(sources: tuple[Sharding, ...], target: Sharding) -> tuple[Sharding, .
     >>> usable((pending, whole), pending), usable((pending, whole), whole) == (pending, whole)
     ((Sharding([None]{U:y}, shape=(8,), Mesh(x=2, y=4)),), True)
     """
-    # A complete target can be reached from every copy.
+    # A target without partial sums can be reached from any sharding: sums are only reduced.
     if not target.unreduced or len(sources) == 1:
         return sources
     ends = ((source, *_common_states(source, target)) for source in sources)
@@ -485,7 +503,7 @@ def _merged(moves: Iterable[Hop], links: Links | None) -> list[Hop]:
 
 
 def _merge_moves(first: Move, second: Move) -> Move | None:
-    """Return one collective of one dimension for two moves, or None."""
+    """Return one collective of one dimension for two moves, or None if they do not merge."""
     match first, second:
         case ReduceScatter(), ReduceScatter() if first.dim == second.dim:
             return ReduceScatter(first.dim, first.digits + second.digits, first.combine)
@@ -535,7 +553,7 @@ def _joined(hops: Iterable[Hop], source: Sharding, dims: Dims, links: Links | No
 
 
 def _join_moves(first: Move, second: Move) -> AllGathers | ReduceScatters | None:
-    """Return one collective of several dimensions for two moves, or None."""
+    """Return one collective of several dimensions for two moves, or None if they do not join."""
     match first, second:
         case AllGather() | AllGathers(), AllGather():
             along = _along(first)

@@ -221,13 +221,13 @@ def ordered_hops(
     >>> ordered_hops(((1, 2), (4,)), [AllToAllHop(0, 1, (2,))], ((1,), (4, 2)))
     (((1, 2), (4,)), (Swap(source=0, target=1, leaving=(2,), arriving=(2,)),), ((1,), (4, 2)))
     """
-    # Forwards, to find the blocks of the end.
+    # Forwards first, because the order of digits is chosen at the end, whose blocks are not known.
     stacks = list(first)
     for hop in hops:
         stacks[hop.target] = (*stacks[hop.target], sum(hop.moved))
         stack = stacks[hop.source]
         stacks[hop.source], _ = _cut(stack, len(stack) - len(hop.moved), hop.moved[0])
-    # At the end, digits of the goal come first in each block, in the goal's order.
+    # Gathers remove minor digits, so in each block of the end the goal's digits come first.
     orders = []
     for stack, wanted in zip(stacks, goal, strict=True):
         digits: list[int] = []

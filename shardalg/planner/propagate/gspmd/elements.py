@@ -164,7 +164,7 @@ class _Loop:
             if not shape:
                 continue
             # XLA has a tuple before an HLO `while`, after it, as the parameter of body and of
-            # condition, and at the end of the body. Steps relate them in pairs, so each has a place.
+            # condition, and at the end of the body. Steps relate two of them, so each has a place.
             element.tuples = [self.place(name, shape)]
             element.loop = self.place(name, shape)
             for body in self.bodies:

@@ -219,7 +219,7 @@ def _own(left: Tensor, right: Tensor, loop: str) -> Digits:
 
 
 def _agree(left: Tensor, right: Tensor) -> bool:
-    """Return whether two operands have equal digits on common loops, and disjoint ones on others."""
+    """Return whether operands have equal digits on common loops, and disjoint digits on others."""
     common = [loop for loop in left if loop in right]
     if any(left[loop].digits != right[loop].digits for loop in common):
         return False
