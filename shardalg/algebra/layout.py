@@ -51,6 +51,7 @@ class Layout:
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        """Raise ShardingError if the fields contradict each other; compute the hash once."""
         if len(self.dims) != len(self.shape):
             raise ShardingError(
                 f"a sharding of shape {self.shape} needs {len(self.shape)} dimensions, got "

@@ -263,6 +263,7 @@ class Sharding(Layout):
         return all(size % n == 0 for size, n in zip(self.shape, self.parts, strict=True))
 
     def _repr_html_(self) -> str:
+        """Return a table for notebooks: the part of the tensor on each of the first devices."""
         devices = tuple(self.mesh.device_ids or range(self.mesh.size))[:MOST_ROWS]
         blocks = (self.shard_slices(device) for device in devices)
         rows = tuple(

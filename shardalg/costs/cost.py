@@ -631,6 +631,7 @@ class Cost:
         return replace(self, totals=self.hints, sizes=None)
 
     def __repr__(self) -> str:
+        """Return a summary at the hints: time, its causes, memory, and assumptions of the price."""
         at = self.at_hints
         room = "fits in" if at.fits else "does not fit:"
         full = f" ({room} {bytes_text(self.hardware.hbm_bytes)}, nothing reserved)"

@@ -137,6 +137,7 @@ class Hardware:
     calibrations: tuple[Calibration, ...] = ()
 
     def __post_init__(self) -> None:
+        """Raise HardwareError for an impossible figure; drop constants fitted on other figures."""
         bad = {name: value for name, value in self._figures() if not _possible(name, value)}
         if bad:
             raise HardwareError(

@@ -275,6 +275,12 @@ class _ForwardSpan:
         crossing: frozenset[int],
         free: frozenset[int],
     ) -> None:
+        """Build the graph backwards from the crossing values.
+
+        Args:
+          made: for each forward value, its instruction, and whether it can be repeated.
+          crossing, free: see the attributes of the class.
+        """
         self.crossing = crossing
         self.free = free
         self.values: dict[int, int] = {}

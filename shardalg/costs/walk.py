@@ -105,6 +105,7 @@ def walk(program: SpmdProgram) -> Iterator[Execution]:
 
 
 def _walk(block: Block, count: Any, loops: tuple[Instruction, ...]) -> Iterator[Execution]:
+    """Yield the executions of a block that runs `count` times per call, inside of `loops`."""
     for instruction in block.instructions:
         attributes = instruction.attributes
         bodies = attributes.bodies

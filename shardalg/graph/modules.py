@@ -52,6 +52,7 @@ class _Ends:
     """
 
     def __init__(self, graph: Graph, arguments: ArgumentModules) -> None:
+        """Prepare the tables; `arguments` has the modules of the graph's arguments and results."""
         self.graph = graph
         self.results = arguments.results
         self.named = {**arguments.weights, **{v: m for v, m in arguments.others.items() if m}}

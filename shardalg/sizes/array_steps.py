@@ -204,6 +204,7 @@ class Points:
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
+        """Convert the values, a number or an array for each named size, to arrays of one rank."""
         arrays = {name: np.asarray(value, dtype=float) for name, value in values.items()}
         self.shape = np.broadcast_shapes(*(array.shape for array in arrays.values()))
         # Arrays of the full shape form no grid, so their points are visited as one row.
@@ -261,6 +262,7 @@ class _StepSchedule:
     """
 
     def __init__(self, code: Code, roots: Sequence[int], points: Points) -> None:
+        """Decide when each step runs; `roots` are the numbers of the steps with the results."""
         self.roots, self.points = roots, points
         self.all: list[Step] = list(code.steps)
         self.sizes: list[frozenset[str]] = []

@@ -231,6 +231,13 @@ class Guards:
         traced: Iterable[Fact] = (),
         beside: Iterable[DecidedCall] = (),
     ) -> None:
+        """Collect the records of a run and of its calls.
+
+        Args:
+          whole: the recorder of the run.
+          more: additional facts that the result of the run depends on.
+          traced, beside: see the attributes of the class.
+        """
         host: _Host = whole.host
         host.call.facts = {**dict.fromkeys(more), **whole.facts}
         self.traced = tuple(traced)

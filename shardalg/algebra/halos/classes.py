@@ -257,7 +257,7 @@ class ClassRound:
 
     @cached_property
     def _own(self) -> np.ndarray:
-        """The `k` for which a device reads its own block; `last + 1` if there is none."""
+        """By class, the number k of the first device that reads its own block; else `last + 1`."""
         first, last = self.valid
         # Own block: source + k*step = target + k*period.
         distance, stride = self.source - self.target, self.classes.period - self.classes.step

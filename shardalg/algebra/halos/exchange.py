@@ -61,6 +61,7 @@ class Exchange:
     lowest: int | None = None
 
     def __post_init__(self) -> None:
+        """Raise ShardingError unless devices of the mesh hold all elements of the dimension."""
         unknown = sorted(set(self.want.start.variables) - {name for name, _ in self.ids})
         if unknown or self.size < 1 or self.block * parts(self.held) < self.size:
             raise ShardingError(

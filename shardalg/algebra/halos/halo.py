@@ -46,6 +46,7 @@ class Halo:
     right: Quotient
 
     def _repr_html_(self) -> str:
+        """Return a table for notebooks: the elements that each of the first partitions reads."""
         columns = ("partition", "owns", "reads", "left", "right")
         rows = tuple(
             (

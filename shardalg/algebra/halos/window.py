@@ -42,6 +42,7 @@ class Window:
     window_dilation: int = 1
 
     def __post_init__(self) -> None:
+        """Raise ShardingError if a field is no integer, or below 1 where it must not be."""
         values = [getattr(self, name) for name in _NAMES]
         # Every size calculation builds windows, so the list of faults is made for errors only.
         whole = all(isinstance(value, Integral) for value in values)

@@ -264,6 +264,7 @@ def _own_axis(reader: Reader, mesh: Mesh) -> Callable[[], Digits]:
     """
 
     def read() -> Digits:
+        """Read one axis in any of these forms; return its digits."""
         start = reader.skip()
         reader.one_more_axis(start)
         if reader.take(r"d//"):

@@ -132,7 +132,10 @@ def largest_near(fits: Callable[[int], bool], guess: int, step: int) -> int:
 
 
 def _refined(fits: Callable[[int], bool], low: int, step: int, steps: int) -> int:
-    """Return `low + k * step` that fits, with k below `steps`; `low` must fit."""
+    """Return `low + k * step` for the largest k that a bisection of `0 <= k < steps` finds to fit.
+
+    `low` must fit.
+    """
     return low + step * _last(lambda k: fits(low + k * step), 0, steps)
 
 

@@ -51,6 +51,7 @@ class Sweep:
         return self.peak_memory_bytes <= self.hardware.hbm_bytes
 
     def __repr__(self) -> str:
+        """Return a summary: how many points there are, where the plan holds and fits, the best."""
         names, good = ", ".join(self.sizes), self.holds & self.fits
         on = self.machine or f"{self.hardware.name} (as asked for)"
         others = "" if self.holds.all() else " (plan.holds decides at the others)"
@@ -92,6 +93,7 @@ class Sweeper:
         asked: tuple[Iterable[Fact], Iterable[Fact]],
         known: Mapping[str, int],
     ) -> None:
+        """Compile the formulas; the arguments are those of the class."""
         self.code = Code()
         self.time = self.code.polynomial(Formula.of(step_time_s).subs(known).terms)
         first, *others = undominated(peak.subs(known) for peak in peaks)

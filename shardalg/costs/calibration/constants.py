@@ -104,6 +104,7 @@ class Calibration:
     was_chosen: bool = field(default=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        """Raise HardwareError if a constant is unknown or outside of its range."""
         for name, value in self.values:
             if name not in CONSTANTS:
                 raise HardwareError(

@@ -61,6 +61,7 @@ class _Search:
     """
 
     def __init__(self, graph: Graph) -> None:
+        """Fill the tables in one pass over the nodes outside of other kernels."""
         self.graph = graph
         self.handed = handed_on(graph)
         self.roots: dict[int, frozenset[int]] = {}

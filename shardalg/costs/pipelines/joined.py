@@ -197,7 +197,7 @@ def _source(
 
 
 def _parts(times: StageTimes, task: MicrobatchTask) -> tuple[EventGroup, ...]:
-    """Return the intervals of a task."""
+    """Return the intervals of a task: those of a forward or a backward pass of its stage."""
     return times.forward if task.phase == FORWARD else times.backward
 
 

@@ -50,6 +50,7 @@ class Schedule:
     rounds: Any = 1
 
     def __post_init__(self) -> None:
+        """Raise PipelineError for a number below 1, or several rounds with too few microbatches."""
         for name in ("stages", "microbatches", "rounds"):
             value = getattr(self, name)
             # A symbol has no value to compare, so only plain values are checked.

@@ -367,7 +367,7 @@ def selections(
 
 
 def _margins(found: tuple[SelectedDimension, ...]) -> tuple[tuple[int, str, int], ...]:
-    """Return the margins (see `Emission`) that windows of several elements need."""
+    """Return the margins (see `Emission`) of dimensions whose window has several elements."""
     return tuple((one.dim, one.loop, one.width) for one in found if one.width)
 
 

@@ -113,6 +113,7 @@ class GraphBuilder:
         wrapped: Callable[[Any], Any | None],
         mesh_of: Callable[[Any], PlainMesh | None],
     ) -> None:
+        """Start with an empty graph; the arguments are those of the class."""
         self.primitives = primitives
         self.reader = reader
         self.written_out = written_out

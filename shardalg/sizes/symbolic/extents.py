@@ -107,6 +107,7 @@ class _IndexSorter:
     """
 
     def __init__(self, signature: Signature) -> None:
+        """Sort the dimensions of all operands and results by the form of their index."""
         self.count = len(signature.operands)
         self.padding = signature.param("padding", ())
         self.loop_at: dict[str, TensorDim] = {}

@@ -36,6 +36,11 @@ class Names:
     """
 
     def __init__(self, graph: Graph, second: Retrace | None) -> None:
+        """Give each dimension of each value, and each loop length, a slot of its own.
+
+        Args:
+          second: a trace of the same function at other sizes; None if there is none.
+        """
         self.graph, self.second = graph, second
         self.base = [0]
         self.number: list[int] = []
@@ -206,7 +211,7 @@ class Names:
         self.parent[b] = a
 
     def _clash(self, node: Node, pair: tuple[sympy.Expr, sympy.Expr], number: int) -> SymbolError:
-        """Return the error for two different formulas of one size, whose number is `number`."""
+        """Return the error for two formulas (`pair`) of one size, `number` at the hints."""
         value = self.graph.values[node.results[0]].name
         return SymbolError(
             f"two sizes meet on one loop of {value} ({node.source or 'unknown line'}): {pair[0]} "

@@ -200,6 +200,11 @@ class _GraphRewriter:
         orders: Mapping[int, Order] = MappingProxyType({}),
         padding: Padding | None = None,
     ) -> None:
+        """Prepare the tables and add the values that stay; `graph` then rewrites the nodes.
+
+        Args:
+          padding: replacements of nodes and types that pad samples; None for none.
+        """
         self.old = graph
         self.wide_sums = wide_sums
         self.orders = orders
