@@ -37,7 +37,11 @@ Unknown = tuple[DimOrClass, int | None]
 
 @dataclass(frozen=True)
 class _Question:
-    """Two shardings, and the places that at least one of them splits."""
+    """The question whether two shardings merge, with all places that at least one of them splits.
+
+    Attributes:
+      devices: ids of the devices.
+    """
 
     pair: tuple[Sharding, Sharding]
     policy: str

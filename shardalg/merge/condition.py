@@ -156,7 +156,11 @@ def _two_chains(rows: Iterable[Places]) -> bool:
 
 
 def _merge_statements(first: Places, second: Places, given: Given) -> Iterator[SizeStatement]:
-    """Yield conditions (A) and (B) of `compatible.py` as statements about sizes."""
+    """Yield conditions (A) and (B) of `compatible.py` as statements about sizes.
+
+    Args:
+      given: the two shardings and the policy of the merge.
+    """
     # (A) Only a dimension that both split can have two offsets on one device.
     agree = _prefixes if given[2] == "shardy" else _same
     for place in first:
@@ -175,7 +179,11 @@ def _merge_statements(first: Places, second: Places, given: Given) -> Iterator[S
 def _refine_statements(
     fine: Places, coarse: Places, given: Given
 ) -> Iterator[SizeStatement | Inside]:
-    """Yield the cases of the theorem in `refinement.py`, dimension by dimension."""
+    """Yield the cases of the theorem in `refinement.py`, dimension by dimension.
+
+    Args:
+      given: the two shardings, and the policy, which refinement does not use.
+    """
     first, second, _ = given
     one_mesh = first.mesh.axes == second.mesh.axes
     if not math.prod(first.shape):

@@ -212,7 +212,7 @@ def field_fault(program: SpmdProgram, mesh: Mesh) -> str:
 
 
 def _number_faults(program: SpmdProgram) -> Iterator[str]:
-    """Yield, in words, each local with a wrong number or shape, and each name of no local."""
+    """Yield in words each local with a wrong number or shape, and each number without a local."""
     for number, local in enumerate(program.locals):
         if local.index != number:
             yield f"program.locals[{number}] has the index %{local.index}"

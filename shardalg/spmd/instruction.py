@@ -65,7 +65,11 @@ class Why(NamedTuple):
     chain: int | None = None
 
     def along(self, path: tuple[Sharding, Sharding] | None, chain: int) -> Why:
-        """Return the same reason for one step of a chain."""
+        """Return the same reason for one step of a chain of moves between two shardings.
+
+        Args:
+          path: the sharding before and after the step; chain: the number that all steps share.
+        """
         return Why(self.purpose, self.operator, path, chain)
 
     def is_chained(self, other: Why) -> bool:
@@ -100,7 +104,7 @@ class Attributes:
 
     Attributes:
       of_one_type: whether all operands must have one item type.
-      lacks_dim: whether the first operand lacks the dimension `dims`.
+      lacks_dim: whether `dims` is a dimension of the result that the first operand lacks.
     """
 
     __slots__ = ()
@@ -149,7 +153,7 @@ class Attributes:
 
     @property
     def executions(self) -> int:
-        """Number of executions of the blocks; 1 if it is unknown, and for each branch."""
+        """Number of times that the blocks are run; 1 if it is unknown, and for branches."""
         return 1
 
     @property

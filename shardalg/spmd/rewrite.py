@@ -62,6 +62,7 @@ class Rewriter:
     replaced: dict[int, int] = field(default_factory=dict, init=False)
 
     def __init_subclass__(cls) -> None:
+        """Collect the rules of a pass by kind of instruction, when its class is defined."""
         found: dict[type, tuple[Rule, ...]] = {}
         # Bodies are rewritten first, so that the pass's own rules see them in their final form.
         for some, rule in ((set(kinds(Control)) - {*cls.leaves}, Rewriter.entered), *cls.rules):

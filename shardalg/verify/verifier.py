@@ -132,6 +132,7 @@ class Verifier:
                 value in known_constants and not layout.unreduced and layout.mesh == program.mesh
             )
             yield self.decide(graph.values[value].name, "border", Decided(words, right))
+        # The order of the steps matters: each adds to `known` the contents that the next one reads.
         arguments = dict(zip(program.block.arguments, graph.arguments, strict=True))
         yield from self.open_arguments(known, arguments, program.argument_shardings)
         yield from self.block(program.block, known)
@@ -294,7 +295,10 @@ class Verifier:
     def without_values(
         self, instruction: Instruction, known: Locals
     ) -> tuple[CheckedOperator | CheckedInstruction, tuple[int | None, ...]]:
-        """Return the instruction without its values, as a key, and its results' graph values."""
+        """Return an instruction without its graph values, and the graph values of its results.
+
+        The first of both is a key: layers that repeat an instruction on other values share it.
+        """
         reads = self.node_operands(instruction)
         operands = tuple(without_value(known[operand], reads) for operand in instruction.operands)
         locals_ = [self.program.locals[result] for result in instruction.results]

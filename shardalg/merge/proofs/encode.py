@@ -125,7 +125,10 @@ class Space:
     def _lemma(
         self, above: tuple[Atom, ...], atom: Atom, pair: tuple[Mapping[Atom, Number], ...]
     ) -> z3.BoolRef:
-        """Return the lemma for one step: equal values have equal parts."""
+        """Return the lemma for the step `radix(q, r, m)` from the atoms `above` to `atom`.
+
+        If the step has equal values on both devices of `pair`, then `q` and `r` are equal, too.
+        """
         (q, r), (p, t) = ((self.radix(above, d), d[atom]) for d in pair)
         size = self.size(atom)
         inside = z3.And(r >= 0, r < size, t >= 0, t < size)

@@ -69,7 +69,7 @@ def _merge(claim: MergeClaim, devices: Devices) -> list[Obligation]:
 
 
 def _refine(claim: RefineClaim, devices: Devices) -> list[Obligation]:
-    """Return the formula of a refinement, as a list of one.
+    """Return the formulas of a refinement; for given sizes there is one formula.
 
     For a claim that holds: on each device, a block of `fine` that has elements is inside the block
     of `coarse`. For the opposite claim: on the claim's device it is not.
@@ -77,6 +77,7 @@ def _refine(claim: RefineClaim, devices: Devices) -> list[Obligation]:
     if devices.space is not None and devices.space.symbolic:
         return _refine_for_all(claim, devices)
     blocks = [_bounds_of(s, devices) for s in (claim.fine, claim.coarse)]
+    # A block without elements is inside any other one, wherever it starts.
     not_empty = z3.And([start < stop for start, stop in blocks[0]])
     inside = z3.And([z3.And(a >= c, b <= d) for (a, b), (c, d) in zip(*blocks, strict=True)])
     if claim.holds:

@@ -101,6 +101,8 @@ def _reduce_scatter(a: ReduceScatter, x: Stack) -> Stack:
 
 @on_blocks(ReduceScatters)
 def _reduce_scatters(a: ReduceScatters, x: Stack) -> Stack:
+    """Combine the blocks of each group, and give every member its piece of the combination."""
+
     def scattered(blocks: Stack) -> Stack:
         # Member k gets piece k. The digits of the first pair are the major ones of a member's
         # number, so the first pair is cut first.

@@ -89,6 +89,7 @@ def _dynamic_slice(a: DynamicSlice, x: Stack) -> Stack:
     """Cut the block with the device's partition id out of a dimension."""
 
     def own_part(position: int, block: np.ndarray) -> np.ndarray:
+        """Return the part of the block that belongs to the partition id at this position."""
         # Without this check, the error of numpy would not name the position.
         start = partition_id(a.digits, position) * a.block
         if start + a.block > block.shape[a.dim]:
@@ -111,6 +112,7 @@ def _slice_at(a: SliceAt, x: Stack) -> Stack:
     """Cut an interval out of a dimension, from the device's own start on."""
 
     def own_part(position: int, block: np.ndarray) -> np.ndarray:
+        """Return the interval of `a.size` elements that begins at this position's own start."""
         start = a.start.at(position)
         # numpy would count a negative start from the end and return other elements.
         if start < 0 or start + a.size > block.shape[a.dim]:

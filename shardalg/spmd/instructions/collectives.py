@@ -143,6 +143,7 @@ class ReduceScatters(_OfSeveralDims):
         return f"reduce_scatter {self.combine} {self._along_text(mesh)}"
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape:
+        """Return the shape in which each dimension has the size of one block."""
         self._check_distinct()
         for dim, digits in self.along:
             # As for `cut`: a device keeps a block of a size that all devices have.
@@ -268,6 +269,7 @@ class RaggedAllToAll(Collective):
         return 2
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
+        """Return the shape of the array that is written into, if rows and vectors fit to it."""
         into, *vectors = more
         count = vectors[0][0] if vectors[0] else 0
         fits = first[1:] == into[1:] and all(shape == (count,) for shape in vectors)

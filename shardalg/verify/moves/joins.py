@@ -129,7 +129,10 @@ def _arg_reduce(step: CheckedInstruction[ArgReduce]) -> Result:
 
 
 def _together(step: CheckedInstruction[Top | Fold]) -> Result:
-    """Combine partial results that depend on each other, each from all of them."""
+    """Return result number `step.number` of a `Top` or `Fold`, with its claims.
+
+    Each result is combined from all operands together, so the operands must have one layout.
+    """
     a, operand = step.attributes, step.operand
     rest = remove_digits(operand.unreduced, a.digits)
     partial, starts = step.operands[: step.count], step.operands[step.count :]
@@ -151,7 +154,10 @@ def _together(step: CheckedInstruction[Top | Fold]) -> Result:
 
 @moves_each(Top)
 def _top(step: CheckedInstruction[Top]) -> Results:
-    """Combine the best elements of all blocks, which each block has from its first place on."""
+    """Combine the best elements of all blocks.
+
+    The best elements of a block are its first places, so each operand must begin at place 0.
+    """
     span = step.operand.dims[step.attributes.dim]
     first = span.start == Number() and span.length <= span.size and not span.wanted
     words = "the combined values are the best of every block from the first on, and no others"

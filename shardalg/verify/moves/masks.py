@@ -78,7 +78,11 @@ def _changed(
     result: Contents,
     claims: Iterable[Goal] = (),
 ) -> Result:
-    """Apply a change: either the first one that is pending, or a new one that the reader undoes."""
+    """Return `result` after a change that the instruction makes, and the claims of the change.
+
+    If the operand needs changes, `task` must be the first of them. Otherwise `task` is recorded as
+    a new change, which the reader of the result has to expect.
+    """
     operand = step.operand
     if operand.awaits and operand.awaits[0] == task:
         return replace(result, awaits=operand.awaits[1:]), list(claims)

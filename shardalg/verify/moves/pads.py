@@ -138,7 +138,10 @@ def _nothing_around(mesh: Mesh, span: DimensionContents, dilate: Dilate) -> bool
 
 @moves(Regroup)
 def _regroup(step: CheckedInstruction[Regroup]) -> Result:
-    """Flatten each group of dimensions in row-major order, and split it into the new ones."""
+    """Flatten each group of dimensions in row-major order, and split it into the new dimensions.
+
+    The result is a view: its dimensions are no longer those of the graph value.
+    """
     dims: list[DimensionContents] = []
     words = "no change is pending on the regrouped dimensions"
     claims: list[Goal] = [("delivers", Decided(words, not step.operand.tasks))]
@@ -149,6 +152,7 @@ def _regroup(step: CheckedInstruction[Regroup]) -> Result:
         if len(group) != count or not (group and sizes):
             words = f"a group of {count} dimensions exists and becomes at least one dimension"
             return step.operand, [("delivers", Decided(words, holds=False))]
+        # One dimension that stays one keeps its contents, however it is sharded.
         if len(group) > 1 or len(sizes) > 1:
             flat, flattening = _flat(step, group)
             group, splitting = _rows(step, flat, sizes, first)

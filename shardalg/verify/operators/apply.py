@@ -315,6 +315,7 @@ def _row_claims(op: CheckedOperator, run: LocalOperator, emission: Emission) -> 
 def _margin_claims(run: LocalOperator, contents: Mapping[int, Contents]) -> Iterator[Goal]:
     """Yield the claims that elements outside the block are 0 if several devices sum them."""
     for name, _ in run.wider:
+        # Iterations outside the block are another device's as well: a sum would count them twice.
         places = [(k, d) for k, dims in run.rule.operands.items() for d, index in enumerate(dims)
                   if name in run.rule.reduced and index.loop == name]  # fmt: skip
         for operand, dim in places:
@@ -361,6 +362,7 @@ def _required_changes(
 def _combining_steps(run: LocalOperator) -> Iterator[Attributes]:
     """Yield the instructions that combine partial results where no all-reduce can."""
     combine = run.rule.combine
+    # An all-reduce combines element by element, but these need other elements or the user's code.
     if combine == USER:
         yield p.Fold(tuple(d for name in run.rule.reduced for d in run.digits[name]))
     if combine in (ARGMAX, ARGMIN, TOP):
@@ -373,7 +375,7 @@ def _combining_steps(run: LocalOperator) -> Iterator[Attributes]:
 def _result(
     op: CheckedOperator, run: LocalOperator, emission: Emission, nth: int, result: DeclaredLocal
 ) -> Result:
-    """Return a result's contents, and the claims that they rest on."""
+    """Return the contents of result number `nth`, and the claims that they rest on."""
     digits, _ = pending_digits(run, {k: op.operands[k] for k in run.rule.operands})
     declared = _with_margins(run, nth, layout_contents(result.sharding, result.shape, None))
     awaits: tuple[Attributes | PendingSelection, ...]
@@ -394,7 +396,10 @@ def _result(
 
 
 def _with_margins(run: LocalOperator, nth: int, declared: Contents) -> Contents:
-    """Return the result with all iterations that are run, of which the block's own are wanted."""
+    """Return a result's contents where a device computes more places than its block has.
+
+    Along such a loop all places are described, but only those of the block are wanted.
+    """
     first = dict(run.wider)
     pairs = zip(run.rule.results[nth], declared.dims, strict=True)
     dims = tuple(

@@ -21,6 +21,7 @@ def selection_claims(run: LocalOperator, emission: Emission) -> Iterator[Goal]:
         if name is None or not run.digits[name]:
             continue
         windows = [v for v in guard.index.variables if v in run.rule.extents]
+        # A window may overlap the blocks of several partitions, a single place is in one block.
         if windows and name in starts:
             yield "selected", _window_claim(run, guard, starts[name])
         else:
