@@ -159,8 +159,8 @@ def _same_structure(declared: object, own: object) -> bool:
 def emission_claim(op: CheckedOperator[Apply], emission: Emission) -> Goal:
     """Return the claim that parameters without an effect on shapes are as the emission says.
 
-    A hint (`PROMISES`) may be dropped. A box at a run-time start is an instruction of its own, because the
-    operator would clamp starts to the block.
+    A hint (`PROMISES`) may be dropped. A box at a run-time start is an instruction of its own,
+    because the operator would clamp starts to the block.
     """
     declared, own = dict(op.apply.params), dict(op.signature.params)
     wanted = own | dict(emission.params)

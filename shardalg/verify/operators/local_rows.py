@@ -431,7 +431,6 @@ def rule_of_blocks(rule: Rule, blocks: Mapping[str, int]) -> Rule:
 
     def shrunk(index: Index) -> Index:
         """Return an index expression over the blocks of its loops."""
-
         # Major loops first: a coefficient that is the product of all minor extents is a stride. For
         # j of extent 4 in blocks of 2, the index 4*i + j becomes 2*i + j.
         ordered = sorted(index.terms, key=lambda term: -term[1])
