@@ -77,7 +77,7 @@ def rematerialized(log: str) -> tuple[Rematerialized, ...]:
 
 
 def _read(log: str) -> Iterator[Rematerialized]:
-    """Yield the warnings in XLA's log, in order; XLA may repeat one."""
+    """Yield the warnings about replicated tensors in XLA's log, in order, with repetitions."""
     for found in filter(None, map(_WARNING.search, log.splitlines())):
         # The metadata names the operator of the function, the instruction name does not.
         named = _NAME.search(found["rest"])
@@ -478,7 +478,7 @@ def _line(graph: Graph, node: int | None) -> Line:
 
 
 def _order(graph: Graph) -> Callable[[Line], int]:
-    """Return a function from a line to its place in program order; unknown lines come last."""
+    """Return a function from a source line to its place in program order; unknown ones are last."""
     places: dict[Line, int] = {}
     for node in graph.walk():
         places.setdefault((node.source, node.phase), len(places))

@@ -45,7 +45,7 @@ def symbolised(plan: Plan) -> Symbolised | None:
 
 
 def symbolised_or_none(plan: Plan) -> Symbolised | None:
-    """Return the program with its formulas; None also where a size has no formula."""
+    """Return the program with its formulas; None for a plan in numbers, or if one is unknown."""
     from shardalg.sizes.formula import FormulaError
 
     try:

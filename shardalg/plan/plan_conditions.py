@@ -226,7 +226,7 @@ class _EarlierChoices:
         self.deferrable = kinds(graph).deferrable[options.switches.finite_sums]
 
     def names(self, node: int | None) -> str:
-        """Return the names of the nearest such nodes of a node, separated by commas.
+        """Return the names of the nearest nodes whose choices decide a node's copies, as text.
 
         If one of them changes its choice at other sizes, the conditions of the node say nothing.
         """

@@ -101,7 +101,7 @@ def traced_call(
 def planned_strategy(
     traced: Traced, strategy: Strategy, options: Options
 ) -> tuple[Stages, Options]:
-    """Plan a trace under a strategy; return the stages and the options."""
+    """Plan a traced function under a strategy; return all stages' results and the options."""
     flat = traced.with_layouts(strategy)
     annotations = with_own_shardings(resolve(traced.graph, flat, traced.first_mesh), traced)
     return planned_annotations(traced, annotations, options)
@@ -110,7 +110,7 @@ def planned_strategy(
 def planned_annotations(
     traced: Traced, annotations: Annotations, options: Options
 ) -> tuple[Stages, Options]:
-    """Complete the shardings of a trace and partition it; return the stages and the options."""
+    """Plan a traced function under annotations; return all stages' results and the options."""
     stages = planned(traced, annotations, options)
     refuse_fallbacks(stages, options)
     return stages, options

@@ -393,7 +393,7 @@ def _with_size(type_: ValueType, dim: int, size: int) -> ValueType:
 
 
 def _reshape(given: ValueType, made: ValueType) -> Signature:
-    """Return the signature of the reshape from one type to another."""
+    """Return the signature of a reshape from the type `given` to the type `made`."""
     return Signature(
         "reshape", (("dimensions", None), ("new_sizes", made.shape)), (given,), (made,)
     )

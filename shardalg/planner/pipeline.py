@@ -51,7 +51,7 @@ def _rules(rewriter: type[Rewriter]) -> Callable[[SpmdProgram, Graph, str], Rewr
 
 
 def _collective_matmuls(program: SpmdProgram, graph: Graph, hardware: str) -> CollectiveMatmuls:
-    """Return the rewriter of collective matmuls, which compares times on this chip."""
+    """Return the pass that makes rings of products and collectives if they are faster on a chip."""
     from shardalg.costs.step_time import pricing  # only plans with rings are priced here
 
     times = pricing(program, graph, machine(hardware).on(DATASHEET)).ring

@@ -328,7 +328,7 @@ def trace_call(
 
 
 def _types(given: Given) -> Given:
-    """Return the user's arguments with types (shape and dtype) in place of arrays."""
+    """Return the user's positional and named arguments with a shape and dtype for each array."""
     from shardalg.graph.arguments import types_of
 
     return types_of(given[0]), *types_of([given[1]])

@@ -176,7 +176,7 @@ def _tokens(
 
 
 def _arrow(axes: Axes, start: Box, end: Box) -> None:
-    """Draw an arrow between boxes; an arrow over other columns of its own lane is bent."""
+    """Draw an arrow from one box to another, bent if it passes over boxes of the same lane."""
     (x0, y0), (x1, y1) = _place(start), _place(end)
     jumps = start.lane == end.lane and end.column - start.column > 1
     bend = f"arc3,rad={-0.18 if jumps else 0}"

@@ -98,7 +98,7 @@ def table(judged: Iterable[Judged]) -> Table:
 
 
 def summary(judged: Iterable[Judged]) -> str:
-    """Return how many statements have the expected verdict, exceptions, and the slowest one."""
+    """Return text: how many statements have the expected verdict, which do not, and the slowest."""
     rows = list(judged)
     lines = []
     for wanted, what in (("proved", "lemmas"), ("refuted", "mutants")):

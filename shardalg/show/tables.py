@@ -157,7 +157,7 @@ def table(
 
 
 def summed(rows: Iterable[tuple[str, tuple[Any, ...], tuple[Any, ...]]]) -> dict[str, Content]:
-    """Return the sums of rows (module, key, amounts), as amounts by key, by module.
+    """Return {module: {key: amounts}}, where amounts of equal module and key are added.
 
     >>> summed([("a", ("k",), (1, 2)), ("a", ("k",), (3, 4))])
     {'a': {('k',): (4, 6)}}
@@ -203,7 +203,10 @@ def collectives(program: SpmdProgram, graph: Graph, named: Symbolised | None = N
 
 
 def _prices(program: SpmdProgram, step: Execution, named: Symbolised | None) -> tuple[object, ...]:
-    """Return group size, executions and bytes; formulas in the user's symbols."""
+    """Return the columns from `group_size` to `wire_bytes_per_step` of a collective's row.
+
+    They are numbers, or sympy expressions if `named` is given.
+    """
     instruction, attributes = step.instruction, step.instruction.attributes
     assert is_collective(attributes), "only collectives have these prices"
     held = sent_bytes(program, instruction)
@@ -232,7 +235,7 @@ def collectives_by_module(whole: Table) -> Table:
 
 
 def maker(program: SpmdProgram, graph: Graph, instruction: Instruction) -> Node | None:
-    """Return the node that an instruction is for, else the node that made its value, else None."""
+    """Return the node for which an instruction runs, else the maker of its value, else None."""
     if instruction.node is not None:
         return graph.nodes[instruction.node]
     origins = [program.locals[v].origin for v in (*instruction.operands, *instruction.results)]
@@ -348,7 +351,7 @@ def beside(ours: Table, xla: Table) -> Table:
 
 
 def _by_kind(table: Table) -> dict[tuple[str, str], tuple[int, float]]:
-    """Return executions and wire bytes per step, by (kind, axes)."""
+    """Return {(kind, axes): (executions, wire bytes per step)} of a table of collectives."""
     sums: dict[tuple[str, str], tuple[int, float]] = {}
     for row in table:
         # An all-reduce whose result is sliced to a block does the work of a reduce-scatter.

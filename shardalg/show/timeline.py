@@ -50,7 +50,7 @@ class Timeline:
 
     @property
     def bubbles(self) -> float:
-        """Bubbles as a share of the step, equal for all stages."""
+        """The share of the step in which a stage waits, which is equal for all stages."""
         return self.seconds(BUBBLE) / self.step_s if self.step_s else 0.0
 
     def table(self) -> Table:

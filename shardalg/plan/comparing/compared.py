@@ -154,7 +154,7 @@ class ComparedStrategy:
         }
 
     def shown(self) -> dict[str, Any]:
-        """Return the row as people say it: 12 ms, 3.8 GB, 41 %."""
+        """Return the row of `SHOWN` columns as text with units: 12 ms, 3.8 GB, 41 %."""
         row: dict[str, Any] = {"strategy": self.name, "mesh": self.mesh, "chip": self.chip}
         if self.cost is None:
             return {**row, "step": "refused", "fits": "no"}
@@ -409,7 +409,7 @@ class StrategyComparison(Answer):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StrategyDifference(Answer):
-    """The difference of two strategies in seconds, by cause and by module."""
+    """The reasons why a step of one strategy takes longer than a step of another one."""
 
     first: ComparedStrategy
     second: ComparedStrategy
@@ -445,7 +445,7 @@ class StrategyDifference(Answer):
 
     @staticmethod
     def _bytes(row: ComparedStrategy) -> dict[tuple[str, str, str], tuple[int, float]]:
-        """Return executions and bytes per step, by module, kind of collective and axes."""
+        """Return {(module, kind, axes): (executions, wire bytes per step)} of the collectives."""
         from shardalg.show.tables import collectives_by_module
 
         plan = row.plan

@@ -78,12 +78,12 @@ class CollectiveExplanation(Answer):
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
-        """The trials that change one annotation; see `removals.ranked`."""
+        """The trials that change one annotation, best first (`removals.ranked`)."""
         return singles(self._trials, self.moved, (self.has, self.needs), self._effort)
 
     @cached_property
     def pairs(self) -> tuple[Trial, ...]:
-        """The trials of two changes; empty if one change removes it and sends no more bytes."""
+        """The trials of two changes; empty if one removes the collective without more bytes."""
         found = any(trial.removes and not trial.more for trial in self.trials)
         return () if found else pairs(self._trials, self.moved, self.trials, self._effort)
 

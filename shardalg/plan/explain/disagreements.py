@@ -211,7 +211,7 @@ class _Reading:
         return tuple(dict.fromkeys(place for places in found for place in places))
 
     def _results(self, value: int) -> tuple[Annotated, ...]:
-        """Return the annotated results of the function that are this value."""
+        """Return the annotated results of the function that are the graph value with this index."""
         graph, given = self.graph, self.sharded.annotations.results
         return tuple(
             Annotated("result", graph.result_paths[number], number)
@@ -237,7 +237,7 @@ class _Reading:
                 yield from self._summed(operand, digits)
 
     def _made(self, local: int, digits: Digits) -> Iterator[Cause]:
-        """Yield the tensors whose digits an operator gave its result, although completion does not.
+        """Yield the tensors of the operator that computed a local value with some of the digits.
 
         Args:
           local: number of the local value. Moves between it and its operator are skipped.
@@ -271,7 +271,7 @@ class _Reading:
                     yield value, wanted
 
     def _tensors(self, node: Node) -> Iterator[tuple[int, tuple[Index, ...]]]:
-        """Yield the operands and results of a node, each with its indices in the loops."""
+        """Yield (value, index of each dimension) for each operand and result of a node."""
         rows = rules(node.signature) or ()
         for rule in rows:
             yield from ((node.operands[k], dims) for k, dims in rule.operands.items())

@@ -43,7 +43,7 @@ class PlanSummary:
     step_time_s: Number
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data that `read_summary` reads."""
+        """Return the summary as plain data, from which `read_summary` makes it again."""
         return files.to_data(files.values(self, PlanSummary))
 
 

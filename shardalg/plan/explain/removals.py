@@ -176,7 +176,7 @@ def pairs(
 
 
 def _pairs(trials: Trials, moved: MovedValue, tried: tuple[Trial, ...]) -> Iterator[Changes]:
-    """Yield pairs in turns, one per first change, so that none uses up the limit."""
+    """Yield pairs of changes, in turns one per first change, so that none uses up the limit."""
     first = [one.change for one in tried[:MOST_FIRST] if isinstance(one.change, AnnotationChange)]
     seconds = [_second(trials, moved, change) for change in first]
     while seconds:
@@ -255,7 +255,7 @@ def _fewest(
 
 
 def _left(before: Stages, after: Stages, moved: MovedValue, most: int) -> list[MovedValue]:
-    """Return the collectives that remain after a change: of this kind elsewhere, or of this value.
+    """Return collectives that remain after a change: of `moved`'s kind elsewhere, or of its value.
 
     At most `most` of either sort are returned; if there are none, `most` of the same kind.
     """
@@ -285,6 +285,9 @@ def _removes(moved: MovedValue, now: TrialOutcome, then: TrialOutcome) -> bool:
 
     Nothing moves the value at its operator, and collectives of its kind along its axes run fewer
     times per step. So a sum that is only reduced one operator later is not removed.
+
+    Args:
+      moved: the collective. now, then: the plan with it, and the plan after a change.
     """
     fewer = then.runs.get(moved.alike, 0) < now.runs[moved.alike]
     return moved.place not in then.sent and fewer

@@ -115,7 +115,10 @@ def annotated_as(stages: Stages, value: int, wanted: Sharding) -> Annotations:
 
 
 def _obstacle(sharded: ShardedGraph, value: int, wanted: Sharding) -> tuple[str, Verdict | None]:
-    """Return the first obstacle to a sharding as text, with the verdict if a step contradicts."""
+    """Return the first obstacle to a sharding as text, and the verdict on it.
+
+    The verdict is None if no step of completion contradicts the sharding.
+    """
     if sharded.shardings[value].dims == wanted.dims:
         return "it already has this sharding", None
     # Completion only refines: a step whose sharding the wanted one does not refine excludes it.

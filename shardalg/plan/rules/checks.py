@@ -144,7 +144,10 @@ class AppliedRules:
         return group.num_bytes is None or group.num_bytes >= SMALL * self.total_bytes
 
     def lost_axes(self, group: Group) -> set[str]:
-        """Return live axes that rules name for dimensions without a rule, and that nothing has."""
+        """Return axes that rules name for a group's unsharded dimensions, and no other one uses.
+
+        Axes of size 1 or missing in the mesh do not count.
+        """
         unlaid = {n for d, n in enumerate(group.names) if n and d not in group.applied}
         wanted = {
             axis
@@ -282,7 +285,7 @@ def check_arrays(laid: AppliedRules) -> Iterator[Finding]:
 
 
 def _collisions(laid: AppliedRules, group: Group) -> Iterator[Finding]:
-    """Yield a finding per axis that one dimension of an array takes from another."""
+    """Yield a finding per axis that two dimensions of an array want: the earlier rule gets it."""
     lost = laid.lost_axes(group)
     for i, rule in enumerate(laid.rules.rules):
         if rule.name not in group.names or group.names.index(rule.name) in group.applied:
@@ -324,7 +327,7 @@ def _uneven(laid: AppliedRules, group: Group) -> Iterator[Finding]:
 
 
 def _replicated(laid: AppliedRules) -> Iterator[Finding]:
-    """Yield a finding per large array that only a name without a rule leaves whole along an axis.
+    """Yield a finding per large array that is whole along an axis because a name has no rule.
 
     Most bytes of the other arrays are sharded along that axis. Arrays with a batch dimension do not
     count: they are sharded otherwise than weights on purpose.
@@ -356,7 +359,10 @@ def _replicated(laid: AppliedRules) -> Iterator[Finding]:
 
 
 def _saved(laid: AppliedRules, group: Group, axes: Sequence[str]) -> int | None:
-    """Return the bytes of a device that a sharding along more axes saves; None if not known."""
+    """Return the bytes that each device saves if a group is also sharded along `axes`, or None.
+
+    None if the shape is not known, or if there are no axes.
+    """
     if group.num_bytes is None or not axes:
         return None
     shape = laid.rules.mesh.shape

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Label(NamedTuple):
-    """An array's dimension whose logical axis a dimension of a value has, through the operators."""
+    """The mark of a value's dimension: the user's array and the dimension that it comes from."""
 
     array: str
     dim: int
@@ -82,7 +82,8 @@ def _own(groups: Mapping[str, Group], key: str) -> Labels:
 def _loops(graph: Graph, node: Node) -> tuple[list[str | None], list[list[str | None]]] | None:
     """Return the loop of each result dimension and of each operand dimension.
 
-    None if the node does not compute element by element. A dimension is None if it is no loop.
+    None if the node does not compute element by element. The entry of a dimension is None if no
+    single loop indexes it, or if an operand has one element there.
     """
     rows = rows_of(node.signature)
     if rows is None or len(rows) != 1 or len(rows[0].terms) != 1 or len(node.results) != 1:
@@ -102,7 +103,10 @@ def _loops(graph: Graph, node: Node) -> tuple[list[str | None], list[list[str | 
 
 
 def _passed(graph: Graph, node: Node, labels: Mapping[int, Labels]) -> Labels:
-    """Return the labels of an elementwise result: of each loop, the first labelled operand's."""
+    """Return a label or None per dimension of an elementwise result; () for other operators.
+
+    Of several operands with a label for one loop, the one with the most dimensions decides.
+    """
     loops = _loops(graph, node)
     if loops is None:
         return ()
@@ -122,7 +126,11 @@ def _passed(graph: Graph, node: Node, labels: Mapping[int, Labels]) -> Labels:
 def _at_site(
     laid: AppliedRules, groups: Mapping[str, Group], key: str, operand: Labels
 ) -> Iterator[Finding]:
-    """Yield the axes that a site's operand loses because the new name's rule omits them."""
+    """Yield a finding per axis that a dimension loses at a site because its new rule omits it.
+
+    Args:
+      key: the name of the site. operand: the labels of the value before the site.
+    """
     site = groups.get(key)
     if site is None:
         return
@@ -149,7 +157,10 @@ def _at_site(
 
 
 def _copies(laid: AppliedRules, group: Group, axis: str) -> int | None:
-    """Return the bytes of a device that a sharding of one array along an axis would save."""
+    """Return the bytes that each device saves if the group's first array is sharded along an axis.
+
+    None if the array's shape is not known.
+    """
     whole = group.arrays[0].num_bytes
     if whole is None:
         return None
@@ -164,7 +175,7 @@ def _where_operands_meet(
     node: Node,
     labels: Mapping[int, Labels],
 ) -> Iterator[Finding]:
-    """Yield the pairs of operands that one elementwise operator needs in other shardings."""
+    """Yield a finding per pair of operands that an elementwise operator combines on other axes."""
     known = [(k, labels[v]) for k, v in enumerate(node.operands) if any(labels.get(v, ()))]
     loops = _loops(graph, node) if len(known) > 1 else None
     if loops is None:
@@ -184,7 +195,11 @@ def _where_operands_meet(
 def _differ(
     laid: AppliedRules, groups: Mapping[str, Group], one: Label, other: Label
 ) -> Iterator[Finding]:
-    """Yield the finding that an array's axes differ from those of the dimension that it meets."""
+    """Yield a finding if two dimensions that one operator combines are sharded along other axes.
+
+    Args:
+      one: of the array with fewer dimensions, which would have to follow. other: of the other one.
+    """
     small, large = groups[one.array], groups[other.array]
     mine, theirs = small.applied.get(one.dim), large.applied.get(other.dim)
     if mine is None or theirs is None or len(small.names) >= len(large.names):

@@ -108,7 +108,7 @@ def _array(key: str, leaf: Any) -> NamedArray:
     """Return one leaf of a pytree as an array with names.
 
     Raises:
-      StrategyError: it is none.
+      StrategyError: the leaf is no array, names or pair of these.
     """
     if _is_names(leaf):
         return _checked(key, leaf, None, "float32")
@@ -135,7 +135,7 @@ def _checked(key: str, names: Any, shape: tuple[int, ...] | None, dtype: str) ->
     """Return an array, if its names fit its shape.
 
     Raises:
-      StrategyError: they do not.
+      StrategyError: `names` are no names, or are not as many as dimensions.
     """
     if names is None:
         return NamedArray(key, None, shape, dtype)
@@ -217,7 +217,7 @@ def _is_shape(given: Any) -> bool:
 
 
 def _is_names(leaf: Any) -> bool:
-    """Return whether a leaf is the names of dimensions, and no named tuple of arrays."""
+    """Return whether a leaf is a tuple or list of dimension names, not a named tuple of arrays."""
     if isinstance(leaf, PartitionSpec):
         return True
     plain = isinstance(leaf, tuple | list) and not hasattr(leaf, "_fields")

@@ -112,7 +112,7 @@ class Recipe:
         return replace(self, wishes=self.wishes._replace(pins=(*self.wishes.pins, (path, dims))))
 
     def ban(self, path: str, axis: str) -> Recipe:
-        """Return the recipe without an axis on the arguments that a glob names.
+        """Return the recipe with a ban: an axis must not shard the arguments that a glob names.
 
         Raises:
           StrategyError: the recipe does not use the axis.

@@ -135,7 +135,7 @@ def _even_remedies(trials: Trials, group: _Uneven, *, equal: bool) -> Iterator[s
 def _evened(
     trials: Trials, value: Value, uneven: tuple[int, Digits], over: tuple[Digits, Digits]
 ) -> tuple[bool, str] | None:
-    """Plan with uneven dimensions sharded along other axes; None if it costs memory or bytes.
+    """Plan with uneven dimensions sharded along other axes; None if that costs memory or bytes.
 
     Args:
       uneven: size and digits of the dimensions. over: the digits that replace them, and the digits

@@ -179,7 +179,7 @@ def _sent(program: SpmdProgram, step: Execution) -> int | float:
 
 
 def _along(program: SpmdProgram, node: Node, rule: Rule, step: Execution) -> bool:
-    """Return whether a step gathers an operand along a loop that cannot be partitioned yet."""
+    """Return whether an instruction gathers an operand along a loop that cannot be split yet."""
     attributes = step.instruction.attributes
     if not isinstance(attributes, GATHERS):
         return False

@@ -85,7 +85,7 @@ def _follows(graph: Graph, position: int, argument: int) -> bool:
 
 
 def _common(first: tuple[str, ...], second: tuple[str, ...]) -> int:
-    """Return the number of words with which both paths end."""
+    """Return the number of last words that both paths have in common."""
     count = 0
     while count < min(len(first), len(second)) and first[-1 - count] == second[-1 - count]:
         count += 1
@@ -93,7 +93,11 @@ def _common(first: tuple[str, ...], second: tuple[str, ...]) -> int:
 
 
 def _in_order(graph: Graph, position: int, arguments: list[int]) -> int:
-    """Return the argument in the same order among results of one ending as among arguments."""
+    """Return the argument whose place among `arguments` is the place of the result's tree.
+
+    Args:
+      position: the result. arguments: positions of arguments with one ending of their paths.
+    """
     path = words(graph.result_paths[position])[1]
     # `(params, momentum)` go in and out in one order: the trees' first words number the results.
     numbers = [int(word) for word in path if re.fullmatch(r"\d+", word)][:1]
@@ -130,7 +134,7 @@ def _type(graph: Graph, position: int) -> tuple[tuple[int, ...], str]:
 
 
 def _has_role(graph: Graph, position: int) -> bool:
-    """Return whether an argument is an array that may have a role: no key, no single number."""
+    """Return whether an argument can have a role: it is no random key and no single number."""
     shape, dtype = _type(graph, position)
     is_key = "key" in dtype or (dtype == "uint32" and shape in _KEY_SHAPES)
     return bool(shape) and not is_key

@@ -164,7 +164,7 @@ def _spec(dims: Sequence[Axes], mesh: Mesh, shape: tuple[int, ...] | None) -> An
 
 
 def _results(placing: Placing, entered: list[Any]) -> list[Any]:
-    """Return the spec per result: that of the argument whose next value it is, or None."""
+    """Return a spec or None per result; a next state has the spec of its argument (`entered`)."""
     graph, mesh = placing.named.graph, placing.mesh
     found: list[Any] = [None] * len(graph.results)
     levels = [part for part in placing.parts if part.kind == "zero" and part.level == 2]
@@ -181,7 +181,11 @@ def _results(placing: Placing, entered: list[Any]) -> list[Any]:
 
 
 def _trees(traced: Traced, entered: list[Any], left: list[Any]) -> tuple[Any, Any]:
-    """Return the specs in the trees of arguments and results, or flat if a framework is between."""
+    """Return the specs as pytrees of arguments and results; flat if a framework splits the state.
+
+    Args:
+      entered, left: a spec per flat argument, and per flat result.
+    """
     call, trees = traced.call, traced.graph.trees
     if call is None or trees is None or call.returned is not None:
         return PerLeaf(entered), PerLeaf(left)
@@ -252,7 +256,7 @@ def _site(placing: Placing, site: Site) -> SiteLayout:
 
 
 def _is_beside_experts(named: NamedGraph, site: Site) -> bool:
-    """Return whether a product of experts reads a site, or computes it, up to pointwise operators.
+    """Return whether a product of experts reads or makes a site, with pointwise steps between.
 
     Other sites are not looked through: they have layouts of their own.
     """
@@ -279,7 +283,7 @@ def _is_beside_experts(named: NamedGraph, site: Site) -> bool:
 
 
 def _notes(placing: Placing, sites: Sequence[SiteLayout]) -> tuple[str, ...]:
-    """Return remarks on what a strategy of this function cannot say."""
+    """Return sentences on what the strategy cannot express, or leaves to completion."""
     notes = []
     if placing.parts_axes("expert"):
         skipped = [site.name for site in sites if site.dims is None]

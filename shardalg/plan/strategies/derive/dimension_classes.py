@@ -25,7 +25,11 @@ Place = tuple[int, int]
 
 
 class Nest(NamedTuple):
-    """A dimension of several loops: per loop, major first, its extent and a plain dimension."""
+    """A dimension of several loops, such as heads times features.
+
+    Attributes:
+      loops: per loop, major first, its extent, and a dimension with this loop alone (or None).
+    """
 
     place: Place
     loops: tuple[tuple[int, Place | None], ...]
@@ -108,7 +112,7 @@ class DimensionClasses:
         return self.fine[self.base[value] : self.base[value + 1]]
 
     def is_iterated(self, value: int, dim: int) -> bool:
-        """Return whether a loop walks through a dimension."""
+        """Return whether a loop takes one index of a dimension per iteration (stacked layers)."""
         return self.fine[self.base[value] + dim] in self.iterated
 
     def refusal(self, fine: int, parts: int, closed: frozenset[int]) -> str:
@@ -202,7 +206,7 @@ def dimension_classes(graph: Graph) -> DimensionClasses:
 def matching_dims(
     classes: DimensionClasses, value: int, argument: int, shapes: tuple[tuple[int, ...], ...]
 ) -> Iterator[tuple[int, int]]:
-    """Yield pairs (dimension of the value, the same dimension of the argument it is made of).
+    """Yield (dimension of a value, same dimension of the argument from which the value is made).
 
     Args:
       shapes: of the value and of the argument.

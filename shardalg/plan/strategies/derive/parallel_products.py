@@ -75,7 +75,7 @@ class NamedGraph:
 
     @cached_property
     def expert_classes(self) -> frozenset[int]:
-        """Classes that are a batch loop of a parameter and of the tokens sent to it."""
+        """The classes of experts: batch loops of products that a parameter and its tokens share."""
         found = {
             self.classes.of(value)[dim]
             for (value, dim), kinds in self.uses.kinds.items()
@@ -84,7 +84,7 @@ class NamedGraph:
         return frozenset(found)
 
     def is_router(self, value: int) -> bool:
-        """Return whether a parameter computes the scores of experts, its only columns."""
+        """Return whether a parameter is a router: the columns of its products are only experts."""
         columns = [
             self.classes.of(origin)[dim]
             for origin, kinds in self.uses.products
@@ -95,7 +95,10 @@ class NamedGraph:
 
     @cached_property
     def batch_class(self) -> int | None:
-        """The class of the data's batch: common to data arguments, and passed by every operator."""
+        """The class of the batch: the dimension that most data arguments have; None without data.
+
+        Of equally common ones, a class that all operators pass on wins, then the first one.
+        """
         count: dict[int, int] = defaultdict(int)
         first: dict[int, int] = {}
         for value in self.with_role(DATA):
@@ -108,7 +111,7 @@ class NamedGraph:
 
     @cached_property
     def sequence_classes(self) -> frozenset[int]:
-        """The classes of the data's sequence: the dimension after the batch that no product sums.
+        """The classes of the sequence: the first data dimension after the batch without a sum.
 
         Several, if data meet through windows: images, and labels of a convolution's results.
         """

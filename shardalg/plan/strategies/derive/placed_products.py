@@ -103,7 +103,7 @@ def _why_not(at: Placing, value: int, axes: Axes) -> str:
 
 
 def _place_table(at: Placing, layout: ArrayLayout, axes: Axes) -> bool:
-    """Shard a table by its features if its rows do not divide, and nothing but look-ups reads it.
+    """Shard the features of a parameter that only look-ups read: its rows do not divide.
 
     Returns:
       Whether it was sharded.

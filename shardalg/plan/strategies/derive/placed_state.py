@@ -39,7 +39,7 @@ def place_parameters(at: Placing) -> None:
 
 
 def _shard(at: Placing, part: Part, layout: ArrayLayout) -> None:
-    """Shard the largest dimension of an array along the axes of a part that it lacks."""
+    """Shard the largest dimension of an array along those axes of a part that it does not have."""
     # Experts may be on the axes already; only what is left is sharded further.
     allowed = at.allowed(layout, at.divided(part.axes))
     free = tuple(axis for axis in allowed if axis not in layout.axes)
@@ -48,7 +48,7 @@ def _shard(at: Placing, part: Part, layout: ArrayLayout) -> None:
 
 
 def place_state(at: Placing) -> None:
-    """Give optimizer state the layouts of its parameters, and then what `zero` shards."""
+    """Shard optimizer state as its parameters, then along the axes of `zero`."""
     owners = _owners(at)
     for layout in at.open(OPTIMIZER_STATE):
         owner = _owner(layout, owners)
@@ -62,7 +62,7 @@ def place_state(at: Placing) -> None:
 
 
 def _owners(at: Placing) -> Owners:
-    """Return the parameters by their whole paths, and by endings that no whole path is."""
+    """Return the parameters by their paths and by all endings of these; whole paths come first."""
     found: Owners = {}
     parameters = [(layout, *words(layout.path)) for layout in at.layouts]
     parameters = [entry for entry in parameters if entry[0].role == PARAMETERS]
@@ -88,7 +88,10 @@ def _owner(layout: ArrayLayout, owners: Owners) -> ArrayLayout | None:
 
 
 def _follow(at: Placing, layout: ArrayLayout, owner: ArrayLayout) -> None:
-    """Shard optimizer state as its parameter, by dimensions of one class and size."""
+    """Shard optimizer state along the axes of its parameter `owner`, dimension by dimension.
+
+    Dimensions correspond if their classes and sizes are equal (factored moments have fewer).
+    """
     value, other = at.value(layout), at.value(owner)
     shape, whole = at.named.shape(value), at.named.shape(other)
     if shape == whole:
@@ -109,7 +112,7 @@ def _follow(at: Placing, layout: ArrayLayout, owner: ArrayLayout) -> None:
 
 
 def place_data(at: Placing) -> None:
-    """Shard the data: batch, sequence, features of products, and by `two_d` of the residual.
+    """Shard data arguments: batch, sequence, products' features, and for `two_d` the residual's.
 
     Raises:
       StrategyError: the batch does not divide.

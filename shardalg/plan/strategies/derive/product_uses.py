@@ -150,7 +150,10 @@ class _Reader:
                 self._close_minor(node, rule, operand)
 
     def _uses(self, rule: Rule, operand: int, is_product: bool) -> Iterator[tuple[int, str]]:
-        """Yield (dimension, kind) of the dimensions of a parameter that an operator reads."""
+        """Yield (dimension, kind of use) for the dimensions of an operand that is a parameter.
+
+        Kinds are those of `ProductUses.kinds`; a dimension with another use is left out.
+        """
         others = {
             name
             for k, dims in rule.operands.items()
@@ -196,7 +199,7 @@ class _Reader:
     def _costs(
         self, node: Node, rule: Rule, operand: int, result_bytes: float, *, is_product: bool
     ) -> None:
-        """Add the bytes that an axis on each dimension of an operand would sum or move.
+        """Add to `sums` the bytes that sharding each dimension of an operand would reduce or move.
 
         Args:
           is_product: whether the operator multiplies an activation with a parameter.
@@ -231,7 +234,7 @@ class _Reader:
                 self._close(item)
 
     def _close_minor(self, node: Node, rule: Rule, operand: int) -> None:
-        """Close the minor dimensions that a product sums over: of heads, the features of a head."""
+        """Add to `closed` the minor dimensions over which a product sums: features of a head."""
         base = self.classes.base[node.operands[operand]]
         summed = [
             self.classes.fine[base + dim]
