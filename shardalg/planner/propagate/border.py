@@ -148,7 +148,8 @@ def start(
         numbers[value] = layouts.whole(layouts.shapes[numbers[value]], fixed=True)
     loose = set(_loose_arguments(graph, annotations, layouts.policy))
     for value, number in seeds.items():
-        # All dimensions of a loose argument are open until the sweeps end.
+        # GSPMD may refine a loose argument during the sweeps, so all its dimensions are open.
+        # `apply_border_rules` restores the annotation afterwards.
         if value in loose:
             shape, dims = layouts.shapes[number], layouts.dims[number]
             number = layouts.number(shape, dims, open_dims=tuple(range(len(shape))))
@@ -210,11 +211,11 @@ def _loose_arguments(graph: Graph, annotations: Annotations, policy: str) -> lis
     annotated argument may get a finer sharding through it (`sharding_propagation.cc`,
     provided_shardings, and saved_parameter_shardings at the end).
     """
-    # An argument without annotation that something reads: GSPMD may shard it.
+    # Only an argument that something reads counts as open: no other one could get a sharding.
     pairs = [*zip(graph.arguments, annotations.arguments, strict=True)]
     used = {tie.source for tie in graph.region_arguments} | set(graph.results)
     free = [v for v, s in pairs if s is None and (graph.users[v] or v in used)]
-    # If no argument is open, GSPMD fixes all of them.
+    # A single open argument lets GSPMD refine all arguments during the sweeps (provided_shardings).
     if policy != "gspmd" or not free:
         return []
     return [v for v, s in pairs if s is not None and not s.unspecified_dims and not s.priorities]

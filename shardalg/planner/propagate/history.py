@@ -98,8 +98,8 @@ def conflicts(record: Record) -> tuple[Conflict, ...]:
     memo: dict[tuple[int, Numbers], tuple[tuple[int, str, Dims, Numbers], ...]] = {}
     fixpoint, layouts = record.fixpoint, record.fixpoint.layouts
     steps, final = fixpoint.index, list(fixpoint.numbers)
-    # The offers are computed again from the shardings at the end of the sweeps, with arguments as
-    # they were before their annotations were restored.
+    # A refused offer may have passed through an argument before its annotation was restored. So
+    # the offers are computed again from the shardings at the end of the sweeps.
     for value, number in record.border_changes.restored:
         final[value] = number
     for position in range(len(steps.tensors)):

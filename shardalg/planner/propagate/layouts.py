@@ -30,6 +30,7 @@ class Layouts:
     """
 
     def __init__(self, mesh: Mesh, policy: str) -> None:
+        """Make an empty table; `policy` is the partitioner, "gspmd" or "shardy"."""
         self.mesh, self.policy = mesh, policy
         self._axes = frozenset(mesh.digit(name) for name in mesh.axis_names)
         # Lists indexed by layout number, because a sweep reads one attribute of many layouts.
@@ -76,7 +77,7 @@ class Layouts:
         return self._numbers[key]
 
     def whole(self, shape: tuple[int, ...], *, fixed: bool = False) -> int:
-        """Return the number of the replicated layout."""
+        """Return the number of the replicated layout of a shape."""
         return self.number(shape, ((),) * len(shape), fixed=fixed)
 
     def extended(self, number: int, dims: Dims) -> int:

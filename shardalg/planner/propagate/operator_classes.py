@@ -162,7 +162,12 @@ def _picked(source: Map, target: Map) -> tuple[int, ...] | None:
 
 
 def _spread(digits: Digits, entry: tuple[tuple[str, int], ...], loops: dict[str, Digits]) -> None:
-    """Give a dimension's digits to its loops, major first, each as far as its extent allows."""
+    """Give a dimension's digits to its loops, major first, each as far as its extent allows.
+
+    Args:
+      entry: the loops of the dimension, each with its extent.
+      loops: the digits of each loop so far, extended in place.
+    """
     rest = digits
     for loop, extent in entry:
         # Extent 0 means that the loop takes any digits.
@@ -178,7 +183,12 @@ def _spread(digits: Digits, entry: tuple[tuple[str, int], ...], loops: dict[str,
 def _gathered(
     entry: tuple[tuple[str, int], ...], loops: dict[str, Digits], used: set[str]
 ) -> Digits:
-    """Return a dimension's digits from its loops; a loop serves one dimension of a tensor."""
+    """Return a dimension's digits from its loops; a loop serves one dimension of a tensor.
+
+    Args:
+      entry: the loops of the dimension, each with its extent. loops: the digits of each loop.
+      used: the loops that earlier dimensions of the tensor have, extended in place.
+    """
     out: Digits = ()
     for loop, extent in entry:
         digits = () if loop in used else loops.get(loop, ())
@@ -194,12 +204,15 @@ def _with_majors(found: Dims, given: Dims) -> Dims:
     """Return the dimensions, each cut before a minor part of an axis whose major part has no place.
 
     XLA's reshape stops at the first tiles of a dimension that it cannot place (`ReshapeSharding`).
+
+    Args:
+      found: the digits of the target's dimensions. given: those of the source's dimensions.
     """
     whole = {digit for digits in given for digit in digits}
     placed = {digit for digits in found for digit in digits}
     if placed <= whole:
         return found
-    # A digit may begin where an axis begins, or where a placed part of an axis ends.
+    # A digit that begins neither with an axis nor behind a placed part has lost its major part.
     tops = {digit.stride * digit.size for digit in whole} | {digit.stride for digit in placed}
     return tuple(
         tuple(takewhile(lambda digit: digit.stride * digit.size in tops, digits))

@@ -62,6 +62,7 @@ def _naming_keywords(cls: type[_Class]) -> type[_Class]:
 
     @wraps(init)
     def taking(self: _Class, *args: Any, **given: Any) -> None:
+        """Check the names of the keywords, then call the constructor that this one replaces."""
         known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
         switches = {} if cls is Switches else {n: given.pop(n) for n in SWITCHES if n in given}
         unknown = [name for name in given if name not in known]
@@ -322,6 +323,7 @@ class Options:
         return replace(self, stream_layers=False, switches=replace(self.switches, **bare))
 
     def __post_init__(self) -> None:
+        """Check every setting, and make `hardware`, `trips` and `prices` hashable."""
         if not isinstance(self.hardware, str):  # of a Topology its text
             object.__setattr__(self, "hardware", str(self.hardware))
         if self.policy not in (JIT, *POLICIES):

@@ -40,8 +40,7 @@ def exclude_stage_axes(
         too. They get the batch's other axes. No partitioner of XLA completes them so.
     """
     graph, found = sharded.graph, dict[int, Sharding]()
-    # Per loop, first find the digits of its stages, then take them from all other dimensions of
-    # values at the body's border.
+    # `axes` collects the stages of all loops, because a batch may meet the stages of any of them.
     axes = set[Digit]()
     for node in graph.nodes_of(("scan",)):
         region = graph.regions[node.bodies[0]]

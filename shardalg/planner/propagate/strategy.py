@@ -199,7 +199,7 @@ def layout_of(graph: Graph, mesh: Mesh, value: int, spec: object) -> Sharding:
 
 
 def _flat(prefix: object, tree: Any, paths: Sequence[str], what: str) -> list[object]:
-    """Return one spec per leaf.
+    """Return one spec per flat argument or result, from a prefix of their tree.
 
     Args:
       paths: the names of the leaves.

@@ -198,7 +198,7 @@ class Linked(EvenBlocks):
         """Yield every next move that fits, with its seconds."""
         held = local_elements(self.shape, state[0])
         for step in self.steps(state):
-            # No buffer may be larger than the larger end.
+            # Otherwise a path could need more memory than both of its ends.
             if step.state != state and local_elements(self.shape, step.state[0]) <= self.fitting:
                 seconds = self.links.seconds(step.move, held) if step.sent else 0
                 yield (seconds, bool(step.sent)), step.state, [step]
@@ -290,7 +290,7 @@ def _moves_with_pending_sums(
     """
     dims, pending = start
     used = {digit for digits in dims for digit in digits}
-    # The goal without its minor digits that the start does not have: they are sliced at the end.
+    # Minor digits that only the goal has cost nothing as slices at the end, so `later` omits them.
     later = tuple(
         tuple(reversed(list(dropwhile(lambda d: d not in used, reversed(digits)))))
         for digits in goal

@@ -141,7 +141,7 @@ def transfers_of(exchanges: tuple[Exchange, ...], tensors: tuple[int, ...]) -> t
     Args:
       tensors: per exchange, the number of its blocks; exchanges of equal numbers read the same.
     """
-    # On a large mesh, devices are counted by class instead of one by one.
+    # On a large mesh, going through the devices one by one would take too long.
     classes, readers = classes_of(exchanges), []
     for exchange, tensor in zip(exchanges, tensors, strict=True):
         rounds: tuple[Round, ...] = ()
@@ -212,7 +212,7 @@ def _reading(
 ) -> Reading:
     """Return how a device reads the block of a piece's round from the slot of a transfer."""
     first, start = transfer.slots[number].lower, exchange.want.start
-    # On a large mesh, pairs of positions are runs of classes of devices.
+    # On a large mesh, runs of classes replace pairs of positions, whose list would be too long.
     permutes: tuple[Any, ...] = transfer.bringing(number, piece)
     if classes is not None:
         permutes = tuple(classes.device_runs(exchange, piece.number, each) for each in permutes)
@@ -314,14 +314,14 @@ def retiled(retile: Retile, devices: int) -> DimProgram:
     if not width:
         return along.program(along.add(Resize(dim, after), after, 0))
     fetch = retile.fetch(devices)
-    # Blocks shrink: the margin of the previous device comes before the own block.
+    # If blocks shrink, a new block begins earlier, in the old block of the previous device.
     if shift < 0:
         margin = along.add(fetch, width, along.places(0, before - width, before))
         both = margin, along.places(0, 0, after)
         joined = along.add(Concatenate(dim), width + after, *both)
         at = SliceAt(dim, retile.number(shift, width), after)
         return along.program(along.add(at, after, joined))
-    # Blocks grow: the margin of the next device comes after the own block.
+    # If blocks grow, a new block ends later, in the old block of the next device.
     margin = along.add(fetch, width, along.places(0, 0, width))
     joined = along.add(Concatenate(dim), before + width, 0, margin)
     # The last device slices up to this place. Elements after the margin do not exist or are not

@@ -102,6 +102,7 @@ class _Grids:
     """The moves on all grids, bounded by the elements of the goal that a device lacks."""
 
     def __init__(self, problem: GridProblem) -> None:
+        """Set both ends as states, and the elements of the goal that the bound counts."""
         self.shape, self.sizes, self.overlaps = problem.shape, problem.sizes, problem.overlaps
         self.padded, self.kept = problem.padded, problem.goal[1]
         self.devices = prod(problem.sizes)
@@ -141,8 +142,8 @@ class _Grids:
         """Return the possible blocks of a dimension in n parts, on the grid of n and finer ones."""
         found = self.known.get((dim, n))
         if found is None:
-            # Blocks on the grid of k parts, for a multiple k of n: k/n blocks of `ceil(size/k)`
-            # each.
+            # A block may consist of k/n blocks of the finer grid of k parts, `ceil(size/k)` each.
+            # Then it can be cut into them without a retile.
             size, last = self.shape[dim], self.devices if self.padded else n
             finer = [k for k in range(n, last + 1, n) if self.devices % k == 0]
             every = {-(-size // k) * (k // n) for k in finer}

@@ -215,6 +215,7 @@ class _MeshDigits:
     """
 
     def __init__(self, source: Sharding, target: Sharding) -> None:
+        """Note the digits of both ends that have named sizes, and the borders of the axes."""
         self.source, mesh = source, source.mesh
         axes = _axes(mesh)
         sized = [

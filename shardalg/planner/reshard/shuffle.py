@@ -77,6 +77,7 @@ class Shuffle:
     def __init__(
         self, goal: tuple[Order, ...], *, shape: Sequence[int], parts: tuple[int, ...], pieces: int
     ) -> None:
+        """Set the prices and empty tables; `pieces` is the price of sending a whole block."""
         self.goal, self.shape, self.parts = goal, shape, parts
         self.price = _prices(parts, pieces)
         # `parts[-1]` is the number of devices along all digits. If it divides every size, no stack

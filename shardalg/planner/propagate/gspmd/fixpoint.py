@@ -50,7 +50,12 @@ class ShardingChange(NamedTuple):
 
 @dataclass(eq=False)
 class Fixpoint:
-    """The state of one completion: a layout number per value, and the steps that are due."""
+    """The state of one completion: a layout number per value, and the steps that are due.
+
+    Attributes:
+      priorities: whether operators begin to act level by level; otherwise all act at once.
+      changes: the changes so far, in order.
+    """
 
     all_offers = staticmethod(all_offers)
 
@@ -61,9 +66,10 @@ class Fixpoint:
     changes: list[ShardingChange] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        """Set the tables that the sweeps read: due steps, levels, memos and closed values."""
         index, layouts = self.index, self.layouts
-        # One byte per step is due in the forward direction, one byte per place in the backward
-        # direction. A place is a value in one computation; its readers there are visited together.
+        # Forward, each step is visited alone. Backward, all readers of a place (a value in one
+        # computation) are visited together, so one byte per place is enough.
         steps, places = len(index.tensors), len(index.order)
         self.level, self.merging = 0, False
         self.due_steps, self.due_places = bytearray(steps), bytearray(places)
@@ -306,7 +312,8 @@ class Fixpoint:
         """
         index, layouts = self.index, self.layouts
         kind, values = index.kind(position), index.tensors[position]
-        # Search backwards through the values that would have given a result its sharding.
+        # Layouts do not say whether XLA gave a replicated value its sharding. So the search goes
+        # back to a value that certainly has one, and that would have passed it on.
         todo = [*values[kind.num_operands :], values[0]]
         seen = set(todo)
         while todo:
@@ -343,7 +350,7 @@ class Fixpoint:
         ahead = self._wanted_ahead(self.index.tensors[position][-1])
         if ahead is None:
             return outcome
-        # The second operand wins only if the readers want its sharding and not the first one's.
+        # XLA's order, the larger operand first, stays unless readers agree with the other alone.
         fits = [extends(ahead, dims) for dims in outcome.wanted]
         other = outcome.other if fits == [False, True] else None
         return outcome if other is None else other

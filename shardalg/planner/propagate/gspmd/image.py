@@ -110,7 +110,7 @@ def image_of(rule: Rule, shapes: tuple[tuple[int, ...], ...]) -> Image:
     # The image is the operand whose indices combine a loop of the result with a summed loop.
     position = max(range(len(reads)), key=lambda k: _spread(reads[k].dims, results))
     image, kernel = reads[position], reads[1 - position]
-    # A dimension of the image is a feature dimension if the kernel has all its loops.
+    # Features are summed, or grouped, together with the kernel, which thus has all their loops.
     shared = {loop for index in kernel.dims for loop in index.variables}
     features = [d for d, index in enumerate(image.dims) if shared.issuperset(index.variables)]
     batch = rule.loops[0][0]

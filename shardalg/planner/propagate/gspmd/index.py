@@ -140,7 +140,8 @@ def assembled(
       places: the names and the shapes of the values that follow the stand-ins of results.
     """
     named, shaped = places
-    # Values are numbered in three groups: of the graph, stand-ins of its results, and places.
+    # Stand-ins of results and places are numbered after the graph's values, so that one list of
+    # layouts serves all three.
     count = len(graph.values) + len(graph.results) + len(named)
     tensors = [values for _, values, _ in steps]
     order, place, spans = _number_places(tensors, computations or (len(steps),), count)

@@ -58,9 +58,10 @@ class Computations(Instructions):
     regions: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        """Find the elements of all tuples, join equal constants, and count the readers."""
         graph = self.graph
-        # Places are numbered after the values and the stand-ins of results: place n has the shape
-        # `shapes[n - first]`.
+        # One list of layouts serves values, stand-ins of results and places. Places are numbered
+        # last, so that place n has the shape `shapes[n - first]`.
         self.first = len(graph.values) + len(graph.results)
         self.find_elements(self._place)
         for found in self.elements.values():
@@ -116,7 +117,12 @@ class Computations(Instructions):
                     element.outer = self._first_of(groups[region], key, element.result)
 
     def _first_of(self, groups: dict[Literal, list[int]], key: Literal, name: int) -> int:
-        """Return the first value that is full of a number, or a new place for it."""
+        """Return the first value that is full of a number, or a new place for it.
+
+        Args:
+          groups: per (number, type), the values so far; a new place is added.
+          name: the value after which a new place is named.
+        """
         group = groups.setdefault(key, [])
         if not group:
             group.append(self._place(name, key[1].shape))

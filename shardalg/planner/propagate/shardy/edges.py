@@ -58,6 +58,7 @@ class _IndexBuilder:
     operators: list[ShardyOperator]
 
     def __post_init__(self) -> None:
+        """Decide which annotated sites hold for the values that they read, then count readers."""
         builder = self.builder
         self.absent = builder.numbers | builder.full
         # A site's annotation is also that of the value which the site reads if the value has none

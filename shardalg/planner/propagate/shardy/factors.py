@@ -67,7 +67,7 @@ def step(
     axes = {loop: _agreed(kind, tensors, loop, directions.get(loop, 0)) for loop in kind.sizes}
     if not any(axes.values()):
         return None
-    # 3. If loops compete for an axis, the loop of the largest source tensor goes first.
+    # 3. If loops compete for an axis, the loop of the largest source goes first, as in Shardy.
     sources = {loop: _source(kind, tensors, loop, digits) for loop, digits in axes.items()}
     order = sorted(kind.sizes, key=lambda loop: _rank(kind, sources[loop], axes[loop]))
     reserved = [layouts.reserved[number] for number in numbers]

@@ -89,7 +89,8 @@ def power_products(node: Node) -> list[tuple[int, int]]:
     if power == 3:
         return [(0, 0), (1, 0)]
     found: list[tuple[int, int]] = []
-    # Binary powers: `base` is the operand's power 2^n, `total` the product of the powers so far.
+    # JAX multiplies the squares whose bit of the power is set, in this order. `total` is their
+    # product so far; it is -1 before the first one.
     base, total, rest = 0, -1, abs(power)
     while rest:
         if rest & 1 and total >= 0:

@@ -34,7 +34,13 @@ UNKNOWN: Extended = ()
 
 @dataclass(eq=False)
 class Worklist:
-    """The state of one completion in Shardy's order: a layout number per value."""
+    """The state of one completion in Shardy's order: a layout number per value.
+
+    Attributes:
+      level: the present stage. exits: the edges from results to the values of their annotations.
+      todo: the stack of steps, the next one last. waits: per step, whether it is on the stack.
+      known: per operator class, the directions of its last visit and the outcomes under them.
+    """
 
     all_offers = staticmethod(all_offers)
 
