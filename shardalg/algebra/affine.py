@@ -119,6 +119,7 @@ class Index:
         return sympy.Mod(number, self.mod) if self.mod else number
 
     def __str__(self) -> str:
+        """Return the expression as text, such as `2*o+r`."""
         # `terms` are sorted by name, but windows are written with the stride first, `2*o+r`.
         ordered = sorted(self.terms, key=lambda term: -abs(term[1]))
         text = "".join(

@@ -217,6 +217,12 @@ class _Symboliser:
         sizes: Sizes,
         recorded: Callable[[], Sequence[tuple[Shape, Shape]] | None],
     ) -> None:
+        """Start with the global shape of each local value that is a block of a graph value.
+
+        Args:
+          sizes: the formulas of the graph's sizes and of the mesh axes.
+          recorded: returns the shapes of all local values from planning on recorded sizes.
+        """
         self.program, self.graph, self.sizes = program, graph, sizes
         self.recorded = recorded
         self.wholes: list[Shape] = [

@@ -232,6 +232,8 @@ def argument_modules(graph: Graph) -> ArgumentModules:
     matched = _matched(graph, leaves, [leaf for leaf in read if leaf.is_float], late)
     trained = set(matched.values()) | _updated(graph, read, late)
     roots = _roots(read, {leaf.root for leaf in read if leaf.value in trained})
+    # An array that is an argument by itself is a weight only if it is trained. Integers of rank 0,
+    # such as a number of steps, are no weights.
     weights = [
         leaf
         for leaf in read

@@ -337,6 +337,7 @@ class Halo:
 
     @property
     def _title(self) -> str:
+        """Title of the drawing: the window, the number of elements, and of partitions."""
         w = self.window
         steps = {
             "stride": w.stride,

@@ -257,6 +257,8 @@ def _tiles(reader: Reader) -> _Tiles:
     if count != size:
         raise reader.error(f"{size} tiles on {count} devices", start)
     subgroups: tuple[str, ...] = ()
+    # The devices of a subgroup hold the same block, so its dimensions split no tensor dimension.
+    # `last_tile_dim_replicate` is the older text for one replicated subgroup.
     if reader.word("last_tile_dims"):
         reader.expect("=")
         reader.expect("{")

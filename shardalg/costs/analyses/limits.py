@@ -80,10 +80,13 @@ class StepLimits:
         exposed = {name: self.seconds.get(name, 0.0) for name in names}
         sent = sum(exposed.values())
         rest = max(0.0, step_s - (self.step_s - sent))
+        # A rounding error of the sums must not change the causes.
         if math.isclose(rest, sent, rel_tol=1e-12, abs_tol=1e-12 * step_s):
             return self
         hidden = {name: max(0.0, names[name] - s) for name, s in exposed.items()}
         more, total = rest - sent, sum(hidden.values())
+        # Without hidden seconds there is no such proportion, and fewer seconds need none: then all
+        # exposed seconds are scaled alike.
         if more > 0 and total:
             exposed = {name: s + more * hidden[name] / total for name, s in exposed.items()}
         elif sent:

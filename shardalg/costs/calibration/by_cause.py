@@ -364,6 +364,7 @@ class _Split:
     def computed(self, step: Execution) -> InstructionWork:
         """Return the work of a local operator."""
         instruction, held = step.instruction, self.program.locals
+        # Measured steps move bytes at another rate next to products: it has a constant of its own.
         cause = "traffic" if self.chains.along(instruction) else "passes"
         moved = kernel_bytes(self.program, self.graph, instruction)
         if moved is None:
@@ -383,6 +384,7 @@ class _Split:
                 peak = product_peak(self.chip, dtype) if is_product else self.chip.peak(dtype)
                 kept = is_kernel(signature) or not self.kept.isdisjoint(values)
                 whole = padded_flops(signature, shapes, self.chip.matrix_unit)
+                # The backward pass of a fused attention kernel computes its scores again.
                 flops, whole = (
                     with_recomputed(self.graph, instruction.node, n) for n in (flops, whole)
                 )

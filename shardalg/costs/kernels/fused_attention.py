@@ -148,6 +148,7 @@ def _masks(graph: Graph, scores: set[int], handed: Mapping[int, list[int]]) -> s
         producer = producers[value]
         if value in found or value in scores:
             return
+        # A value that equals others, such as the argument of a loop body, comes from these.
         if givers.get(value):
             found.add(value)
             for source in givers[value]:
@@ -158,6 +159,7 @@ def _masks(graph: Graph, scores: set[int], handed: Mapping[int, list[int]]) -> s
                 if elements(graph, operand) == elements(graph, value):
                     reach(operand)
 
+    # An operand of fewer elements, such as a maximum per row, is no mask of single scores.
     for node in graph.nodes:
         if _fuses_in_kernel(node) and not scores.isdisjoint(node.results):
             for operand in node.operands:

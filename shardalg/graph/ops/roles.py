@@ -176,6 +176,7 @@ def _data_dimensions(graph: Graph, given: dict[int, str | None]) -> bytearray:
     classes = _Classes(base[-1])
     parent, known = classes.parent, dict[Signature, tuple[tuple[int, int, int, int], ...]]()
     for node in graph.nodes:
+        # Equal operators connect equal dimensions, so each signature is examined once.
         pairs = known.get(node.signature)
         if pairs is None:
             pairs = known[node.signature] = () if node.bodies else joined_dims(node.signature)
@@ -190,6 +191,7 @@ def _data_dimensions(graph: Graph, given: dict[int, str | None]) -> bytearray:
             while parent[other] != other:
                 parent[other] = other = parent[parent[other]]
             parent[other] = one
+    # The leading dimension of a stacked value counts iterations, and its slice does not have it.
     for tie in graph.region_arguments:
         rank = len(graph.values[tie.source].type.shape) - tie.source_drop
         for d in range(rank):

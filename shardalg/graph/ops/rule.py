@@ -130,6 +130,7 @@ class Rule:
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        """Raise RuleError if the row contradicts itself; compute the hash once."""
         faults = [*self._name_faults(), *self._shape_faults()]
         if faults:
             raise RuleError(f"the row of {self.primitive} contradicts itself: {'; '.join(faults)}.")

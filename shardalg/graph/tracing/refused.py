@@ -40,6 +40,7 @@ def refused(fn: Callable[..., Any], args: Sequence[Any], error: Exception) -> Tr
         return endless(fn, error)
     at = f"{function_name(fn)}{user_line(error)}"
     message = str(error).split("\n")[0]
+    # Most of these classes are subclasses of TypeError, so they are tested before `_type_error`.
     if isinstance(error, _UNTRACEABLE):
         return TraceError(
             f"JAX cannot trace {at}: {message} Move decisions of Python out of the function, or "

@@ -221,6 +221,8 @@ def _while(equation: Any) -> Any:
     condition, body = (partial(evaluated, params[name]) for name in ("cond_jaxpr", "body_jaxpr"))
 
     def loop(*operands: Any) -> list[Any]:
+        """Run until no element continues; an element that is done keeps its carry."""
+
         def goes_on(carry: list[Any]) -> Any:
             return condition(*operands[:first], *carry)[0]
 

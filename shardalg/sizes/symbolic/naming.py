@@ -356,6 +356,7 @@ class Names:
         for node in self.graph.nodes:
             if not node.bodies and not any(values[v].type.shape for v in node.operands):
                 made.extend(node.results)
+        # A size of 1 may be a broadcast dimension, so it is no number that the code chose.
         slots = (s for v in made for s in range(self.base[v], self.base[v + 1]))
         return self._fix(s for s in slots if self.number[s] != 1)
 
