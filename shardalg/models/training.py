@@ -1,6 +1,6 @@
 """The train step of the dense Transformer, and its parts as functions that can be planned alone.
 
-The optimizers by name: state, update, and how the state is laid out along its weights.
+`OPTIMIZERS` has the optimizers by name: initial state, update, and shardings of the state.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from shardalg.models.transformer import ATTENTION, FFN, Config
 
 Array = jax.Array
 
-# The contracted dimensions of a weight are the rows of its second moments. Weights that are not
-# listed contract one dimension.
 ROWS = {"w_o": 2}
+"""Contracted dimensions of a weight, the rows of its Adafactor moments; 1 for other weights."""
 
 
 def factoring(config: Config) -> dict[str, Any]:
@@ -40,19 +39,19 @@ def factoring(config: Config) -> dict[str, Any]:
 
 
 def init_opt_state(config: Config, params: Any) -> dict[str, Any]:
-    """Adafactor's state before the first step."""
+    """Return Adafactor's state before the first step."""
     return adafactor.init_state(params, factoring(config))
 
 
 def opt_state_types(config: Config) -> dict[str, Any]:
-    """Shapes and types of the optimizer state."""
+    """Return the shapes and types of Adafactor's state."""
     return jax.eval_shape(partial(init_opt_state, config), transformer.param_types(config))
 
 
 def train_step(
     config: Config, params: Any, opt_state: Any, tokens: Array, targets: Array
 ) -> tuple[Any, Any, Array]:
-    """One step of training: (parameters, optimizer state, loss before the step)."""
+    """Return parameters and Adafactor's state after a step, and the loss before the step."""
     objective = partial(transformer.loss, config)
     loss, grads = jax.value_and_grad(objective)(params, tokens, targets)
     params, opt_state = adafactor.apply(params, grads, opt_state, factoring(config))
@@ -65,8 +64,8 @@ class Part:
 
     Attributes:
       weights: names of the weights in its first argument; () for the whole train step.
-      forward: `(config, weights, x) -> y` of a part of a layer.
-      gradient: `(weights, x, dy) -> (y, dweights, dx)` instead of `(weights, x) -> y`.
+      forward: `(config, weights, x) -> y` of a part of a layer; None for the whole train step.
+      gradient: True for `(weights, x, dy) -> (y, dweights, dx)`, False for `(weights, x) -> y`.
     """
 
     name: str
@@ -75,14 +74,14 @@ class Part:
     gradient: bool = False
 
     def function(self, config: Config) -> Callable[..., Any]:
-        """Return the JAX function of the part's arguments."""
+        """Return the part as a JAX function of the arguments in `arguments`."""
         if self.forward is None:
             return partial(train_step, config)
         forward = partial(self.forward, config)
         return partial(value_and_pullback, forward) if self.gradient else forward
 
     def arguments(self, config: Config) -> tuple[Any, ...]:
-        """Shapes and types of the function's arguments."""
+        """Return the shapes and types of the function's arguments."""
         if self.forward is None:
             tokens = jax.ShapeDtypeStruct((config.B, config.S), jnp.int32)
             return transformer.param_types(config), opt_state_types(config), tokens, tokens
@@ -92,9 +91,10 @@ class Part:
         return (weights, x, x) if self.gradient else (weights, x)
 
     def named_arguments(self, config: Config) -> tuple[Any, ...]:
-        """`arguments` in named sizes: the paper's letters, their hints the config's sizes.
+        """Return `arguments` with symbolic sizes, named by the paper's letters.
 
-        L is named where layers are stacked (`scan`), else it is the number of layers.
+        The hint of each symbolic size is the size in `config`. L is symbolic only if the layers are
+        stacked (`scan`).
 
         >>> part("ffn").named_arguments(Config(B=2, S=3, M=4, H=5))[1].shape
         (B, S, M)
@@ -116,18 +116,18 @@ class Part:
         return jax.tree.map(name, self.arguments(distinct))
 
     def roles(self) -> tuple[str, ...]:
-        """Return the role of each argument."""
+        """Return the role of each argument: "parameters", "optimizer_state" or "data"."""
         if self.forward is None:
             return ("parameters", "optimizer_state", "data", "data")
         return ("parameters", "data", "data") if self.gradient else ("parameters", "data")
 
     def donate_argnums(self) -> tuple[int, ...]:
-        """Return the arguments that the function's results replace."""
+        """Return the positions of the arguments that the function's results replace."""
         return (0, 1) if self.forward is None else ()
 
     def random_arguments(self, config: Config, seed: int = 0) -> tuple[Any, ...]:
-        """Arguments with numbers in them, the same for the same seed."""
-        # Another stream than that of the parameters, whose seed is `seed` alone.
+        """Return random arguments of the function, equal for equal seeds."""
+        # The parameters are drawn with `seed`: with the same stream the data would repeat them.
         rng = np.random.default_rng((seed, 1))
         if self.forward is None:
             params = transformer.init_params(config, seed)
@@ -186,7 +186,8 @@ class Optimizer:
 
     Attributes:
       init: `(config, params) -> state`; apply: `(config, params, grads, state) -> (params, state)`.
-      laid_out: `(config, dims) -> dims of the state`, given a tuple of axes per weight dimension.
+      laid_out: `(config, dims) -> dims of the state`; `dims` is a tree like the parameters, with
+        the axes of each dimension of a weight, and the result is such a tree like the state.
     """
 
     name: str
@@ -196,7 +197,7 @@ class Optimizer:
 
 
 def _moments(config: Config, dims: Any) -> dict[str, Any]:
-    """Return Adafactor's moments on the dimensions that each keeps of its weight."""
+    """Return the axes of Adafactor's state: each moment has the axes of the dimensions it keeps."""
 
     def moments(factors: adafactor.Factoring, axes: Any) -> dict[str, Any]:
         row, column = factors.split(axes)
@@ -223,7 +224,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
     "sgd": Optimizer(
         "sgd",
         lambda config, params: {"step": jax.numpy.zeros((), jax.numpy.int32)},
-        # W = W - rate * G: the only state is the number of the step.
+        # The state has only the number of the step, because W = W - rate * G needs no moments.
         lambda config, params, grads, state: (
             jax.tree.map(lambda w, g: w - RATE * g, params, grads),
             {"step": state["step"] + 1},

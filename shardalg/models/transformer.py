@@ -44,7 +44,7 @@ REMAT: Mapping[str, Callable[..., Any] | None] = {
         "device", "pinned_host"
     ),
 }
-"""What the backward pass finds of a layer, by the names that MaxText has for it."""
+"""The checkpoint policy of each form of rematerialisation; the names are MaxText's."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +105,11 @@ class Config:
 
     @property
     def ffn_weights(self) -> tuple[str, ...]:
-        """Names of the feed-forward weights."""
+        """The names of the feed-forward weights of a layer."""
         return GATED_FFN if self.gated else FFN
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of one layer's weights."""
+        """Return the shape of each weight of one layer, by its name."""
         keys = (self.M, self.K or self.N, self.D)
         return {
             "w_q": (self.M, self.N, self.D),
@@ -121,7 +121,7 @@ class Config:
         }
 
     def parameter_counts(self) -> dict[str, int]:
-        """Parameters per weight, all layers together, and of the embedding."""
+        """Return the number of parameters per weight name, of all layers, and of the embedding."""
         shapes = self.weight_shapes()
         layers = {name: self.L * math.prod(shape) for name, shape in shapes.items()}
         return {**layers, "embedding": self.V * self.M}
@@ -138,15 +138,16 @@ WIDE_64B = Config(B=64, S=1024, M=8192, H=65536, N=128, D=256, V=32000, L=32)
 
 
 def init_params(config: Config, seed: int = 0) -> dict[str, Any]:
-    """Random parameters: {"embedding", "layers"}.
+    """Return random parameters: {"embedding", "layers"}.
 
     "layers" is a tuple of dicts of weights, or, with `config.scan`, one dict of weights stacked on
     a leading dimension L. Scanned and unrolled parameters of one seed are the same numbers. The
-    deviation of a weight is `1 / sqrt(size of what it contracts)`.
+    deviation of a weight is `1 / sqrt(size of its contracted dimensions)`.
     """
     draw = partial(_draw, np.random.default_rng(seed), config.param_dtype)
     fan_in = {"w_o": config.N * config.D, "w_out": config.H}
-    # Both forms draw layer by layer, so scanned and unrolled parameters of one seed are equal.
+    # The stacked form also draws layer by layer and stacks afterwards: one draw of (L, ...) per
+    # weight would give other numbers.
     shapes = config.weight_shapes().items()
     layers = [
         {name: draw(shape, fan_in=fan_in.get(name, config.M)) for name, shape in shapes}
@@ -169,7 +170,7 @@ def _stacked(*weights: Array) -> Array:
 
 
 def param_types(config: Config) -> dict[str, Any]:
-    """Shapes and types of `init_params(config)`, without the numbers.
+    """Return the shapes and types of `init_params(config)`.
 
     >>> param_types(Config(scan=True))["layers"]["w_in"]
     ShapeDtypeStruct(shape=(2, 32, 64), dtype=float32)
@@ -185,7 +186,7 @@ def param_types(config: Config) -> dict[str, Any]:
 
 
 def ffn(config: Config, weights: Weights, x: Array) -> Array:
-    """Feed-forward layer: `relu(x W_in) W_out`, or gated, (B, S, M) to (B, S, M)."""
+    """Return the feed-forward layer of `x`, (B, S, M): `relu(x W_in) W_out`, or its gated form."""
     given = {name: weights[name].astype(config.dtype) for name in config.ffn_weights}
     hidden = jnp.einsum("bsm,mh->bsh", x, given["w_in"])
     if config.gated:
@@ -197,7 +198,7 @@ def ffn(config: Config, weights: Weights, x: Array) -> Array:
 
 
 def attention(config: Config, weights: Weights, x: Array) -> Array:
-    """Causal multi-head attention, (B, S, M) to (B, S, M); the softmax is taken in float32."""
+    """Return the causal multi-head attention of `x`, (B, S, M), with a softmax in float32."""
     w_q, w_k, w_v, w_o = (weights[name].astype(config.dtype) for name in ATTENTION)
     q, k, v = (
         annotate(jnp.einsum("bsm,mnd->bsnd", x, w), "attention_heads") for w in (w_q, w_k, w_v)
@@ -221,7 +222,7 @@ def _attended(config: Config, q: Array, k: Array, v: Array) -> Array:
 
 
 def norm(config: Config, x: Array) -> Array:
-    """Zero mean and unit variance over the features of each token, computed in float32."""
+    """Return `x` with zero mean and unit variance over each token's features, in float32 inside."""
     x = x.astype(jnp.float32)
     centred = x - jnp.mean(x, axis=-1, keepdims=True)
     variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
@@ -229,13 +230,14 @@ def norm(config: Config, x: Array) -> Array:
 
 
 def layer(config: Config, weights: Weights, x: Array) -> Array:
-    """One Transformer layer: attention, then feed-forward, each behind a norm and a residual."""
+    """Return `x`, (B, S, M), after attention and feed-forward, each with a norm and a residual."""
     x = x + attention(config, weights, norm(config, x))
     x = x + ffn(config, weights, norm(config, x))
     return annotate(x, "layer_output")
 
 
 def _layers(config: Config, layers: Any, x: Array) -> Array:
+    """Return `x` after all layers, scanned or unrolled, with the rematerialisation of `config`."""
     step: Any = jax.jit(partial(layer, config)) if config.jit else partial(layer, config)
     if config.remat:
         step = jax.checkpoint(step, policy=REMAT["full" if config.remat is True else config.remat])
@@ -247,7 +249,7 @@ def _layers(config: Config, layers: Any, x: Array) -> Array:
 
 
 def forward(config: Config, params: Mapping[str, Any], tokens: Array) -> Array:
-    """Logits (B, S, V) in float32, from tokens (B, S) of integers below V."""
+    """Return logits (B, S, V) in float32 from tokens (B, S), integers below V."""
     embedding = params["embedding"].astype(config.dtype)
     x = annotate(embedding[tokens], "embedded")
     return logits(config, embedding, _layers(config, params["layers"], x))
@@ -260,12 +262,12 @@ def logits(config: Config, embedding: Array, x: Array) -> Array:
 
 
 def loss(config: Config, params: Mapping[str, Any], tokens: Array, targets: Array) -> Array:
-    """Mean cross-entropy of the targets, in nats."""
+    """Return the mean cross-entropy of the targets, in nats."""
     return cross_entropy(forward(config, params, tokens), targets)
 
 
 def cross_entropy(logits: Array, targets: Array) -> Array:
-    """Mean over tokens of `log(sum_v exp(logits_v)) - logits_target`, in nats.
+    """Return the mean over tokens of `log(sum_v exp(logits_v)) - logits_target`, in nats.
 
     The target is picked by comparison with an iota, so that a vocabulary split over devices needs
     no gather.

@@ -1,16 +1,17 @@
-"""Pipelines whose stages differ: each planned on a sub-mesh of its own, joined in time.
+"""Pipelines with different stages: each stage has a plan on its own sub-mesh.
 
 A pipeline of equal stages is one tensor program (`models.pipeline`). Stages that differ in their
-functions, weights, shapes or devices are not; for these GSPMD (arXiv:2105.04663, section 3.3) is a
-partitioner of each stage inside another implementation of pipelines. So it is here: every stage is
-planned, proved and priced as any other function, forward of one microbatch, and backward of all of
-them with the gradients of its weights added up and reduced once; a schedule then says which
-microbatch is where (`costs.pipelines.joined`). The whole is not lowered: programs that differ from
-device to device are another system's. The plans of the stages are, one by one.
+functions, weights, shapes or devices are not one program. For these GSPMD (arXiv:2105.04663,
+section 3.3) partitions each stage inside another implementation of pipelines, and so does this
+module. Every stage is planned, verified and priced like any other function: its forward pass for
+one microbatch, and its backward pass for all microbatches, whose weight gradients are summed and
+reduced once. A schedule then gives the time of each microbatch in each stage
+(`costs.pipelines.joined`). The whole pipeline is not lowered, because its devices run different
+programs; the plan of each stage can be lowered.
 
-What a stage keeps of a microbatch is its input, and it computes the rest again, as in the paper's
-pipelines (section 5.2). Between stages a microbatch goes from the blocks of one sub-mesh to those
-of the next one, each device sending its share:
+A stage keeps only the input of a microbatch and recomputes the rest in the backward pass, as in the
+paper's pipelines (section 5.2). A microbatch moves from the devices of one sub-mesh to those of the
+next one, and each device sends its share:
 
     latency + max(block, block * receivers / senders) / link_bytes_per_s
 """
@@ -58,13 +59,14 @@ Parts = tuple[EventGroup, ...]
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a pipeline as it is given.
+    """One stage of a pipeline, for `unequal_pipeline`.
 
     Attributes:
-      fn: `(weights, microbatch) -> microbatch` of the next stage, or a loss.
+      fn: `(weights, microbatch) -> microbatch for the next stage`, or a loss.
       weights: arrays, or their types.
-      mesh: its devices, of no other stage.
-      specs: layouts of the weights; x: of what it takes, a PartitionSpec per array; None is open.
+      mesh: the devices of the stage; stages share no device.
+      specs: shardings of the weights, a PartitionSpec per array; None leaves them to completion.
+      x: shardings of the stage's input, a PartitionSpec per array; None leaves them to completion.
     """
 
     fn: StageFn
@@ -76,13 +78,13 @@ class Stage:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """One stage on its sub-mesh.
+    """The plans of one stage on its sub-mesh.
 
     Attributes:
-      forward: of `(weights, microbatch)`.
-      backward: of `(weights, all microbatches, gradients of all results)`, which gives the
-        gradients of the weights and, but of the first stage, of the microbatches.
-      weights: how many arrays the weights are.
+      forward: the plan of `(weights, microbatch)`.
+      backward: the plan of `(weights, all microbatches, gradients of all results)`. It returns the
+        gradients of the weights and, except in the first stage, of the microbatches.
+      weights: the number of weight arrays.
     """
 
     forward: Plan
@@ -91,23 +93,27 @@ class StagePlan:
 
     @property
     def mesh(self) -> Mesh:
-        """The sub-mesh."""
+        """The sub-mesh of the stage."""
         return self.forward.mesh
 
     @cached_property
     def taken_bytes(self) -> int:
-        """The bytes on a device of one microbatch that arrives."""
+        """The bytes per device of one microbatch that the stage receives."""
         program = self.forward.program
         return int(local_bytes(program, program.block.arguments[self.weights :]))
 
     @cached_property
     def made_bytes(self) -> int:
-        """The bytes on a device of one microbatch that leaves."""
+        """The bytes per device of one microbatch that the stage sends."""
         program = self.forward.program
         return int(local_bytes(program, program.block.results))
 
     def times(self, hardware: Hardware | Topology, microbatches: int) -> tuple[Parts, Parts, Parts]:
-        """Seconds forward and backward of one microbatch, and once a step after all of them."""
+        """Return the events of the stage on this hardware, with their seconds, in three groups.
+
+        The groups are the forward pass of one microbatch, its backward pass, and the work once per
+        step after all microbatches.
+        """
         forward = timed(self.forward.program, self.forward.graph, hardware)
         backward = timed(self.backward.program, self.backward.graph, hardware)
         # The scan over microbatches is the loop; the reductions of gradients come once, after it.
@@ -121,10 +127,11 @@ class StagePlan:
         )
 
     def peak_memory_bytes(self, hardware: Hardware | Topology, kept: int, microbatches: int) -> int:
-        """Bytes of the worse pass, on a device that keeps the inputs of so many microbatches.
+        """Return the peak bytes of a device that keeps the inputs of `kept` microbatches.
 
-        The backward plan holds what arrives and leaves of all microbatches; a stage holds the
-        inputs that it keeps, and of the rest one. Gradients of weights are there from the start.
+        The result is the larger peak of the forward and the backward pass. The backward plan holds
+        inputs and gradients of all microbatches, but a running stage holds them for one microbatch,
+        and the inputs of the other kept ones.
         """
         block = self.backward.program.block
         gradients = local_bytes(self.backward.program, block.results[: self.weights])
@@ -142,8 +149,9 @@ class UnequalPipeline:
     """A pipeline of stages with different functions and meshes; `unequal_pipeline` builds one.
 
     Attributes:
-      stages: their plans, first to last.
-      microbatches: parts of the batch. schedule: "gpipe" or "1f1b".
+      stages: the plans of the stages, first to last.
+      microbatches: the number of parts of the batch.
+      schedule: "gpipe" or "1f1b".
     """
 
     stages: tuple[StagePlan, ...]
@@ -151,7 +159,7 @@ class UnequalPipeline:
     schedule: str
 
     def timeline(self, hardware: str | Hardware | Topology) -> Timeline:
-        """Return the events of each stage on a chip: a table, a figure, a Chrome trace."""
+        """Return the predicted events of each stage in one step, as a timeline."""
         chip = machine(hardware)
         times = [
             StageTimes(*stage.times(chip, self.microbatches), *self._sent_s(number, chip))
@@ -164,7 +172,7 @@ class UnequalPipeline:
     def table(self, hardware: str | Hardware | Topology) -> Table:
         """Return a row per stage: mesh, seconds of work and of waiting, kept microbatches, memory.
 
-        `lowered` says that the whole is not: each stage's plans are.
+        The column "lowered" is always "not lowered": the pipeline as a whole cannot be lowered.
         """
         chip, timeline = machine(hardware), self.timeline(hardware)
         rows = []
@@ -177,7 +185,7 @@ class UnequalPipeline:
         return Table(names, tuple(rows))
 
     def step_s(self, hardware: str | Hardware | Topology) -> float:
-        """Seconds of a step: of the gradients of all weights, without the optimizer."""
+        """Return the predicted seconds of a step, which computes gradients without an update."""
         return self.timeline(hardware).step_s
 
     def verify(self) -> tuple[Report, ...]:
@@ -185,7 +193,7 @@ class UnequalPipeline:
         return tuple(p.verify() for stage in self.stages for p in (stage.forward, stage.backward))
 
     def lower(self) -> NoReturn:
-        """Raise: the whole is not lowered; the plans of the stages are.
+        """Raise an error, because only the plans of the single stages can be lowered.
 
         Raises:
           LoweringError: always.
@@ -201,7 +209,10 @@ class UnequalPipeline:
         return orders(self.schedule, len(self.stages), self.microbatches)
 
     def _sent_s(self, number: int, chip: Hardware | Topology) -> tuple[float, float]:
-        """Seconds to the next stage, and of the gradient back."""
+        """Return the seconds to send a microbatch to the next stage, and its gradient back.
+
+        `number` is the index of the sending stage.
+        """
         if number == len(self.stages) - 1:
             return 0.0, 0.0
         here, there = self.stages[number : number + 2]
@@ -224,15 +235,15 @@ def unequal_pipeline(
     """Plan stages that differ, each on its own sub-mesh, and join them in time.
 
     Args:
-      stages: first to last, each with its function, weights, mesh and layouts.
-      x: what the first stage takes of the whole batch; per leaf (batch, ...).
-      microbatches: parts of the batch that follow one another.
-      schedule: "gpipe", or "1f1b", which keeps fewer microbatches.
+      stages: the stages, first to last.
+      x: the input of the first stage for the whole batch; per leaf (batch, ...).
+      microbatches: the number of parts of the batch that follow one another.
+      schedule: "gpipe", or "1f1b", which keeps fewer microbatches in memory.
 
     Raises:
-      PipelineError: no stages, one without a function or a mesh, two of them on one device,
+      PipelineError: no stages, a stage without a function or a mesh, two stages on one device,
         microbatches that do not divide the batch, an unknown schedule, or a stage that cannot take
-        what the one before makes.
+        the result of the previous stage.
 
     >>> from jax.sharding import PartitionSpec as P
     >>> import shardalg as sa
@@ -257,7 +268,7 @@ def unequal_pipeline(
     if not jax.tree.leaves(x):
         raise PipelineError(f"x is {x!r:.80}, without an array: pass a batch, (batch, ...).")
     _own_devices(stages)
-    # Check the name of the schedule before any planning.
+    # An unknown schedule raises here, before the plans of the stages cost time.
     orders(schedule, 1, 1)
     microbatches = whole(microbatches)
     size = Schedule(len(stages), microbatches).microbatch_size
@@ -268,7 +279,6 @@ def unequal_pipeline(
 
     taken, found = jax.tree.map(microbatch, x), []
     for number, stage in enumerate(stages):
-        # A stage is planned with the types that the previous stage returns.
         result = _result_types(number, stage, taken)
         found.append(_planned(stage, taken, result, microbatches, returns=number > 0))
         taken = result
@@ -276,7 +286,7 @@ def unequal_pipeline(
 
 
 def _check_stages(stages: Any) -> None:
-    """Raise unless there are stages, each with a function and a mesh of ours."""
+    """Raise a `PipelineError` unless there are stages, each with a function and an `sa.Mesh`."""
     if isinstance(stages, Stage) or not isinstance(stages, Sequence) or not stages:
         raise PipelineError("a pipeline needs stages: pass [sa.Stage(fn, weights, mesh), ...].")
     for number, stage in enumerate(stages):
@@ -297,7 +307,10 @@ def _check_stages(stages: Any) -> None:
 
 
 def _own_devices(stages: Sequence[Stage]) -> None:
-    """Raise where two stages are on one device, if any mesh names devices: each works alone."""
+    """Raise a `PipelineError` if two stages have a device in common.
+
+    Without device ids in any mesh the stages are on different devices.
+    """
     if all(stage.mesh.device_ids is None for stage in stages):
         return
     taken: dict[int, int] = {}
@@ -313,7 +326,7 @@ def _own_devices(stages: Sequence[Stage]) -> None:
 
 
 def _result_types(number: int, stage: Stage, taken: Tree) -> Tree:
-    """Return the types of a stage's result for one microbatch."""
+    """Return the types of a stage's result for one microbatch, whose types are `taken`."""
     # `eval_shape` traces the stage alone, so that an error names this stage and not a whole plan.
     try:
         return jax.eval_shape(stage.fn, stage.weights, taken)

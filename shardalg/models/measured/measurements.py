@@ -3,10 +3,10 @@
 A row is a mapping (of a list, a CSV or JSON file, a pandas table). It has the sizes of
 `DenseTransformer` by their names, or by those of MaxText's and llm-foundry's tables, a chip,
 a mesh, and one of `step_time_s` (seconds), `tokens_per_s` (of all devices) and `tflops_per_chip`
-(1e12 per second and chip; of 6 flops per parameter and 12 L S N D per token, without what is
-rematerialised). A cell that is empty, None or NaN is not there.
+(1e12 per second and chip; 6 flops per parameter and token and 12 L S N D per token, without
+rematerialised work). A cell that is empty, None or NaN counts as missing.
 
-Constants of a family of chips from a table of measured steps of dense Transformers.
+`calibrate` fits the constants of chips to such a table.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from shardalg.plan.plan import Plan
 
 Row = Mapping[str, Any]
 MEASURED = ("step_time_s", "tokens_per_s", "tflops_per_chip")
+"""The columns of a measurement; a row has exactly one of these."""
 _UNITLESS = {"step_time": "step_time_s", "time": "step_time_s", "tokens": "tokens_per_s"}
 _NAMES = {
     "d_model": "model_dim",
@@ -49,11 +50,11 @@ _FIELDS = tuple(field.name for field in fields(DenseTransformer))
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """A step that was run.
+    """A measured training step of a dense Transformer.
 
     Attributes:
-      mesh: axis sizes; strategy: of `DenseTransformer.plan`.
-      step_time_s: seconds of a step.
+      mesh: size of each axis; strategy: a name for `DenseTransformer.plan`.
+      step_time_s: measured seconds of a step.
     """
 
     name: str
@@ -68,7 +69,8 @@ def from_row(row: Row, dims: Mapping[str, Row] | None = None) -> MeasuredStep:
     """Read a measured step from a row of a table.
 
     Args:
-      dims: sizes by the name that a row has under "model".
+      dims: for each name in the column "model", a mapping of size names to sizes. A row that has
+        only the name takes its sizes from here.
 
     Raises:
       TableError: a size, a chip or a measurement that is missing, not a number, or without unit.
@@ -92,11 +94,13 @@ def from_row(row: Row, dims: Mapping[str, Row] | None = None) -> MeasuredStep:
 
 
 def _name(given: Row, mesh: Mapping[str, int]) -> str:
+    """Return the text of a row's chip, model, sequence length and mesh."""
     sizes = ",".join(f"{axis}={size}" for axis, size in mesh.items())
     return f"{given['chip']} {given.get('model', '')} {given['seq']} on {sizes}"
 
 
 def _check(given: Row) -> None:
+    """Raise a `TableError` unless a row has one measurement, and valid values in all columns."""
     found = [name for name in MEASURED if name in given]
     bare = [name for name in _UNITLESS if name in given]
     if len(found) != 1:
@@ -140,7 +144,7 @@ _CHOICES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _dims_of(row: Row, dims: Any) -> Row:
-    """Sizes by the name that a row has under "model"."""
+    """Return the sizes that `dims` has for the model name of a row; {} if it has none."""
     name = row.get("model", "")
     good = isinstance(name, Hashable) and isinstance(dims, Mapping)
     found = dims.get(name, {}) if good else None
@@ -150,7 +154,7 @@ def _dims_of(row: Row, dims: Any) -> Row:
 
 
 def _model(given: Row, devices: int) -> DenseTransformer:
-    """Return the model that ran."""
+    """Return the model of a row; `devices` turns a batch per device into the global batch."""
     sizes: dict[str, Any] = {name: given[name] for name in _FIELDS if name in given}
     sizes.setdefault("head_dim", sizes.get("model_dim", 0) // max(1, sizes.get("heads", 1)))
     if "expansion_ratio" in given:
@@ -161,7 +165,8 @@ def _model(given: Row, devices: int) -> DenseTransformer:
         sizes["gated"] = given["ffn_matrices"] == 3
     if "activation_checkpointing" in given:
         sizes["remat"] = "full" if given["activation_checkpointing"] else False
-    # The published tables tell optimizer and attention in words; llm-foundry's note tells them all.
+    # Published tables describe optimizer and attention in free text, such as "adamw". llm-foundry's
+    # tables have no such columns, because all rows have Adam and flash attention: the defaults.
     words = str(given.get("optimizer", "adam"))
     sizes["optimizer"] = "adam" if "adamw" in words else words
     attention = str(given.get("attention", "flash"))
@@ -176,7 +181,7 @@ _REQUIRED = ("layers", "model_dim", "hidden_dim", "heads", "vocab", "seq", "batc
 
 
 def _seconds(given: Row, model: DenseTransformer, devices: int) -> float:
-    """Seconds of a step, by whichever measurement the row has."""
+    """Return the seconds of a step from the row's measurement: one of the columns `MEASURED`."""
     tokens = model.batch * model.seq
     if "step_time_s" in given:
         return float(given["step_time_s"])
@@ -191,7 +196,7 @@ def read(table: Any) -> tuple[MeasuredStep, ...]:
     A JSON file is a list of rows, or {"rows": [...], "dims": {name: sizes}}.
 
     Raises:
-      TableError: none of these, or what `from_row` raises, with the number of the row.
+      TableError: `table` has another type, or an error of `from_row` with the number of the row.
     """
     data = _loaded(Path(table)) if isinstance(table, str | Path) else table
     if hasattr(data, "to_dict") and not isinstance(data, Mapping):
@@ -277,6 +282,7 @@ def _plain(value: Any) -> Any:
 
 
 def _loaded(path: Path) -> Any:
+    """Return the content of a JSON file, or the rows of a CSV file with parsed cells."""
     try:
         text = path.read_text()
         if path.suffix != ".csv":
@@ -310,14 +316,15 @@ def calibrate(
       table: pairs of a plan and the measured seconds of its step; or a table for `read`:
         rows with the sizes of a `DenseTransformer`, a chip, a mesh and one of step_time_s,
         tokens_per_s and tflops_per_chip.
-      constants: the constants to fit (`costs.calibration.constants.CONSTANTS`); "exposed" is all
-        shares of communication in one, "memory" is traffic and passes in one. None chooses one
-        constant for every four steps, the share of the matrix unit's peak first.
+      constants: the constants to fit (`costs.calibration.constants.CONSTANTS`). "exposed" fits all
+        exposed shares of communication as one constant, "memory" fits traffic and passes as one.
+        None chooses one constant for every four steps, first the share of the matrix unit's peak.
       hardware: the chip or topology that the plans ran on; a table names its chips itself.
-      name: of the software stack; given: constants that are kept instead of the chip's own.
+      name: the name of the software stack.
+      given: values of the constants before the fit; None takes the chip's own.
 
     Raises:
-      TableError: rows without a unit, with no number, or fewer than constants.
+      TableError: a row without a unit or a number, or fewer rows than constants.
       HardwareError: an unknown chip or constant, or plans without hardware.
 
     >>> import jax, shardalg as sa
@@ -341,7 +348,7 @@ def calibrate(
     else:
         is_read = isinstance(table, tuple) and all(isinstance(r, MeasuredStep) for r in table)
         for number, row in enumerate(told_apart(table if is_read else read(table))):
-            # The same error type with the row's number, so that callers can still tell it apart.
+            # The error keeps its type, so that a caller can catch a HardwareError of one row.
             try:
                 measured_steps.append(measured(row))
             except ShardalgError as error:
@@ -360,11 +367,11 @@ def calibrate(
 TOGETHER: Mapping[str, tuple[str, ...]] = {"exposed": EXPOSED, "memory": ("traffic", "passes")}
 """Names for several constants that are fitted as one."""
 _FIRST = ("matrix_efficiency", "exposed", "memory")
-"""The constants that a few steps tell apart best come first."""
+"""The default constants, in this order, because a few steps determine the first ones best."""
 
 
 def _chosen(constants: Any, steps: int) -> list[tuple[str, ...]]:
-    """Return the constants to fit, each with those that have its value."""
+    """Return the constants to fit for this number of steps; each tuple is fitted as one value."""
     if constants is None:
         constants = _FIRST[: max(1, steps // 4)]
     listed = isinstance(constants, Sequence) and not isinstance(constants, str)
@@ -402,7 +409,7 @@ def _pairs(steps: Any) -> list[tuple[Plan, float]] | None:
 
 
 def measured(row: MeasuredStep) -> Measured:
-    """Return a measured step with the work of its plan."""
+    """Return a row's seconds with the amounts of work of its plan, for the fit."""
     mesh = mesh_of(row.mesh)
     on = machine_for(mesh, row.chip)
     done = work_of(row.model.layers, row.model.shallow_plans(mesh, row.strategy), on)

@@ -1,9 +1,10 @@
-"""Hardware of the user's own from measurements that were saved: rates, and how well they foretell.
+"""The user's own hardware, fitted to saved measurements, with the errors of the fit.
 
-Every file of `measurement.save` has its step, and where it was measured with `isolate=True` each
-distinct contraction and collective alone: a row each, of seconds and of what it takes of every
-figure. Figures are rates of contractions by item type and size class, of collectives by kind and
-axes a time per execution and bytes per second, of memory, and of pointwise operators.
+A file of `measurement.save` has the measured step. With `isolate=True` it also has each distinct
+contraction and collective, measured alone. Each of these is one row of the fit: its seconds, and
+its amount of work for every figure. The figures are the rates of contractions by element type and
+size class, of memory and of pointwise operators; and for collectives, by kind and axes, a time per
+execution and bytes per second.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ class Calibrated:
     """The figures and errors from saved measurements.
 
     Attributes:
-      rows: name to seconds that all devices were kept busy.
-      untold: figures that these measurements cannot tell from others, and which take no time.
+      hardware: the machine with the fitted figures; fit: the fit and its errors.
+      rows: the seconds of each measured row by its name, summed over all devices.
+      untold: figures that these measurements do not determine; they are left out of the fit.
     """
 
     hardware: Hardware
@@ -71,8 +73,8 @@ def from_saved(paths: Sequence[str | Path]) -> Calibrated:
     """Fit a device's figures from files of `measurement.save`, all of one kind of device.
 
     Raises:
-      TableError: a file that is none, is cut, or lacks a field; a number that is none; devices of
-        two kinds; no more rows than figures.
+      TableError: a file that is no measurement or is cut short; a missing field or an invalid
+        number; files of two kinds of devices; not more rows than figures.
     """
     named = {Path(path): _read(Path(path)) for path in paths}
     files = list(named.values())
@@ -97,11 +99,12 @@ def from_saved(paths: Sequence[str | Path]) -> Calibrated:
 
 
 def _kind(file: Mapping[str, Any]) -> tuple[str, float]:
+    """Return the device's name and its processor cores; infinity unless CPU time was measured."""
     return file["device"], file["cores"] if file["ours"]["busy_s"] else math.inf
 
 
 def _machine(file: Mapping[str, Any]) -> Hardware:
-    """Return the figures that are known without a fit."""
+    """Return hardware with the name, memory and cores of a file: no fit is needed for these."""
     name, cores = _kind(file)
     memory, how = file["device_bytes"], f"measured on {file['devices']} x {name}, {file['date']}"
     sources = [Source("hbm_bytes", memory, how)]
@@ -110,6 +113,7 @@ def _machine(file: Mapping[str, Any]) -> Hardware:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """Return the checked content of a file of `measurement.save`, or raise a `TableError`."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -125,7 +129,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check(path: Path, content: Mapping[str, Any]) -> None:
-    """Raise unless times and amounts are numbers, of figures with units that are known."""
+    """Raise a `TableError` unless times and amounts are numbers, and all figures have a unit."""
     parts = [("step", content), *((str(one.get("name")), one) for one in content["alone"])]
     for name, part in parts:
         timing = part.get("ours" if part is content else "timing") or {}
@@ -153,7 +157,8 @@ def _is_amount(value: Any) -> bool:
 def _rows(name: str, file: Mapping[str, Any]) -> Iterable[CoreTime]:
     """Yield the times of the step and of each operator alone; programs without time are skipped.
 
-    Amounts are of all devices, as are seconds: of CPU devices processor seconds, else the clock's.
+    Amounts and seconds are sums over all devices. Seconds are processor time on CPU devices, and
+    the clock's time on others.
     """
     devices, (_, cores) = file["devices"], _kind(file)
     parts = [(f"{name}: step", file["ours"], file["amounts"])]

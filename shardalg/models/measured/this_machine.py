@@ -26,8 +26,8 @@ from shardalg.models.measured.calibration_programs import CalibrationProgram, pr
 from shardalg.plan.plan import Plan
 
 REPEATS = 15
-# The default name of `shardalg calibrate`.
 THIS_MACHINE = "this_machine"
+"""The name under which `shardalg calibrate` saves figures if the user gives none."""
 Say = Callable[[str], None]
 
 
@@ -39,16 +39,18 @@ def measure_hardware(
 ) -> Hardware:
     """Measure this machine's devices with small planned programs.
 
-    Rates per class of operators and item type, a time per contraction, time per execution and
-    bytes per second of each kind of collective, and of memory: those that foretell the programs
-    best (least squares of relative errors). `sources` say how well each program is foretold by the
-    others. CPU devices share the machine's cores: their figures are those of a core, and its time
-    is the processor's, so that others who use the machine do not slow it. About 25 seconds.
+    The figures are rates per class of operators and element type, a time per contraction, a time
+    per execution and bytes per second of each kind of collective, and bytes per second of memory.
+    They minimise the relative errors of the programs' times (least squares). `sources` give the
+    error of each program when it is left out of the fit. The measurement takes about 25 seconds.
+
+    CPU devices share the machine's cores: their figures are those of one core. Their times are
+    processor time, so that other processes on the machine do not change them.
 
     Args:
-      devices: that work at once; None takes all CPU devices.
-      quick: five probes instead, of a second, at the peak of each unit.
-      say: hears the name of each program, as it is run.
+      devices: the devices that run each program together; None takes all CPU devices.
+      quick: run five probes at the peak of each unit instead, in about a second.
+      say: called with the name of each program before it runs.
     """
     chosen = list(jax.devices("cpu") if devices is None else devices)
     rough = probed(chosen)
@@ -62,13 +64,13 @@ def measure_hardware(
 
 
 def known_or_probed(devices: Sequence[jax.Device]) -> Hardware:
-    """Return the figures of `shardalg calibrate` for this machine, or of quick probes."""
+    """Return this machine's figures: those that `shardalg calibrate` saved, or of quick probes."""
     known = THIS_MACHINE in own_names() and devices[0].platform == "cpu"
     return load(THIS_MACHINE) if known else measure_hardware(devices, quick=True)
 
 
 def run(program: CalibrationProgram, devices: Sequence[jax.Device]) -> CoreTime:
-    """Time a program of the calibration."""
+    """Return a program's amounts of work and its measured seconds, summed over all devices."""
     planned = program.plan(len(devices))
     timing = runs(planned.lower(devices), program.arguments(), REPEATS)
     shared = len(timing.busy_s) > 0
@@ -78,11 +80,12 @@ def run(program: CalibrationProgram, devices: Sequence[jax.Device]) -> CoreTime:
 
 
 def runs(lowered: Lowered, arguments: Sequence[Any], repeats: int) -> Timing:
-    """Run a plan on arguments after one warm-up run."""
+    """Return the timing of `repeats` runs of a lowered plan, after one warm-up run."""
     placed = lowered.entering(*arguments)
     warm = once(lowered, placed)[0].seconds
     timings = [once(lowered, placed)[0] for _ in range(repeats)]
-    # CPU devices share the cores of the machine, so processor time replaces the clock's time.
+    # CPU devices share the cores of the machine, and the clock also counts the wait for a core:
+    # processor time replaces it.
     shared = lowered.run.mesh.devices.flat[0].platform == "cpu"
     return Timing.of(timings, shared=shared, warm_up_s=warm)
 
@@ -93,7 +96,7 @@ def amounts(planned: Plan) -> dict[str, float]:
 
 
 def calibrated(rough: Hardware, fit: CoreFit) -> Hardware:
-    """Return the probes' figures; figures of a fit replace them."""
+    """Return the hardware `rough` with the fitted figures in place of those of the probes."""
     errors = sorted(abs(error) for error in fit.left_out.values())
     how = (
         f"least squares on {len(errors)} measurements; each foretold by the others: median error "

@@ -1,8 +1,9 @@
 """Candidates of one step on one mesh, planned and priced together.
 
-They differ in batch and microbatches. The step of one candidate is planned on recorded sizes
-(`sizes.recorded`): wherever its guards hold, the plan is the candidate's own, and its price is that
-of the candidate's numbers in the plan's formulas. Of the others one is planned again.
+The candidates differ in batch and microbatches. The step of one candidate is planned on recorded
+sizes (`sizes.recorded`). The plan is also that of each candidate at whose sizes the plan's guards
+hold: the plan's formulas, evaluated at these sizes, give the price. One of the other candidates is
+then planned, and so on.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Price:
     """The price of a candidate, equal to its `Candidate.cost`.
 
     Attributes:
-      limit: the cause of the most seconds.
+      limit: the cause with the most seconds, a key of `Cost.seconds_by_cause`.
     """
 
     step_time_s: float
@@ -64,11 +65,12 @@ class Price:
 
 @dataclass(eq=False)
 class CandidatePricing:
-    """Prices of candidates; a step of one form is traced for all of them.
+    """The pricing of candidates, with the traced steps (templates) that they share.
 
     Attributes:
-      planned: how many runs of planning there were.
-      alone: candidates that were planned by themselves.
+      planned: the number of plans made for groups so far.
+      alone: the number of candidates that needed a plan of their own.
+      templates: the template of a step by its key; None for a step that has no template.
     """
 
     planned: int = 0
@@ -80,8 +82,8 @@ class CandidatePricing:
     ) -> Iterator[tuple[Candidate, Price]]:
         """Yield the prices of candidates of one kind (`template.kind_of`) on one mesh."""
         for group, templates in self.together(found):
-            # Candidates with a template are priced by formulas; the others are planned one by one.
-            # Measured rates of operators are priced by classes of sizes, which no formula has.
+            # Measured rates depend on the size class of an operator, which no formula gives: with
+            # them each candidate needs a plan in numbers.
             if templates and not on.chip.operators.figures:
                 yield from self._parted(group, templates, on)
                 continue
@@ -101,7 +103,7 @@ class CandidatePricing:
             candidates' own values of these sizes.
         """
         templates = {} if found[0].model.remat == OFFLOADED else self.of(found[0], fixed)
-        # A step without a template at any depth cannot be interpolated.
+        # Interpolation needs the templates of both depths, so that one of them alone is useless.
         usable = {depth: one for depth, one in templates.items() if one}
         if not usable or len(usable) < len(templates):
             yield found, {}
@@ -115,16 +117,18 @@ class CandidatePricing:
             more = tuple((name, sizes[name]) for name in sorted(names - fixed))
             same.setdefault((bool(names), more), []).append(one)
         for (is_other, more), group in same.items():
-            # Candidates with the same coinciding values share a program: trace it at these values.
+            # A template that is traced at the coinciding values has the program with the shared
+            # scalar. A group of one candidate needs no template: it is planned by itself.
             if more and len(group) > 1:
                 yield from self.together(group, fixed | dict(more).keys())
             else:
                 yield group, {} if is_other else usable
 
     def of(self, one: Candidate, fixed: Set[str]) -> dict[int, Template | None]:
-        """Return the templates of a candidate's step by number of layers; None without template.
+        """Return the templates of a candidate's step by number of layers; None if there is none.
 
-        A deep model has two entries, of `SHALLOW` layers; others have one, of their own layers.
+        A deep model has two entries, for the numbers of layers in `SHALLOW`. Other models have one
+        entry, for their own number of layers.
         """
         layers, sizes = one.model.layers, sizes_of(one)
         # A pipeline is one loop over its stages at any depth: tracing all layers costs no more.
@@ -141,9 +145,9 @@ class CandidatePricing:
     def _parted(
         self, found: Sequence[Candidate], templates: Mapping[int, Template], on: Hardware | Topology
     ) -> Iterator[tuple[Candidate, Price]]:
-        """Plan the first candidate, and price it with all for which its plan holds.
+        """Yield the candidates' prices: plan one, price all whose sizes its guards admit, repeat.
 
-        Where planning computes what a record cannot follow, it is planned in numbers, by itself.
+        If planning fails on recorded sizes, the candidate is planned in numbers, for itself.
         """
         left = list(found)
         while left:
@@ -169,7 +173,7 @@ class CandidatePricing:
 
 
 def _points(one: Candidate) -> dict[str, int]:
-    """Return the independent sizes of a candidate."""
+    """Return the sizes of a candidate except T, which follows from the others."""
     return {name: size for name, size in sizes_of(one).items() if name != "T"}
 
 
@@ -177,7 +181,8 @@ def _template(one: Candidate, fixed: Set[str]) -> Template | None:
     """Return the template of a candidate's step, or None if its numbers have no formulas."""
     try:
         found = template(one, fixed)
-        # Graph and scalars are read on first use: read them here, where the error is caught.
+        # Graph and scalars are computed on first use: without this use here, a NoTemplateError
+        # would come later, where no code catches it.
         found.at(found.points[0])
         _ = found.literals
     except NoTemplateError:
@@ -197,8 +202,10 @@ class _StepPlan:
     """A plan of a step in recorded sizes, which holds at the sizes of other candidates too.
 
     Attributes:
-      depth: layers of the model. work: by layers of the programs that were planned.
-      live_bytes: bytes alive at each instruction; the largest of them is the peak.
+      depth: number of layers of the model.
+      guards: the conditions on the sizes under which the plan holds.
+      work: formulas of the amounts of work, by the number of layers of the planned program.
+      live_bytes: formulas of the bytes alive at each instruction; the peak is their maximum.
     """
 
     depth: int
@@ -241,7 +248,11 @@ def _planned(
     on: Hardware | Topology,
     names: Iterable[str],
 ) -> _StepPlan:
-    """Plan and price a candidate's step; named sizes record the questions about them."""
+    """Return a candidate's plan in formulas of the sizes with these names.
+
+    The planner's comparisons of these sizes are recorded as the plan's guards. Other sizes are the
+    candidate's numbers.
+    """
     point, chip = _points(one), chip_of(on)
     record = recorder({name: point[name] for name in names})
     named = {name: record.size(symbol(name)) for name in names}
@@ -260,7 +271,6 @@ def _planned(
     if depth in programs:
         live = [instant.bytes for instant in programs[depth].instants]
     else:
-        # Instants of the deeper model follow from two shallow ones.
         low, high = sorted(programs)
         live, _ = held_bytes(programs[low], programs[high], (depth - low) // (high - low))
     # Equal layers have equal formulas: each formula is evaluated once.
@@ -269,13 +279,17 @@ def _planned(
 
 
 def _stages(one: Candidate, traced: Traced) -> Stages:
+    """Return the planned stages of a traced step with the candidate's shardings."""
     strategy = traced.with_layouts(one.laid_out())
     options = ONCE_A_STEP if one.strategy == PIPELINED else Options()
     return planned(traced, resolve(traced.graph, strategy, one.mesh), options)
 
 
 def by_step(found: Iterable[Candidate]) -> list[list[Candidate]]:
-    """Group candidates that are priced together: of one kind, on one mesh; kinds are adjacent."""
+    """Return groups of candidates of one kind on one mesh, which are priced together.
+
+    Groups of one kind are neighbours in the list.
+    """
     kinds: dict[Any, dict[Any, list[Candidate]]] = {}
     for one in found:
         key = one.strategy, one.mesh, one.rounds

@@ -1,12 +1,12 @@
 """`sa.strategies`: every way to train a model on so many devices, by predicted seconds per sample.
 
-Candidates of one step on one mesh are planned and priced together (`groups`), each number being
-exactly that of the candidate's own plan; what its parameters and data alone make too large, or
-whose arguments do not divide, is refused without a plan. Of candidates that differ in the names of
-axes alone the first is listed.
+Candidates of one step on one mesh are planned and priced together (`groups`); each price is exactly
+that of the candidate's own plan. A candidate is refused without a plan if its parameters and data
+alone do not fit the memory, or if its axes do not divide its arguments. Of candidates that differ
+only in the names of axes, the first is listed.
 
-Pipelined steps of TPU v3 have a constant of their own, from one measured column; of other chips
-none was measured, so that they are predicted too fast beside the others.
+Pipelined steps on TPU v3 have a constant of their own, fitted to one measured column. No pipelined
+step was measured on other chips, so their predicted times are too small compared with other steps.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from shardalg.show.html import Page, Section
 from shardalg.tables import MOST_ROWS, Table, bytes_text, html_part, repr_part
 
 Progress = Callable[[int, int, str], None]
-"""Called with the number of a candidate, of how many, and its text."""
+"""A function called with a candidate's number, the number of candidates, and its text."""
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """A candidate that fits, with its price.
+    """A candidate that fits the memory, with its price.
 
     Attributes:
-      on: what it is priced for.
+      on: the machine of the price.
     """
 
     candidate: Candidate
@@ -55,17 +55,17 @@ class Ranked:
 
     @property
     def seconds_per_sample(self) -> float:
-        """Predicted seconds of a step, per sequence of its batch."""
+        """The predicted seconds of a step, divided by the sequences of its batch."""
         return self.price.step_time_s / self.candidate.model.batch
 
     @property
     def peak_memory_bytes(self) -> int:
-        """Most bytes alive at once on one device."""
+        """The largest number of bytes alive at once on one device."""
         return self.price.peak_memory_bytes
 
     @property
     def limit(self) -> str:
-        """The cause of most of its seconds, by `Cost.seconds_by_cause`."""
+        """The cause with the most seconds of the step, a key of `Cost.seconds_by_cause`."""
         return self.price.limit
 
 
@@ -74,9 +74,10 @@ class Ranking:
     """Candidates by predicted seconds per sample, the fastest first, and the rejected ones.
 
     Attributes:
-      refused: what does not fit or divide, with the reason.
-      left: candidates that an interrupted search did not come to.
-      planned: runs of planning that all of it took.
+      ranked: the candidates that fit the memory.
+      refused: pairs of a rejected candidate's text and the reason.
+      left: the number of candidates that an interrupted search did not price.
+      planned: the number of plans that the search made.
     """
 
     ranked: tuple[Ranked, ...]
@@ -104,8 +105,8 @@ class Ranking:
     def by_batch(self) -> Table:
         """Return the fastest candidate of each batch; a change of the best one is a crossover.
 
-        Columns: those of `table`; `since`, the smallest batch from which on it is the same mesh,
-        strategy, rounds and remat.
+        Columns: those of `table`, and `since`: the smallest batch from which on the fastest
+        candidate has the same mesh, strategy, rounds, remat and optimizer.
         """
         best: dict[int, Ranked] = {}
         for one in self.ranked:
@@ -117,7 +118,6 @@ class Ranking:
             fastest = best[batch].candidate
             schedule = fastest.rounds, fastest.model.remat, fastest.model.optimizer
             way = fastest.strategy, fastest.mesh, *schedule
-            # A new best choice starts at this batch: the crossover.
             since = since if way == last else batch
             last = way
             rows.append((*_record(best[batch], front).values(), since))
@@ -127,7 +127,7 @@ class Ranking:
         """Return a page: the best, the front, the best of each batch, and the rejected candidates.
 
         Args:
-          top: rows of the first table, and of what was refused.
+          top: the largest number of rows in the first table and in the table of refused ones.
         """
         front = set(map(id, self.pareto))
         pareto = Table(_COLUMNS, tuple(tuple(_record(o, front).values()) for o in self.pareto))
@@ -157,9 +157,9 @@ class Ranking:
         return f"{text}; interrupted with {self.left} left" if self.left else text
 
     def verified(self, top: int = 10) -> Table:
-        """Plan and prove each of the best candidates by itself.
+        """Return a row for each of the `top` fastest candidates, with the proof of its own plan.
 
-        Columns: candidate, seconds_per_sample, verdict.
+        Columns: candidate, seconds_per_sample, verdict (the text of the report).
         """
         rows = (
             (str(one.candidate), one.seconds_per_sample, str(one.candidate.plan().verify()))
@@ -168,7 +168,7 @@ class Ranking:
         return Table(("candidate", "seconds_per_sample", "verdict"), tuple(rows))
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as plain data."""
+        """Return the ranking as plain data: "ranked", "refused" and "left"."""
         front = set(map(id, self.pareto))
         ranked = [_record(one, front) for one in self.ranked]
         refused = [{"candidate": what, "reason": why} for what, why in self.refused]
@@ -182,7 +182,7 @@ _COLUMNS = (
 
 
 def _shown(found: Sequence[Any], top: int) -> tuple[str, ...]:
-    """Return a sentence above a table that does not show all rows."""
+    """Return ("The first ... of ...",) for a table with more than `top` rows, otherwise ()."""
     return (f"The first {top:,} of {len(found):,}.",) if len(found) > top else ()
 
 
@@ -220,26 +220,27 @@ def strategies(
     progress: Progress | None = None,
     processes: int | None = None,
 ) -> Ranking:
-    """Every way to train a model on so many devices, ranked by predicted seconds per sample.
+    """Return all ways to train a model on `devices` devices, by predicted seconds per sample.
 
     Args:
-      devices: of the mesh; all meshes of so many are tried.
-      hardware: a chip by any of its names, in the vendor's shape for so many devices, or a
+      devices: the number of devices; all meshes of this size are tried.
+      hardware: a chip by any of its names, in the vendor's shape for this number of devices, or a
         `Topology`, or its text.
       choices: lists to choose from, by name: "strategy" (default all: "finalized", "fsdp",
         "fsdp_tensor", "pipelined"), "batch", "microbatches" (of pipelines 1, 2 and 4 per stage),
         "rounds" of pipelines, "remat", "optimizer" (what the model has), "order" of the axes on the
         devices ("given" or "all").
-      memory_bytes: of one device, for the peak; default: what the chip has.
+      memory_bytes: the memory of one device, a limit for the peak; default: the chip's memory.
       progress: called for each mesh of a step, with the number of its first candidate; Ctrl-C ends
-        the search and keeps what is ranked.
-      processes: that price at most, this one among them; others start after a second (default: one
-        for each core that this one may use, at most 8). What is found does not depend on it.
+        the search and keeps the ranking so far.
+      processes: the largest number of processes that price candidates, with this one (default: the
+        number of usable cores, at most 8). Others start after a second. The result does not
+        depend on this number.
 
     Raises:
-      StrategyError: an unknown choice, nothing fits the memory (with the least that does), no mesh
-        divides the model. HardwareError: an unknown chip, no slice of so many devices, a
-        topology of another number.
+      StrategyError: an unknown choice; no candidate fits the memory (the text gives the smallest
+        memory that suffices); no mesh divides the model. HardwareError: an unknown chip, no slice
+        of so many devices, a topology with another number of devices.
 
     >>> model = DenseTransformer(2, 64, 256, 4, 16, 128, 32, 16)
     >>> found = strategies(model, 4, "h100", choices={"strategy": ["fsdp"], "batch": [16, 32]})
@@ -269,7 +270,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _machine(devices: int, hardware: str | Hardware | Topology) -> Hardware | Topology:
-    """Return the machine of so many devices, in the vendor's shape for the chip."""
+    """Return the machine with this number of devices, in the vendor's shape for the chip."""
     on = machine_for(Mesh({"X": devices}), hardware)
     if isinstance(on, Topology) and on.devices != devices:
         raise HardwareError(
@@ -280,7 +281,11 @@ def _machine(devices: int, hardware: str | Hardware | Topology) -> Hardware | To
 
 
 class _CandidateSearch:
-    """A pricing of candidates; candidates of one step on one mesh share a plan."""
+    """A search over candidates: it refuses, prices and ranks them.
+
+    `memory` is the limit of the peak in bytes. `large` has the candidates that are refused because
+    of their arguments, `peaks` those refused because of the peak of their plan.
+    """
 
     def __init__(
         self,
@@ -309,7 +314,7 @@ class _CandidateSearch:
                 self.progress(numbers[place], len(found), str(groups[place][0]))
 
         work = Workers(tasks, begun, self.processes, self.pricing)
-        # Ctrl-C keeps the prices so far.
+        # An interrupted search still ranks the tasks that are done; `left` counts the others.
         with suppress(KeyboardInterrupt):
             work.run()
         for place, task in enumerate(tasks):
@@ -326,7 +331,7 @@ class _CandidateSearch:
         self.refused.append((str(what), " ".join(str(why).split())))
 
     def dividing(self, found: Sequence[Candidate | Refused]) -> Iterator[Candidate]:
-        """Yield the candidates whose batch and layers divide."""
+        """Yield the candidates whose axes divide batch and layers; refuse the others."""
         for one in found:
             if not isinstance(one, Candidate):
                 self.refused.append(one)
@@ -367,7 +372,10 @@ class _CandidateSearch:
             self.refuse(one, f"its peak is {bytes_text(peak)}, a device has {has}.")
 
     def holding(self, group: Sequence[Candidate], state: int) -> Iterator[Candidate]:
-        """Yield the candidates whose arguments alone fit."""
+        """Yield the candidates whose arguments fit the memory; refuse the others.
+
+        `state` is the bytes of a device's parameters and optimizer state.
+        """
         for one in group:
             needed = state + one.data_bytes()
             if needed <= self.memory:
@@ -381,7 +389,10 @@ class _CandidateSearch:
             )
 
     def least(self) -> tuple[int, str] | None:
-        """Return the smallest peak of all candidates that are too large."""
+        """Return (bytes, candidate) of the smallest peak among all candidates that are too large.
+
+        None if no candidate was refused because of its size.
+        """
         best = min(self.peaks, default=None)
         needed = {id(one): size for size, one in self.large}
         groups = by_step(one for _, one in self.large)
@@ -395,7 +406,7 @@ class _CandidateSearch:
         return best
 
     def nothing(self, devices: int, refused: Sequence[Refused]) -> StrategyError:
-        """Return why no candidate is left, and the options to change."""
+        """Return the error for an empty ranking: the reason, and the options to change."""
         if best := self.least():
             below = "" if self.peaks else " is below parameters and optimizer state, and"
             return StrategyError(

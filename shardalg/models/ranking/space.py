@@ -1,4 +1,4 @@
-"""The candidates: meshes, strategies, batches and further choices for so many devices."""
+"""The candidates for a number of devices: meshes, strategies, batches and further choices."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from shardalg.models.training import OPTIMIZERS
 from shardalg.models.transformer import REMAT
 
 STRATEGIES = (*LAYOUTS, PIPELINED)
-# The choices; each has a list of values.
 CHOICES = ("strategy", "batch", "microbatches", "rounds", "remat", "optimizer", "order")
+"""The names of the choices; a user may give a list of values for each."""
 ORDERS = ("given", "all")
 _KNOWN: Mapping[str, tuple[Any, ...]] = {
     "strategy": STRATEGIES,
@@ -34,10 +34,12 @@ _PER_STAGE = (1, 2, 4)
 def chosen(
     model: DenseTransformer, choices: Mapping[str, Sequence[Any]]
 ) -> dict[str, tuple[Any, ...]]:
-    """Return all lists of choices; defaults are the model's own values, all strategies, one round.
+    """Return the values to try for each name in `CHOICES`.
+
+    A name that `choices` lacks has the model's own value, all strategies, or one round.
 
     Raises:
-      StrategyError: an unknown choice or value, no list, an empty one.
+      StrategyError: an unknown choice or value, or values that are no list or an empty list.
     """
     for name, values in choices.items():
         if name not in CHOICES:
@@ -59,7 +61,7 @@ def chosen(
 
 
 def _check(name: str, value: Any) -> None:
-    """Raise where a value is none that a choice has."""
+    """Raise a `StrategyError` if the choice with this name cannot have this value."""
     known = _KNOWN.get(name)
     if known is None and (type(value) is not int or value < 1):
         raise StrategyError(f"{name} {value!r}: write whole numbers of at least 1.")
@@ -74,9 +76,9 @@ Refused = tuple[str, str]
 def candidates(
     model: DenseTransformer, devices: int, slices: int, choices: Mapping[str, tuple[Any, ...]]
 ) -> Iterator[Candidate | Refused]:
-    """Yield each combination of choices on each mesh of its strategy, or its text and an error.
+    """Yield a candidate for each combination of choices on each mesh of the strategy.
 
-    The pair of a text and an error stands for a model that cannot be built with these choices.
+    A combination with which no model can be built is yielded as a pair of its text and the error.
     """
     names = ("batch", "remat", "optimizer", "rounds")
     # Candidates of equal choices share one model object, which `grouped` then hashes once.
@@ -99,7 +101,7 @@ def candidates(
 def _model(
     model: DenseTransformer, batch: int, microbatches: int, remat: Any, optimizer: str
 ) -> DenseTransformer | str:
-    """Return the model with these choices, one object for all meshes, or why there is none."""
+    """Return the model with these choices, or the text of the error if they are not valid."""
     changed = {"batch": batch, "microbatches": microbatches, "remat": remat}
     try:
         return replace(model, **changed, optimizer=optimizer)
@@ -108,10 +110,15 @@ def _model(
 
 
 def grouped(found: Iterable[Candidate | Refused]) -> tuple[Candidate | Refused, ...]:
-    """Yield candidates grouped by step, each program once, whatever the names of its axes."""
+    """Return the candidates with those of one step next to each other, refused ones first.
+
+    Of candidates whose programs differ only in axis names, the first is kept.
+    """
     steps: dict[object, dict[object, Candidate]] = {}
-    numbers: dict[object, int] = {}  # of equal models, found by their hash once
-    known: dict[int, tuple[DenseTransformer, int]] = {}  # the model is kept: its id stays its own
+    numbers: dict[object, int] = {}
+    # Each model object is hashed once and then found by its id. The entry keeps the object alive,
+    # because Python may give the id of a deleted object to a new one.
+    known: dict[int, tuple[DenseTransformer, int]] = {}
     refused = []
     for one in found:
         if isinstance(one, Candidate):
@@ -128,7 +135,7 @@ def grouped(found: Iterable[Candidate | Refused]) -> tuple[Candidate | Refused, 
 def _microbatches(
     model: DenseTransformer, mesh: Mesh, strategy: str, requested: Sequence[int]
 ) -> Sequence[int]:
-    """Return the numbers of microbatches to try: those requested, or the strategy's default."""
+    """Return the numbers of microbatches to try: `requested`, or if empty the default numbers."""
     if requested:
         return requested
     if strategy != PIPELINED:
@@ -137,9 +144,9 @@ def _microbatches(
 
 
 def meshes(strategy: str, devices: int, slices: int, layers: int) -> Iterator[Mesh]:
-    """Meshes of so many devices that a strategy has a use for; axes of one device are left out.
+    """Yield the meshes of `devices` devices for a strategy; axes of size 1 are left out.
 
-    "fsdp" and "fsdp_tensor" repeat weights along slices. Stages divide the layers.
+    "fsdp" and "fsdp_tensor" replicate weights along slices. Pipeline stages divide the layers.
 
     >>> [dict(mesh.shape) for mesh in meshes("finalized", 4, 1, 2)]
     [{'Y': 4}, {'X': 2, 'Y': 2}, {'X': 4}]
@@ -148,7 +155,7 @@ def meshes(strategy: str, devices: int, slices: int, layers: int) -> Iterator[Me
     """
     if strategy == PIPELINED:
         for stages in _divisors(devices):
-            # A single stage is the plain model, which "finalized" covers.
+            # A pipeline of one stage is the plain model, which "finalized" has already.
             if stages > 1 and layers % stages == 0:
                 for x in _divisors(devices // stages):
                     yield _mesh({"L": stages, "X": x, "Y": devices // stages // x})
@@ -157,7 +164,7 @@ def meshes(strategy: str, devices: int, slices: int, layers: int) -> Iterator[Me
     elif strategy in ("fsdp", "fsdp_tensor"):
         within = devices // slices
         for tensor in _divisors(within) if strategy == "fsdp_tensor" else (1,):
-            # "fsdp_tensor" with one tensor device would be "fsdp".
+            # Without a tensor axis both strategies are one, so only "fsdp" yields this mesh.
             if tensor > 1 or strategy == "fsdp":
                 yield _mesh({SLICE: slices, "fsdp": within // tensor, "tensor": tensor})
     else:
@@ -165,9 +172,9 @@ def meshes(strategy: str, devices: int, slices: int, layers: int) -> Iterator[Me
 
 
 def ordered(laid: Iterable[Mesh]) -> Iterator[Mesh]:
-    """Yield each mesh with its axes in every order; the order decides which axis has neighbours.
+    """Yield each mesh with its axes in every order, which decides which axes connect neighbours.
 
-    Slices stay outermost: an axis within one does not reach across them.
+    The axis of the slices stays first, so that no other axis crosses the network between slices.
 
     >>> [dict(mesh.shape) for mesh in ordered([Mesh({"L": 2, "Y": 4})])]
     [{'L': 2, 'Y': 4}, {'Y': 4, 'L': 2}]
@@ -179,6 +186,7 @@ def ordered(laid: Iterable[Mesh]) -> Iterator[Mesh]:
 
 
 def _mesh(sizes: Mapping[str, int]) -> Mesh:
+    """Return the mesh without axes of size 1, or with one axis of size 1 if no other is left."""
     used = {name: size for name, size in sizes.items() if size > 1}
     return Mesh(used or {next(n for n in sizes if n != SLICE): 1})
 

@@ -1,8 +1,9 @@
-"""A train step for all sizes of batch and schedule: traced three times, read off at any others.
+"""Templates: a train step for all sizes of batch and schedule, from three traces.
 
-A traced step is the same operators whatever its batch, microbatches, stages and rounds; each of its
-numbers is `c * product of some of them + d`. Three traces at sizes that no other number meets tell
-which; the third would show one that is not.
+A traced step has the same operators for every batch and number of microbatches, stages and rounds.
+Each of its numbers is `c * product of some sizes + d`. Two traces determine c and d for a product;
+the third trace shows whether the product is the right one. The sizes of the traces are numbers that
+occur nowhere else in the program.
 """
 
 from __future__ import annotations
@@ -25,9 +26,12 @@ from shardalg.models.ranking.candidate import PIPELINED, Candidate
 from shardalg.planner.calls.user_call import opened
 from shardalg.planner.traced import Traced, trace_call
 
-# The sizes of a step: b sequences of a microbatch, Q microbatches, L stages, R rounds, n layers
-# of a stage in a round, T iterations of the pipeline; numbers, or recorded.
 Sizes = Mapping[str, Any]
+"""The sizes of a step, as numbers or recorded sizes.
+
+b sequences of a microbatch, Q microbatches, L stages, R rounds, n layers of a stage in a round, and
+T iterations of the pipeline.
+"""
 _POINTS = (
     {"b": 22, "Q": 26, "L": 3, "R": 5, "n": 7},
     {"b": 34, "Q": 38, "L": 11, "R": 13, "n": 17},
@@ -36,20 +40,22 @@ _POINTS = (
 
 _FIELDS = {f.name for f in fields(DenseTransformer)} - {"batch", "microbatches"}
 
-# Sizes up to this one are traced unchanged, because every program has such scalars.
+# Every program has the scalars 0, 1 and 2, so a size up to 2 coincides with them: it is traced
+# unchanged.
 _SMALL = 2
 _OF_ITERATIONS = ("R", "Q", "L")
 """The sizes that determine T (`with_iterations`)."""
-# Equal counts give equal programs only, because equal scalars are one value of the program.
+# Two equal counts are one scalar of the program, two different counts are two: so equal counts must
+# stay equal in all traces.
 _COUNTS = ("Q", "L", "R")
 
 
 class NoTemplateError(ShardalgError, ValueError):
-    """The step is another program at other sizes, so that each is traced by itself."""
+    """The step has different programs at different sizes, so that no template describes it."""
 
 
 class ProductTerm(NamedTuple):
-    """`factor * product of names + more`."""
+    """The formula `factor * product of the sizes in names + more`."""
 
     names: tuple[str, ...]
     factor: Fraction
@@ -79,14 +85,14 @@ def sizes_of(one: Candidate) -> dict[str, Any]:
 
 
 def with_iterations(sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sizes with the number of iterations, if the candidate is a pipeline."""
+    """Return the sizes, with the number of iterations T if they have stages L (a pipeline)."""
     if "L" not in sizes:
         return dict(sizes)
     return {**sizes, "T": sizes["R"] * sizes["Q"] + sizes["L"] - 1}
 
 
 def kind_of(one: Candidate) -> tuple[Any, ...]:
-    """Return a key that is equal for candidates whose steps are one program at other sizes."""
+    """Return a key that is equal for candidates whose steps have one template."""
     sizes = sizes_of(one)
     small = tuple((name, size) for name, size in sizes.items() if size <= _SMALL)
     counts = [sizes.get(name) for name in _COUNTS]
@@ -101,7 +107,14 @@ def kind_of(one: Candidate) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Literal:
-    """A scalar of a program: its type, the sizes it depends on, its value at some."""
+    """A scalar of a program, as a function of the sizes.
+
+    Attributes:
+      kind: the name of its dtype.
+      names: the sizes that the scalar depends on; () for a constant.
+      value: the function from sizes to the scalar.
+      known: values that are computed already, by the sizes in `names`.
+    """
 
     kind: str
     names: tuple[str, ...]
@@ -109,7 +122,7 @@ class Literal:
     known: dict[tuple[int, ...], Any] = field(default_factory=dict)
 
     def at(self, sizes: Sizes) -> Any:
-        """Return the value at some sizes, computed once."""
+        """Return the scalar at these sizes, computed once per values of `names`."""
         key = tuple([sizes[name] for name in self.names])
         if key not in self.known:
             self.known[key] = self.value(sizes)
@@ -121,17 +134,17 @@ class Template:
     """A step whose numbers are interpolated from three traces.
 
     Attributes:
-      traces: at `points`, all of one form.
+      traces: the step, traced at the sizes in `points`; all traces have the same operators.
     """
 
     traces: tuple[Traced, ...]
     points: tuple[Sizes, ...]
 
     def at(self, sizes: Sizes, signatures: dict[Signature, Signature] | None = None) -> Traced:
-        """Return the step at other sizes, numbers or recorded ones.
+        """Return the traced step at other sizes: numbers or recorded sizes.
 
         Args:
-          signatures: of which those of several steps are one object, which is found at once.
+          signatures: a dictionary for several steps, in which equal signatures become one object.
         """
         known: dict[Any, Any] = {}
 
@@ -150,7 +163,7 @@ class Template:
         """The graphs of the traces.
 
         Raises:
-          NoTemplateError: they are not of one form.
+          NoTemplateError: the traces do not have the same operators.
         """
         graphs = tuple(trace.graph for trace in self.traces)
         _check(graphs)
@@ -158,13 +171,14 @@ class Template:
 
     @cached_property
     def _known(self) -> dict[tuple[int, ...], ProductTerm]:
+        """The formulas that `read` has found, by their values at the points."""
         return {}
 
     def read(self, values: tuple[int, ...]) -> ProductTerm:
         """Return the formula that has these values at the points.
 
         Raises:
-          NoTemplateError: there is none.
+          NoTemplateError: no formula has these values.
         """
         if values not in self._known:
             # Several formulas can pass through the three points. Prefer no constant, then few
@@ -180,6 +194,7 @@ class Template:
         return self._known[values]
 
     def _fitting(self, values: tuple[int, ...]) -> Iterator[ProductTerm]:
+        """Yield every formula, with at most four sizes, that has these values at the points."""
         one, other, third = values
         if one == other == third:
             yield ProductTerm((), Fraction(1), Fraction(one - 1))
@@ -192,6 +207,7 @@ class Template:
 
     @cached_property
     def _products(self) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
+        """The products of up to four sizes: their names, and their values at the three points."""
         names = tuple(self.points[0])
         chosen = (c for n in range(1, 5) for c in combinations(names, n))
         rows = ((c, tuple(math.prod(p[n] for n in c) for p in self.points)) for c in chosen)
@@ -200,16 +216,17 @@ class Template:
 
     @cached_property
     def literals(self) -> tuple[Literal, ...]:
-        """Every scalar in the program that is a number.
+        """The scalar constants of the program, as functions of the sizes.
 
         Raises:
-          NoTemplateError: one that is no formula, nor 1 over one.
+          NoTemplateError: neither a scalar nor its reciprocal has a formula.
         """
         rows = zip(*(trace.graph.constants for trace in self.traces), strict=True)
         found = ([np.asarray(constant) for _, constant in row] for row in rows)
         return tuple(self._literal(row) for row in found if row[0].ndim == 0)
 
     def _literal(self, row: list[Any]) -> Literal:
+        """Return the function of a scalar that has these values in the three traces."""
         values, kind = [one.item() for one in row], str(row[0].dtype)
         if values.count(values[0]) == len(values):
             return Literal(kind, (), lambda _: values[0])
@@ -239,12 +256,12 @@ class Template:
 
     @cached_property
     def varying(self) -> list[Literal]:
-        """Scalars that depend on sizes."""
+        """The scalars that depend on a size."""
         return [one for one in self.literals if one.names]
 
     @cached_property
     def fixed(self) -> frozenset[tuple[str, Any]]:
-        """Type and value of the scalars that depend on no size."""
+        """The (type, value) pairs of the scalars that depend on no size."""
         return frozenset((one.kind, one.value({})) for one in self.literals if not one.names)
 
 
@@ -289,6 +306,7 @@ def _candidate_at(one: Candidate, sizes: Sizes) -> Candidate:
 
 
 def _traced(one: Candidate) -> Traced:
+    """Return the traced train step of a candidate."""
     of: Any = one.pipelined if one.strategy == PIPELINED else one.model
     args = of.arguments()
     call = opened(of.train_step, args, {})
@@ -297,7 +315,11 @@ def _traced(one: Candidate) -> Traced:
 
 
 class _Rebuilt:
-    """A graph in which the formula of its values in several traces replaces each number."""
+    """Builds a graph from graphs that differ only in numbers.
+
+    `number(*values)` gives the number of the result from its values in the graphs. `same` maps each
+    signature to the one object that all graphs share.
+    """
 
     def __init__(
         self,
@@ -308,10 +330,10 @@ class _Rebuilt:
         self.graphs, self.number, self.same = graphs, number, same
 
     def graph(self) -> Graph:
-        """Return the graph.
+        """Return the first graph with shapes, parameters and trip counts replaced by `number`.
 
         Raises:
-          NoTemplateError: the traces differ in more than numbers.
+          NoTemplateError: the graphs differ in more than numbers.
         """
         first = self.graphs[0]
         rows = zip(*(g.values for g in self.graphs), strict=True)
@@ -339,9 +361,9 @@ class _Rebuilt:
         return replace(first, values=values, nodes=tuple(nodes), regions=regions, bindings=())
 
     def of(self, *found: Any) -> Any:
-        """Return a parameter of the traces: itself if all are equal, else with numbers replaced."""
+        """Return a parameter from its values in the graphs, with integers replaced by `number`."""
         first = found[0]
-        # Parts that are equal in all traces hold no sizes and are shared.
+        # A part that is equal in all graphs depends on no size, so it is used unchanged.
         if all(one is first or one == first for one in found):
             return first
         if all(type(one) is tuple and len(one) == len(first) for one in found):

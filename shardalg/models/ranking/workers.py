@@ -1,7 +1,8 @@
-"""Processes that price groups of candidates beside this one, a core for each.
+"""Worker processes that price groups of candidates in parallel with this process.
 
-A worker is a fresh interpreter that this one talks to by pipes. The ways of `multiprocessing` do
-not serve: `spawn` runs the user's script once more, `fork` copies a process whose JAX has threads.
+A worker is a new interpreter that receives tasks and sends prices through pipes. The start methods
+of `multiprocessing` are not suitable: `spawn` runs the user's script again, and `fork` copies a
+process in which JAX has threads.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from shardalg.errors import ShardalgError
 from shardalg.models.ranking.candidate import Candidate
 from shardalg.models.ranking.groups import CandidatePricing, Price
 
-# Workers start after this time, because starting one takes about as long.
+# A search shorter than the start of a worker would gain nothing, so workers start after this time.
 ALONE_S = 1.0
-# The most processes, with this one; each needs some hundred megabytes.
+# A worker needs several hundred megabytes, so their number has a limit (this process included).
 MOST = 8
 _SERVE = f"from {__name__} import serve; serve()"
 
@@ -40,10 +41,12 @@ class PricingTask:
 
 @dataclass(frozen=True)
 class Done:
-    """A task's prices in the order of its group, or why there are none.
+    """The result of a task.
 
     Attributes:
-      planned: runs of planning that it took.
+      prices: the prices in the order of the task's group; () if the task failed.
+      planned: the number of plans that the task made.
+      refused: the text of the error if the task failed, otherwise "".
     """
 
     prices: tuple[Price, ...]
@@ -64,16 +67,19 @@ def done(task: PricingTask, pricing: CandidatePricing) -> Done:
 
 
 def cores() -> int:
-    """Cores that this process may use, at most `MOST`."""
+    """Return the number of cores that this process may use, at most `MOST`."""
     usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
     return min(MOST, len(usable(0)))
 
 
 def serve() -> None:
-    """Price what comes in until nothing does: the whole of a worker."""
+    """Read tasks from standard input and write their results, until the input ends.
+
+    This function is the whole program of a worker.
+    """
     answers = os.fdopen(os.dup(1), "wb")
-    # Answers are pickles on the original standard output.
-    os.dup2(2, 1)  # what others print is no answer
+    # A library's print would corrupt the pickles on standard output: it goes to standard error.
+    os.dup2(2, 1)
     pricing = CandidatePricing()
     with suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
         while True:
@@ -82,6 +88,7 @@ def serve() -> None:
 
 
 def _started() -> subprocess.Popen[bytes]:
+    """Return a new worker process, which imports the package from where this process has it."""
     root = os.fspath(Path(__file__).resolve().parents[3])
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
@@ -90,19 +97,21 @@ def _started() -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path},
-        start_new_session=True,  # Ctrl-C is this process's to handle
+        # In one session Ctrl-C would also interrupt the workers; this process handles it.
+        start_new_session=True,
     )
 
 
 @dataclass(eq=False)
 class Workers:
-    """Tasks priced by this process and, after `ALONE_S`, by others beside it.
+    """Tasks that this process prices and, after `ALONE_S`, worker processes too.
 
     Attributes:
-      tasks: in the order in which they are begun.
-      begun: called in this thread with the place of each task, in order.
-      count: processes at most, this one among them.
-      done: what is priced by now, by place; all of them after `run`.
+      tasks: the tasks in the order in which they are begun.
+      begun: called in this thread with the index of each task, in order.
+      count: the largest number of processes, this one included.
+      pricing: the pricing of this process.
+      done: the results so far, by the index of the task; all results after `run`.
     """
 
     tasks: Sequence[PricingTask]
@@ -117,7 +126,7 @@ class Workers:
     _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def run(self) -> None:
-        """Price all; interrupted, `done` has what is priced."""
+        """Price all tasks; if this is interrupted, `done` has the results so far."""
         many = min(self.count - 1, len(self.tasks) - 1)
         # Tasks are pickled before pricing starts, because pricing in this process fills the caches
         # that a task's values have, and these would be pickled too.
@@ -131,7 +140,8 @@ class Workers:
                 self._tell()
                 self.done[place] = done(self.tasks[place], self.pricing)
             others.join()
-            for place in set(range(len(self.tasks))) - self.done.keys():  # of a worker that died
+            # A worker that died has left its task without a result.
+            for place in set(range(len(self.tasks))) - self.done.keys():
                 self.done[place] = done(self.tasks[place], self.pricing)
             self._tell()
         finally:
@@ -151,7 +161,8 @@ class Workers:
         """
         if self._ended.wait(ALONE_S):
             return
-        with self._lock, suppress(OSError):  # no further process: fewer workers
+        # If the system refuses a further process, fewer workers do the same tasks.
+        with self._lock, suppress(OSError):
             left = 0 if self._ended.is_set() else len(self.tasks) - self._taken
             for _ in range(min(many, left)):
                 self._processes.append(_started())
@@ -188,6 +199,7 @@ class Workers:
 
 
 def _answered(given: IO[Any] | None, answers: IO[Any] | None, task: bytes) -> Done:
+    """Send a pickled task to a worker and return its result; this blocks until it is priced."""
     assert given is not None and answers is not None
     given.write(task)
     given.flush()
