@@ -38,7 +38,7 @@ def visiting_facts(graph: Graph, annotations: Annotations, policy: str) -> Visit
 def seed(
     graph: Graph, annotations: Annotations, layouts: Layouts, index: SweepIndex
 ) -> dict[int, int]:
-    """Return the layout numbers of annotated values, as far as the first round has them."""
+    """Return the layout numbers of annotated values in the first round of priorities."""
     seeds = {value: _fixed(s, layouts) for value, s in given(graph, annotations)}
     for value, sharding in _operand_annotations(graph, annotations, index, set(seeds)).items():
         # An argument, also of a loop's body, may still be refined during the sweeps. For any other

@@ -46,7 +46,7 @@ class Contested(Fixpoint):
     wanted: dict[int, tuple[Dims, ...]] = field(default_factory=dict)
 
     def _preferred_order(self, position: int, outcome: StepOutcome) -> StepOutcome:
-        """Return the outcome by XLA's look-ahead, by `turned`, or that of the larger operand."""
+        """Return a product's outcome by XLA's look-ahead, else by `turned`, else by XLA's order."""
         # XLA's look-ahead decides first. If it takes the other order, the product is not contested.
         found = super()._preferred_order(position, outcome)
         if found is not outcome or outcome.other is None:

@@ -167,7 +167,7 @@ def _replayed(record: Record) -> Iterator[Merge]:
 
 
 class TensorChange(NamedTuple):
-    """A change, and the number of the operator's tensor that it changes."""
+    """A change, and the position of the changed tensor in the step, operands first."""
 
     target: int
     change: ShardingChange

@@ -111,7 +111,7 @@ class OperatorClass:
 
     @cached_property
     def elements(self) -> tuple[int, ...]:
-        """The product of the loop extents of each tensor."""
+        """Per tensor, the product of the extents of its loops."""
         sizes = self.sizes
         return tuple(math.prod(sizes[n] for e in dims for n, _ in e) for dims in self.maps)
 

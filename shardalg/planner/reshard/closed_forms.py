@@ -428,7 +428,7 @@ def _arcs(
 
 
 def _by_parts(dims: Dims, arcs: Sequence[Arc]) -> tuple[tuple[Swap, ...], Dims] | None:
-    """Return all-to-alls among these numbers of devices, and the digits after; None if none fit."""
+    """Return the all-to-alls `arcs` from `dims`, and the digits after; None if one does not fit."""
     held, swaps = list(dims), []
     for source, target, r in arcs:
         at = next((i for i in range(len(held[source])) if parts(held[source][i:]) == r), None)

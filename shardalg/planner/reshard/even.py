@@ -264,7 +264,7 @@ def _with_names(dims: Dims, names: Mapping[Digit, Digit]) -> Dims:
 
 
 def _moves(shape: Shape, start: State, goal: State, axes: Digits) -> list[SearchStep]:
-    """Return the moves of the cheapest route."""
+    """Return the moves of the cheapest route between states with equal pending sums."""
     (dims, pending), (wanted, _) = start, goal
     route = direct(shape, dims, wanted)
     # A permute would move the pending sums to other devices, too.

@@ -210,7 +210,11 @@ def _fetched_pieces(
 def _reading(
     exchange: Exchange, number: int, piece: Piece, transfer: Transfer, classes: Classes | None
 ) -> Reading:
-    """Return how a device reads the block of a piece's round from the slot of a transfer."""
+    """Return how a device reads the block of a piece's round from the slot of a transfer.
+
+    Args:
+      number: the number of the slot. classes: classes of devices; None on a small mesh.
+    """
     first, start = transfer.slots[number].lower, exchange.want.start
     # On a large mesh, runs of classes replace pairs of positions, whose list would be too long.
     permutes: tuple[Any, ...] = transfer.bringing(number, piece)
@@ -232,7 +236,7 @@ def positions(pairs: Iterable[tuple[int, ...]]) -> Pairs | Runs:
 
 
 def _interval(along: DimBuilder, exchange: Exchange, pieces: list[tuple[Piece, int]]) -> int:
-    """Return the interval: the concatenated pieces of its rounds, cut at the device's start."""
+    """Add the instructions that join an interval of its pieces; return the number of the result."""
     # Rounds that no device needs are not sent. Arbitrary elements fill the gaps of their blocks.
     starts = [exchange.place(piece.number, piece.lower) for piece, _ in pieces]
     ends = [0, *(at + p.upper - p.lower for at, (p, _) in zip(starts, pieces, strict=True))]

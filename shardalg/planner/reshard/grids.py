@@ -207,21 +207,21 @@ class _Grids:
         yield from self.retiles(dims, pending, local)
 
     def retiles(self, dims: Dims, pending: Labels, local: int) -> Iterator[GridMove]:
-        """Yield the retiles of every dimension."""
+        """Yield the retiles of every dimension; a device has `local` elements before."""
         for dim, held in enumerate(dims):
             for width, after in self.retiled(dim, held):
                 state = replaced(dims, dim, after), pending
                 yield GridMove(local // held.block * width, state, "retile", (dim,))
 
     def gathers(self, dims: Dims, pending: Labels, local: int) -> Iterator[GridMove]:
-        """Yield the all-gathers."""
+        """Yield the all-gathers; a device has `local` elements before."""
         for dim, held in enumerate(dims):
             for after, leaving in self.without_minor_digits(dim, held):
                 sent, made = local * (held.count // after.count - 1), replaced(dims, dim, after)
                 yield GridMove(sent, (made, pending), "all_gather", (dim,), leaving)
 
     def permutes(self, dims: Dims, local: int) -> Iterator[GridMove]:
-        """Yield the collective permutes."""
+        """Yield the collective permutes; a device sends its block of `local` elements."""
         for rows in self.arranged(tuple([held.count for held in dims])):
             pairs = zip(dims, rows, strict=True)
             made = tuple([self.held(row, held.count, held.block) for held, row in pairs])
@@ -245,7 +245,7 @@ class _Grids:
                     yield GridMove(sent, (made, rest), "reduce_scatter", (dim,), (digit,))
 
     def swaps(self, dims: Dims, pending: Labels, local: int) -> Iterator[GridMove]:
-        """Yield the all-to-alls."""
+        """Yield the all-to-alls; a device has `local` elements before."""
         for source, held in enumerate(dims):
             for stays, leaving in self.without_minor_digits(source, held):
                 n, rest = held.count // stays.count, replaced(dims, source, stays)
@@ -340,5 +340,5 @@ class _Grids:
 
 
 def _padded_elements(local: int, held: BlockedDimension, after: BlockedDimension) -> int:
-    """Return the elements on a device after a dimension is padded, so that a cut is even."""
+    """Return a device's elements, `local` before, after a dimension is padded for an even cut."""
     return local // max(held.block, 1) * after.block * (after.count // held.count)

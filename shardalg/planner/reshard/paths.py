@@ -305,7 +305,10 @@ def reshard_bound(source: Sharding, target: Sharding) -> Any:
 
 
 def lacking(source: Sharding, target: Sharding) -> int:
-    """Return the most elements that a device lacks of its target block, in any device orders."""
+    """Return the most elements that a device lacks of its target block.
+
+    The meshes of both shardings may have different device orders.
+    """
     import numpy as np
 
     place, here = source.mesh.places(target.mesh), np.arange(source.mesh.size)

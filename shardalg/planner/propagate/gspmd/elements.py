@@ -46,7 +46,7 @@ class Element:
     numbers: dict[int, int] = field(default_factory=dict)
 
     def place_of(self, branch: int) -> int | None:
-        """Return the element's place in the tuple of a branch's arguments; None without a tuple."""
+        """Return the element's place in the tuple of body `branch`; None if it is in no tuple."""
         if self.tuples is None:
             return None
         return dict(zip(self.parameters, self.tuples, strict=True))[branch]
@@ -177,7 +177,7 @@ class _Loop:
 
 
 def _of_branches(graph: Graph, call: int, place: Places) -> Iterator[Element]:
-    """Yield a conditional's operands for the branches that use them, and its results."""
+    """Yield the elements of a conditional: operands that some branch uses, then results."""
     node = graph.nodes[call]
     # Operand 0 selects the branch, so that no branch has it in its tuple.
     for position, outer in enumerate(node.operands[1:]):

@@ -177,7 +177,11 @@ class Fixpoint:
         return changed
 
     def _step(self, kind: int, key: Numbers, direction: str) -> StepOutcome | None:
-        """Return the outcome at this level, or None if nothing changes, now or with merging."""
+        """Return a step's outcome at this level, or None if nothing changes, now or with merging.
+
+        Args:
+          kind: the number of the operator class. key: the layout numbers of the step's tensors.
+        """
         known, layouts = self.index.kinds[kind], self.layouts
         if cannot_change(known, key, layouts, direction):
             return None

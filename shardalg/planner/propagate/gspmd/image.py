@@ -147,7 +147,7 @@ def _is_whole(rule: Rule, index: Index, size: int) -> bool:
 
 
 def _sizes(rule: Rule, index: Index) -> tuple[int, int]:
-    """Return (summed iterations, the result's iterations) of the loops of a spatial dimension."""
+    """Return how many summed iterations, and how many of the result, an index's loops have."""
     own = index.variables
     taps = [rule.extents[v] for v in own if v not in rule.result_loops]
     return math.prod(taps), math.prod(rule.extents[v] for v in own if v in rule.result_loops)

@@ -85,7 +85,7 @@ class SweepIndex:
 
     @cached_property
     def of_role(self) -> dict[str, tuple[bytes, bytes]]:
-        """One byte per step of each role, and one byte per place of the steps' operands."""
+        """Per role, bytes that mark its steps, and bytes that mark the places of their operands."""
         found: dict[str, tuple[bytearray, bytearray]] = {}
         for kind, steps in zip(self.kinds, self.steps_of_kind, strict=True):
             empty = bytearray(len(self.tensors)), bytearray(len(self.order))

@@ -40,7 +40,7 @@ The keys are (primitive of the graph, primitive that was traced).
 
 
 def source_primitive(graph: Graph, node: Node) -> str:
-    """Return the primitive that the traced program has for a node, from its result's name."""
+    """Return the primitive from which a node was traced, as in its first result's name."""
     return graph.values[node.results[0]].name.partition(":")[0] if node.results else ""
 
 

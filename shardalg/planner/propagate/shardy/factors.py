@@ -134,7 +134,7 @@ def split(kind: OperatorClass, tensor: int, layouts: Layouts, number: int) -> Te
 
 
 def _agreed(kind: OperatorClass, tensors: Sequence[Tensor], loop: str, direction: int) -> Digits:
-    """Return the digits on which all tensors agree, and the digits of the sides in `direction`."""
+    """Return a loop's digits on which all tensors agree, extended by the sides in `direction`."""
     if not direction:
         return ()
     # All tensors are compared, because a conflict anywhere cuts the digits. Only the side that is

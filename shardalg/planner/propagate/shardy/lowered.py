@@ -112,7 +112,11 @@ def slice_class(shape: Shape) -> OperatorClass:
 
 
 def reshape_class(shape: Shape, drop: tuple[int, int]) -> OperatorClass:
-    """Return the class of a reshape that adds or removes a first dimension of size 1."""
+    """Return the class of a reshape that adds or removes a first dimension of size 1.
+
+    Args:
+      drop: (1, 0) if the operand has this dimension, (0, 1) if the result has it.
+    """
     return with_all_passing(replace(pass_through(shape, False, drop), role=image.LAYOUT))
 
 
@@ -214,7 +218,7 @@ def _made(kind: OperatorClass, numbers: Numbers, layouts: Layouts) -> int | None
 
 
 def _own(left: Tensor, right: Tensor, loop: str) -> Digits:
-    """Return the digits of a loop in the operand that has the loop."""
+    """Return the digits of a loop in the operand of a product that has the loop."""
     part = left.get(loop) or right.get(loop)
     return part.digits if part is not None else ()
 

@@ -147,7 +147,7 @@ class ShardyModuleBuilder(Instructions):
         return self.copies[call, outer]
 
     def _node(self, number: int, _: int) -> Iterator[ShardyOperator]:
-        """Yield the operators for one node; none if the value has no sharding of its own."""
+        """Yield the operators for one node; none if its result has no sharding of its own."""
         node = self.graph.nodes[number]
         if node.primitive in lowered.NOTHING:
             self.same[node.results[0]] = node.operands[0]
@@ -259,7 +259,7 @@ class ShardyModuleBuilder(Instructions):
         return self.kinds[key]
 
     def _kind_in_role(self, node: Node, role: str | None) -> OperatorClass | None:
-        """Return a node's operator class; `role` is that of a box at a known start, or None."""
+        """Return a node's operator class; `role` is its role in `step.BOXES`, or None."""
         rows = self.rules(node.signature) if node.signature.operands else None
         if not rows:
             return None
@@ -305,7 +305,7 @@ class ShardyModuleBuilder(Instructions):
             yield from self._edge((*first, *map(self.read, returned)), result, number)
 
     def _carried(self, call: int) -> Iterator[Carried]:
-        """Yield the values that a loop carries; values that it only reads are noted as captured."""
+        """Yield the values that a loop carries; values that it only reads go into `captured`."""
         graph = self.graph
         body = graph.nodes[call].bodies[-1]
         for tie in graph.region_arguments:
