@@ -245,7 +245,13 @@ def _roles(rule: Rule) -> _Roles | None:
 
 
 def _padded(one: Executed, unit: MatrixUnit, dtype: str) -> Any:
-    """Return the flops of an operator's row, with sizes rounded up to blocks for a product."""
+    """Return the flops of a row, with sizes rounded up to blocks if it is a matrix product.
+
+    Args:
+      one: the row with the sizes of its loops and its flops.
+      unit: the block sizes of the chip.
+      dtype: the item type of the product.
+    """
     rule, sizes = one.rule, one.sizes
     roles = _roles(rule)
     if roles is None or unit == ANY_SIZE:

@@ -496,6 +496,9 @@ def arranged(given: str | Machine, mesh: Mesh) -> Machine:
     its links are unknown; the vendor sells no such number; the mesh does not tile the slice; or
     axes of the mesh have named sizes, because a formula must hold at all sizes.
 
+    Args:
+      given: a chip or its name, or a topology or its text such as "h100:2x8".
+
     >>> arranged("h100", Mesh({"fsdp": 16})), arranged("h100", Mesh({"fsdp": 12})).name
     (Topology(h100:2x8), 'h100')
     """

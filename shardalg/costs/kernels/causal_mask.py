@@ -25,6 +25,7 @@ _ARRANGE = frozenset(
     ("broadcast_in_dim", "convert_element_type", "reshape", "squeeze", "transpose")
 )
 Givers = Mapping[int, Sequence[int]]
+"""By value that equals others, such as the argument of a loop body, the values that it equals."""
 
 
 @once_per_graph

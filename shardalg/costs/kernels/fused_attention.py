@@ -104,6 +104,9 @@ def _roots(graph: Graph, handed: Mapping[int, list[int]]) -> dict[int, frozenset
 
     Only values in the bodies of attention kernels have an entry. A product counts only if its own
     operands have no entry, so that a chain of products has the first one as its root.
+
+    Args:
+      handed: for each value, the values that are equal to it (`handed_on`).
     """
     roots: dict[int, frozenset[int]] = {}
 

@@ -190,6 +190,10 @@ def _all_to_all(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
     a chip's data goes each way, over the one link of a line or the two links of a ring. Through
     a switch, and over unknown links, a device sends everything except its own part. The network
     between islands and the switches inside are busy at the same time.
+
+    Args:
+      over_stages: the stages of the collective, slowest first.
+      held: bytes of the operand on one device.
     """
     slowest: dict[str, Any] = {}
     for stage in over_stages:
@@ -211,6 +215,10 @@ def _permute(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
     This is the price of a permute whose pairs are unknown: while the planner searches, and over
     links of which only the speed is known. `permute_seconds.py` prices a permute by its pairs.
     A permute is as slow as the slowest link that some device uses: a link of the outermost stage.
+
+    Args:
+      over_stages: the stages of the collective, slowest first.
+      held: bytes of the operand on one device.
     """
     stage = over_stages[0]
     if stage.medium == CHIP:

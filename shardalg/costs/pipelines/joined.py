@@ -67,7 +67,10 @@ class StageTimes(NamedTuple):
 
 
 def _gpipe(stages: int, stage: int, microbatches: int) -> Iterator[MicrobatchTask]:
-    """Yield the tasks of a stage: all forward passes, then all backward passes in reverse order."""
+    """Yield the tasks of any of `stages` stages with a number of `microbatches`.
+
+    All forward passes come first, then all backward passes in reverse order.
+    """
     yield from (MicrobatchTask(FORWARD, m) for m in range(microbatches))
     yield from (MicrobatchTask(BACKWARD, m) for m in reversed(range(microbatches)))
 
@@ -75,7 +78,7 @@ def _gpipe(stages: int, stage: int, microbatches: int) -> Iterator[MicrobatchTas
 def _one_forward_one_backward(
     stages: int, stage: int, microbatches: int
 ) -> Iterator[MicrobatchTask]:
-    """Yield the tasks of a stage in the 1F1B order (PipeDream-Flush)."""
+    """Yield the tasks of a stage, one of `stages`, in the 1F1B order (PipeDream-Flush)."""
     # The last stage starts backward at once; each stage before it needs one more microbatch ahead.
     ahead = min(microbatches, stages - 1 - stage)
     yield from (MicrobatchTask(FORWARD, m) for m in range(ahead))
@@ -212,7 +215,7 @@ def _sum(parts: Sequence[EventGroup]) -> float:
 
 
 def _waited(stage: int, phase: str, start: float, end: float) -> Iterator[StageEvent]:
-    """Yield the bubble between two times, if there is time between them."""
+    """Yield a bubble of a stage from `start` to `end` in seconds; nothing if `end` is not later."""
     if end > start:
         yield StageEvent(stage, BUBBLE, (), phase, start, end - start)
 
@@ -220,7 +223,10 @@ def _waited(stage: int, phase: str, start: float, end: float) -> Iterator[StageE
 def _placed(
     stage: int, trip: int | None, start: float, parts: Sequence[EventGroup]
 ) -> Iterator[StageEvent]:
-    """Yield intervals as events of a stage, one after the other from a start time."""
+    """Yield the intervals `parts` as events of a stage, one after the other from `start`.
+
+    `trip` is the number of the loop iteration that the events belong to, or None.
+    """
     for part in parts:
         yield StageEvent(stage, part.kind, part.axes, part.phase, start, part.seconds, trip)
         start += part.seconds

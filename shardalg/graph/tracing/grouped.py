@@ -76,6 +76,10 @@ def prefix_dims(numbers: Any, rank: int) -> tuple[int, ...] | None:
     free or contracting dimensions before it. None if the ragged dimension is a batch.
 
     Source: `jax._src.lax.lax._ragged_dot_prefix_dims`.
+
+    Args:
+      numbers: JAX's dimension numbers of the product.
+      rank: the rank of the left operand.
     """
     (contracting, _), (batch, _) = numbers.dot_dimension_numbers
     (dim,) = numbers.lhs_ragged_dimensions

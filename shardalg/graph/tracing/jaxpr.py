@@ -395,6 +395,9 @@ def call(
     """Add a call: a region for each of its bodies, its node, and its region arguments.
 
     Return the value indices of the call's results.
+
+    Args:
+      inside: the bodies of the call, with a label for each of their arguments.
     """
     parts, params, kind = builder.parts, equation.params, equation.primitive.name
     name, at = parts.label(kind, place.source)

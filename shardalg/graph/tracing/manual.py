@@ -174,6 +174,7 @@ def _with_sites(
     """Annotate each value with its spec; return the annotated values.
 
     Args:
+      specs: for each value, the axes along which each of its dimensions is split.
       is_open: whether completion may add other axes. A value with an empty spec has no site then.
     """
     annotated: list[int] = []

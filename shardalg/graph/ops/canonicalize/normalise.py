@@ -430,6 +430,10 @@ class _GraphRewriter:
         """Add all operators of a node's replacement except the last one, which is returned.
 
         The result is the last operator's signature and the new indices of its operands.
+
+        Args:
+          change: the operators that replace the node.
+          operands: the node's operands, as value indices of the new graph.
         """
         for position, steps in change.operands:
             for step in steps:
