@@ -74,7 +74,7 @@ def around_faults(
 
 
 def _clamped_indices(graph: Graph, instruction: Instruction[Apply], operands: Operands) -> Operands:
-    """Clamp the indices of a gather that clips."""
+    """Return a gather's operands with clamped indices if its mode clips them, else unchanged."""
     node, (x, indices) = node_of(graph, instruction).signature, operands
     param: dict[str, Any] = dict(node.params) | dict(instruction.attributes.params)
     for component, dim in enumerate(numbers(node).selected if param.get("mode") == "CLIP" else ()):
@@ -90,16 +90,17 @@ def _clipped(start: Array, highest: int) -> Array:
 
 Made = Mapping[int, int]
 """The position of the instruction that computes each local."""
-# The positions of the instructions that read each local.
 Readers = Mapping[int, Sequence[int]]
+"""The positions of the instructions that read each local."""
 AT_ONCE = 2
+"""How many gathered copies may be alive at a time."""
 
 
 def repeated(graph: Graph, block: Block) -> dict[int, tuple[int, ...]]:
-    """Return the collectives of a block that equal an earlier one, each with values to run after.
+    """Return the collectives of a block that repeat an earlier one, and the values they wait for.
 
     Returns:
-      Position in the block to the locals that the collective waits for.
+      Per position of a repeated collective in the block, the locals of its barrier.
     """
     found = list(_equal_to_earlier(graph, block))
     if not found:
@@ -125,7 +126,10 @@ def repeated(graph: Graph, block: Block) -> dict[int, tuple[int, ...]]:
 
 
 def _readers(block: Block) -> Readers:
-    """Per local, the positions of the instructions that read it; one past the end for a result."""
+    """Return per local the positions of the instructions that read it.
+
+    A result of the block is read at the position after the last instruction.
+    """
     found: dict[int, list[int]] = defaultdict(list)
     for at, instruction in enumerate(block.instructions):
         for operand in dict.fromkeys(instruction.operands):
@@ -136,7 +140,9 @@ def _readers(block: Block) -> Readers:
 
 
 def _equal_to_earlier(graph: Graph, block: Block) -> Iterator[int]:
-    first: dict[int, int] = {}  # a local to the first one of equal content
+    """Yield the positions of the collectives that equal an earlier one, as XLA would merge them."""
+    # Operands count as equal if they have the same first local: XLA merges their chains, too.
+    first: dict[int, int] = {}
     known: dict[object, tuple[int, ...]] = {}
     for position, instruction in enumerate(block.instructions):
         attributes, node = instruction.attributes, instruction.node
@@ -155,7 +161,14 @@ def _equal_to_earlier(graph: Graph, block: Block) -> Iterator[int]:
 
 
 def _latest_beside(block: Block, position: int, made: Made) -> tuple[int, ...]:
-    """Return the other operand of the result's nearest consumer that is computed last before it."""
+    """Return the local whose computation delays a repeated collective; () if there is none.
+
+    The nearest consumer of the collective's result that has another operand is searched. The local
+    is the one computed last, before the collective, of those that this operand is computed from.
+
+    Args:
+      position: position of the collective. made: position of the instruction of each local.
+    """
     # Follow the result through operators without another operand, such as transposes.
     mine = set(block.instructions[position].results)
     for instruction in block.instructions[position + 1 :]:
@@ -170,7 +183,7 @@ def _latest_beside(block: Block, position: int, made: Made) -> tuple[int, ...]:
 
 
 def _there(block: Block, local: int, position: int, made: Made) -> Iterator[int]:
-    """Yield a local, or the values that it is computed from, made before the position."""
+    """Yield a local if it is made before the position, else those that it is computed from."""
     at = made.get(local)
     if at is None or at == position:
         return
@@ -183,7 +196,7 @@ def _there(block: Block, local: int, position: int, made: Made) -> Iterator[int]
 
 
 def _became(block: Block, copy: int, end: int, readers: Readers) -> Iterator[int]:
-    """Yield the values computed from a copy before `end` that are read after `end`.
+    """Yield the values computed from a gathered copy before `end` that are read after `end`.
 
     Values that follow from a yielded value are not searched: keeping the yielded one is enough.
     """
@@ -202,8 +215,8 @@ def _became(block: Block, copy: int, end: int, readers: Readers) -> Iterator[int
 
 
 KERNEL = "pallas_call"
-# With this mesh JAX traces as if no mesh were set.
 NO_MESH = jax.sharding.AbstractMesh((), (), axis_types=())
+"""An empty mesh, under which JAX traces as if no mesh were set."""
 
 
 def kernel_binding(
@@ -238,7 +251,7 @@ def _without_mesh(value: Any, known: dict[Any, Any]) -> Any:
         items = [_without_mesh(inner, known) for inner in value]
         same = all(a is b for a, b in zip(items, value, strict=True))
         return value if same else type(value)(items)
-    # jax 0.11 has one class for both: such a jaxpr is its own.
+    # jax 0.11 has one class for open and closed jaxprs, whose `jaxpr` is itself: avoid a loop.
     if isinstance(value, core.ClosedJaxpr) and value.jaxpr is not value:
         return value.replace(jaxpr=_without_mesh(value.jaxpr, known))
     if isinstance(value, core.Literal):
@@ -282,6 +295,6 @@ def _type_without_mesh(kind: Any) -> Any:
 
 @cache
 def _no_context() -> Any:
-    """Return what an equation keeps of its surroundings where no mesh is set."""
+    """Return the context that JAX stores in an equation traced while no mesh is set."""
     with jax.sharding.use_abstract_mesh(NO_MESH):
         return jax.make_jaxpr(lambda x: x + 1)(1.0).eqns[0].ctx

@@ -1,11 +1,12 @@
-"""The border of a lowered program: global arrays of true size to padded shards and back.
+"""The border of a lowered program: conversion of global arrays to padded shards, and back.
 
 Inside, every device holds `ceil(size / parts)` elements of a dimension. JAX arrays cannot be
-uneven, so an uneven dimension is padded on its way in, and on its way out it is stripped and laid
-out on the longest prefix of its axes that divides it.
+uneven, so an uneven dimension of an argument is padded. In a result the padding is removed, and the
+dimension is sharded along the longest prefix of its axes that divides it.
 
-An array without elements crosses the border whole: XLA refuses it as an argument of a `shard_map`,
-and gives it back in blocks of the global shape (jaxlib 0.10.2). It is laid out as planned outside.
+An array without elements is not sharded at the border: XLA refuses it as an argument of a
+`shard_map`, and returns it in blocks of the global shape (jaxlib 0.10.2). Outside it has its
+planned sharding.
 """
 
 from __future__ import annotations
@@ -36,15 +37,16 @@ Array = Any
 
 @dataclass(frozen=True)
 class ArrayBorder:
-    """One flattened argument or result.
+    """One flattened argument or result, with its shardings inside and outside of the program.
 
     Attributes:
       path: its name in the user's pytree.
-      sharding: as planned, perhaps uneven.
+      dtype: name of its item type.
+      sharding: the planned sharding, perhaps uneven.
       inner: JAX's sharding of the padded array that the executable takes or returns.
       outer: JAX's sharding of the array of true size; the longest even prefix of `sharding`.
-      seen: of the padded array as the executable has it, where `inner` has another order of the
-        devices or other axes: the same blocks on the same devices, said in the program's order.
+      seen: `inner` in the order of devices and with the axes of the program, if these are others:
+        the same blocks on the same devices; None if `inner` has them.
     """
 
     path: str
@@ -66,7 +68,7 @@ class ArrayBorder:
 
     @property
     def padded_shape(self) -> tuple[int, ...]:
-        """Global shape with every device's block full."""
+        """Global shape with padding, in which all devices have blocks of equal size."""
         sharding = self.sharding
         return tuple(
             n * block for n, block in zip(sharding.parts, sharding.shard_shape, strict=True)
@@ -74,7 +76,7 @@ class ArrayBorder:
 
     @property
     def struct(self) -> jax.ShapeDtypeStruct:
-        """The padded array, for tracing."""
+        """Shape, item type and sharding of the padded array, for tracing."""
         return jax.ShapeDtypeStruct(self.padded_shape, item_type(self.dtype), sharding=self.run)
 
     def block(self) -> Array:
@@ -99,7 +101,10 @@ class ArrayBorder:
         return known and dtype == item_type(self.dtype)
 
     def reaches(self, array: Any) -> bool:
-        """Return True if the process or the devices have all of `array`; it can then be sharded."""
+        """Return True if this process, or the plan's devices, have all of `array`.
+
+        Otherwise the array cannot be sharded as planned.
+        """
         here = not isinstance(array, jax.Array) or array.is_fully_addressable
         return here or array.sharding.device_set == self.inner.device_set
 
@@ -126,7 +131,7 @@ class ArrayBorder:
         return Blocks(self.path, held.shape, item, held.__getitem__)
 
     def true(self, array: Any) -> Any:
-        """Return an array without its padding; the blocks of a loader are placed first."""
+        """Return an array without its padding; if it is a function of blocks, make the array."""
         shape = self.sharding.shape
         blocks = self.blocks(array) if callable(array) else None
         if blocks is not None:
@@ -138,7 +143,7 @@ class ArrayBorder:
         return _seen(array, self.seen)
 
     def handed(self, array: jax.Array) -> jax.Array:
-        """Return the executable's result with its sharding on the devices that hold it."""
+        """Return the executable's result with sharding `inner` instead of `seen`."""
         return array if self.seen is None else _seen(array, self.inner)
 
     def leave(self, array: jax.Array) -> jax.Array:
@@ -156,7 +161,10 @@ def without_empty(
     arguments: Sequence[ArrayBorder],
     results: Sequence[ArrayBorder],
 ) -> Callable[..., list[Array]]:
-    """Return `function` of blocks without empty arguments and results, which it creates itself."""
+    """Return `function` of blocks without empty arguments and results.
+
+    The returned function makes its empty arguments itself, and leaves out empty results.
+    """
 
     def run(*blocks: Array) -> list[Array]:
         given = iter(blocks)
@@ -186,7 +194,12 @@ def _empty(shape: tuple[int, ...], dtype: str) -> Array:
 
 
 def border(path: str, dtype: str, sharding: Sharding, *, run: Axes, user: Axes) -> ArrayBorder:
-    """Return the border of one value, on the user's mesh if its axes can name the sharding."""
+    """Return the border of one value, on the user's mesh if its axes can name the sharding.
+
+    Args:
+      path: name of the value in the user's pytree. dtype: name of its item type.
+      run: axes of the mesh that the program runs on. user: axes of the user's mesh.
+    """
     held = whole(sharding) if 0 in sharding.shape else sharding
     outer = even_prefix(sharding)
     return ArrayBorder(path, dtype, sharding, _named(held, run, user), _named(outer, run, user))
@@ -195,7 +208,12 @@ def border(path: str, dtype: str, sharding: Sharding, *, run: Axes, user: Axes) 
 def turned(
     plain: ArrayBorder, sharding: Sharding, mesh: Mesh, *, run: Axes, user: Axes
 ) -> ArrayBorder:
-    """Return the border of a value in another device order than the program's mesh."""
+    """Return the border of a value in another device order than the program's mesh.
+
+    Args:
+      plain: border of the value in the program's order. sharding: sharding in the other order.
+      mesh: the program's mesh.
+    """
     places = sharding.mesh.places(mesh)
     there = {"run": run.turned(places), "user": user.turned(places)}
     return replace(border(plain.path, plain.dtype, sharding, **there), seen=plain.inner)
@@ -266,16 +284,20 @@ def place(
         raise LoweringError(f"the plan takes {len(borders)} arrays, got {len(leaves)}.")
     pairs = list(zip(borders, leaves, strict=True))
     _check(pairs)
-    with jax.ensure_compile_time_eval():  # of arrays that a traced function closes over, too
+    with jax.ensure_compile_time_eval():  # arrays are placed now, even while a function is traced
         return [b.placed(x) if padded else put(b.true(x), b.outer) for b, x in pairs]
 
 
 def _difference(got: Any, planned: Any, where: str) -> str:
-    """Return a sentence about the first difference between two structures."""
+    """Return a sentence about the first difference between two pytree structures.
+
+    Args:
+      where: path of both structures in the whole pytree, such as "[0]['w']".
+    """
     (kind, data), (own, own_data) = map(_node, (got, planned))
     below = got.children(), planned.children()
     if kind is own and data == own_data and len(below[0]) == len(below[1]):
-        # Both nodes are alike: descend to the first child that differs.
+        # The message names the innermost difference, because the whole structures may be long.
         keys = data if kind is dict else range(len(below[0]))
         for key, one, other in zip(keys, *below, strict=True):
             if one != other:
@@ -301,7 +323,7 @@ def _kind(tree: Any) -> str:
 
 
 def _shown(text: str, planned: str) -> str:
-    """Two texts, around the place from which on they differ."""
+    """Return both texts, cut to the surroundings of their first difference."""
     pairs = zip(text, planned, strict=False)
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     start = max(0, same - _AROUND)
@@ -318,7 +340,7 @@ def _check(pairs: Sequence[tuple[ArrayBorder, Any]]) -> None:
 
     XLA ends the process where an array is given again that a call has consumed (jaxlib 0.10.2).
     """
-    # Check deleted arrays first: XLA aborts the process on them.
+    # Deleted arrays are checked before other properties, because XLA aborts the process on them.
     gone = [b.path for b, x in pairs if isinstance(x, jax.Array) and x.is_deleted()]
     if gone:
         raise LoweringError(

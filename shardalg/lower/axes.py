@@ -1,12 +1,11 @@
-"""The mesh that a program runs on: its axes are the places of the device's position.
+"""The mesh that a program runs on, CPU devices for it, and arrays of the host as shards.
 
-`jax.lax` collectives name mesh axes. A program may use sub-axes (`x:(1)2`), so the position is cut
-at every border of a digit that occurs; each piece, a place, becomes an axis, and every digit is
-then a tuple of neighbouring axes. Where only whole axes occur this is the user's own mesh.
+`jax.lax` collectives name mesh axes, and a program may use sub-axes (`x:(1)2`). The mesh of a
+program therefore has a smaller axis, called a place, between all borders of its digits. Every digit
+is then a tuple of neighbouring axes. If only whole axes occur, this is the user's own mesh.
 
-CPU devices in this process, to run a plan for many devices on one machine.
-
-Arrays of the host as shards: whole ones, or block by block from a function of the user's own.
+`host_devices` makes CPU devices, on which a plan for many devices runs on one machine. `Blocks` is
+an array of the host, whole or given block by block by a function of the user's.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ FOR_DEVICES = ("pure_callback", "io_callback", "custom_partitioning")
 
 @dataclass(frozen=True)
 class Axes:
-    """Names for digits.
+    """Names of mesh axes for the digits of a device's position.
 
     Attributes:
-      places: (axis name, digit), major first; together they write the whole position.
-      mesh: the JAX mesh with these axes; an abstract one where nothing is placed.
+      places: pairs (axis name, digit), major first; together the digits are the whole position.
+      mesh: the JAX mesh with these axes; an abstract mesh if there are no devices.
     """
 
     places: tuple[tuple[str, Digit], ...]
@@ -65,7 +64,7 @@ class Axes:
         return PartitionSpec(*(self.names(digits) or None for digits in sharding.dims))
 
     def named(self, sharding: Sharding) -> NamedSharding:
-        """`sharding` as JAX's, over these axes."""
+        """Return `sharding` as JAX's `NamedSharding` on the mesh of these axes."""
         return NamedSharding(self.mesh, self.spec(sharding))
 
 
@@ -75,7 +74,7 @@ def _inside(places: Iterable[tuple[str, Digit]], digit: Digit) -> list[str]:
 
 
 def used_digits(program: SpmdProgram) -> Iterator[Digit]:
-    """Every digit that an instruction, a constant or a border of `program` names."""
+    """Yield every digit that an instruction, a constant, an argument or a result names."""
     borders = [*program.argument_shardings, *program.result_shardings]
     borders += [program.locals[index].sharding for index, _ in program.constants]
     for sharding in borders:
@@ -86,7 +85,7 @@ def used_digits(program: SpmdProgram) -> Iterator[Digit]:
 
 
 def user_axes(mesh: Mesh, jax_mesh: JaxMesh | AbstractMesh) -> Axes:
-    """Return the user's own mesh; a digit that is no whole axis has no name on it."""
+    """Return the axes of the user's own mesh, which name only digits that are whole axes."""
     return Axes(tuple((name, mesh.digit(name)) for name in mesh.axis_names), jax_mesh)
 
 
@@ -158,10 +157,10 @@ def host_devices(n: int) -> list[jax.Device]:
         raise DeviceError(f"host_devices(n) needs a number of devices of at least 1, got {n!r}.")
     # JAX refuses the flag and the option together.
     forced = FORCED in os.environ.get("XLA_FLAGS", "")
-    if not forced:  # both at once is an error of JAX
+    if not forced:
         try:
             jax.config.update("jax_num_cpu_devices", n)
-        except RuntimeError:  # JAX has started: what it has is what there is
+        except RuntimeError:  # JAX has started, so that its number of devices is fixed
             pass
     devices = jax.devices("cpu")
     if len(devices) < n:
@@ -185,13 +184,14 @@ Read = Callable[[tuple[slice, ...]], Any]
 
 @dataclass(frozen=True)
 class Blocks:
-    """The host's data of one array.
+    """One array of the host, whose blocks are read when they are sharded.
 
     Attributes:
       path: the array's name in messages.
-      shape: of what `read` knows; beyond it there is padding.
-      dtype: item type that devices hold.
-      checked: whether `read` is the user's own, whose blocks are not trusted.
+      shape: shape without padding.
+      dtype: item type of the sharded array.
+      read: returns the elements of a block.
+      checked: whether shape and type of a block are checked, because `read` is the user's own.
     """
 
     path: str
@@ -201,12 +201,12 @@ class Blocks:
     checked: bool = False
 
     def placed(self, padded: tuple[int, ...], target: NamedSharding) -> jax.Array:
-        """Return the array with the sharding `target`, padded by zeros.
+        """Return the array with the sharding `target`, padded with zeros to the shape `padded`.
 
         Only blocks of this process's devices are read.
 
         Raises:
-          LoweringError: a block of another shape or item type than its place has.
+          LoweringError: `read` returns a block of another shape or item type than was asked for.
         """
 
         def block(index: Any) -> np.ndarray:

@@ -1,14 +1,14 @@
-"""Each distinct collective and contraction of a program run alone, on blocks of the plan's shapes.
+"""Parts of a program that run alone: its collectives and contractions, or one device's shard.
 
-No model code is needed. What lies between a step and its prediction splits in two: the prediction
-against the sum of the operators alone is rates; that sum against the step is what runs beside each
-other, what the compiler fuses, and all other compute.
+**Operators.** Each distinct collective and contraction runs on blocks of the plan's shapes. The sum
+of their times splits the error of a predicted step in two. The difference between the prediction
+and the sum is the error of the rates. The difference between the sum and the step comes from
+overlap, fusion, and all other compute.
 
-One device stands for many: its program with local stand-ins for what comes from the others.
-
-Compute and memory of one shard of a plan for 64 devices can be measured on one chip. A collective
-becomes a copy of what it takes, repeated or cut to the shape of what it makes: the same blocks are
-read and written, and nothing is sent. The values are of no use, and none are handed out.
+**One shard.** Compute and memory of one shard of a plan for 64 devices can be measured on one chip.
+Each collective is replaced by a copy of its operand, repeated or cut to the shape of its result.
+The same blocks are read and written, and nothing is sent. The values are wrong and are not
+returned.
 """
 
 from __future__ import annotations
@@ -47,14 +47,18 @@ CONTRACTION = "contraction"
 
 @dataclass(frozen=True)
 class Alone:
-    """One collective or contraction by itself, and how often a step has one that is alike.
+    """The time of a collective or contraction that runs alone, and how often a step executes it.
 
     Attributes:
-      name: of the first result of the first of them, as the printed program has it: "%5".
-      shapes: local, of what it takes: "f32[4,8]".
-      predicted_s: of all executions in a step; None where nothing predicts.
-      timing: of one, what a program of the same border that does nothing takes being taken off.
-      amounts: what one takes of the figures that measurements are fitted to (`rate_amounts`).
+      name: the instruction's first result in the printed program, such as "%5". Of equal
+        instructions it is the first one's.
+      kind: kind of the collective, or "contraction".
+      axes: mesh axes of the collective.
+      shapes: shapes of the operands' blocks, such as "f32[4,8]".
+      count: executions of this and of equal instructions in a step.
+      timing: time of one execution, less the time of an empty program with the same arguments.
+      predicted_s: predicted seconds of all executions in a step; None without hardware.
+      amounts: amounts of one execution, to which rates are fitted (`CostSample.amounts`).
     """
 
     name: str
@@ -74,11 +78,15 @@ class Alone:
 
 @dataclass(frozen=True)
 class InstructionKind:
-    """Instructions that are alike: of one operator, on blocks of the same types.
+    """A group of equal instructions: of one operator, on blocks of the same types.
 
     Attributes:
-      first: of them; all-reduces that are sent as one stand together.
-      place: the `id` of the instruction that they are priced as.
+      first: the group's first instruction, or the first all-reduces that are sent as one message.
+      kind: kind of the collective, or "contraction".
+      axes: mesh axes of the collective.
+      count: executions of all instructions of the group in a step.
+      predicted_s: predicted seconds of all executions; None without hardware.
+      place: the `id` of the group's first instruction, under which its amounts are stored.
     """
 
     first: tuple[Instruction, ...]
@@ -95,10 +103,12 @@ def each_alone(
     taken: Sequence[CostSample],
     hardware: Hardware | Topology | None = None,
 ) -> tuple[Alone, ...]:
-    """Every distinct collective and contraction, in the order of the program.
+    """Time every distinct collective and contraction alone, in the order of the program.
 
     Args:
-      taken: by every instruction. hardware: what predicts, if anything.
+      repeats: number of timed runs of each.
+      taken: the amounts of every instruction.
+      hardware: the chip or topology for which times are predicted; None predicts nothing.
     """
     prices = timed(lowered.program, lowered.graph, hardware) if hardware is not None else ()
     seconds = {id(p.step.instruction): p.seconds * p.step.count for p in prices}
@@ -130,10 +140,10 @@ def table(rows: Sequence[Alone]) -> Table:
 
 
 def sorts(lowered: Lowered, seconds: Mapping[int, float]) -> list[InstructionKind]:
-    """Return the collectives and contractions of a program; equal ones are joined.
+    """Return the collectives and contractions of a program; equal ones are one group.
 
     Args:
-      seconds: predicted, by the `id` of the instruction.
+      seconds: predicted seconds by the `id` of the instruction; empty if nothing is predicted.
     """
     found: dict[Any, InstructionKind] = {}
     sent = together(lowered.program.block)
@@ -143,7 +153,7 @@ def sorts(lowered: Lowered, seconds: Mapping[int, float]) -> list[InstructionKin
         kind = _kind(lowered, step.instruction) if group else None
         if kind is None:
             continue
-        # Equal operations on equal types take equal time, so that one of them is measured.
+        # Equal operations on equal types take equal time, so that only one of them is measured.
         operations = []
         for each in group:
             attributes, node = each.attributes, each.node
@@ -163,6 +173,7 @@ def sorts(lowered: Lowered, seconds: Mapping[int, float]) -> list[InstructionKin
 
 
 def _kind(lowered: Lowered, instruction: Instruction) -> str | None:
+    """Return "contraction" or the kind of collective; None for other instructions."""
     attributes = instruction.attributes
     if type(attributes) is Apply and instruction.node is not None:
         graph = lowered.graph
@@ -175,7 +186,11 @@ def _sent(attributes: Any) -> bool:
 
 
 def _timed(lowered: Lowered, sort: InstructionKind, repeats: int) -> Alone:
-    """One sort of instructions, run on blocks of ones."""
+    """Time a group's first instruction on blocks of ones.
+
+    Args:
+      sort: the group. repeats: number of timed runs.
+    """
     locals_ = lowered.program.locals
     operands = list(dict.fromkeys(v for one in sort.first for v in one.operands))
     emitter = Emitter(lowered.program, lowered.graph, lowered.run, lowered.tiled)
@@ -215,7 +230,12 @@ def _timed(lowered: Lowered, sort: InstructionKind, repeats: int) -> Alone:
 def _compiled(
     mesh: Any, names: tuple[str, ...], function: Callable[..., Any], blocks: Sequence[jax.Array]
 ) -> Callable[[], Any]:
-    """Compile a call of a function of blocks on all devices."""
+    """Compile a function of blocks for all devices, and return a function that calls it.
+
+    Args:
+      names: all axes of the mesh.
+      blocks: arguments, each a global array with the devices' blocks stacked.
+    """
 
     def on_blocks(*stacked: Any) -> list[Any]:
         return [x[None] for x in function(*(x[0] for x in stacked))]
@@ -249,7 +269,7 @@ class ShardMeasurement:
 
 @dataclass(frozen=True)
 class StandIns(Emitter):
-    """Emits what the device at position 0 does alone."""
+    """An emitter for the device at position 0, with copies instead of collectives."""
 
     def partition_id(self, digits: Any) -> Any:
         """Return the id of position 0 as an array, so that no compiler folds its uses."""
@@ -274,7 +294,7 @@ class StandIns(Emitter):
 
 
 def _shaped(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
-    """Return a copy in another shape, repeated or cut."""
+    """Return the elements of `x` in another shape and type, repeated or cut to its size."""
     size, own = math.prod(shape), max(1, x.size)
     flat = jnp.tile(x.ravel(), -(-size // own))[:size] if x.size else jnp.zeros(size, x.dtype)
     # Without a barrier the compiler would see through the copy and remove local work.
@@ -283,10 +303,10 @@ def _shaped(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class OneShard:
-    """A plan's program of one device, on one device.
+    """The program that a plan's device runs, compiled for a single device.
 
     Raises:
-      LoweringError: the program has a loop that ends by its values, which are of no use here.
+      LoweringError: the program has a loop that ends by its values, which are wrong here.
     """
 
     lowered: Lowered
@@ -317,7 +337,7 @@ class OneShard:
         return jax.jit(body(emitter)).lower(*self._structs).compile()
 
     def measure(self, repeats: int = 20) -> ShardMeasurement:
-        """Measure its times on blocks of ones, and its memory."""
+        """Measure the program's times on blocks of ones, and its memory."""
         blocks = [jax.device_put(jnp.ones(s.shape, s.dtype), self.device) for s in self._structs]
         shared = self.device.platform == "cpu"
         timing = repeated(lambda: self.compiled(*blocks), repeats, shared=shared)

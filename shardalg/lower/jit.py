@@ -1,6 +1,6 @@
 """The XLA twin: the same function, partitioned by XLA from the same annotations.
 
-How a user's call reaches an executable that takes arrays, and how its results come back.
+`UserCall` converts a user's call to a call of an executable that takes arrays.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Inner = Callable[..., Any]
 
 
 class UserCall(Protocol):
-    """The way between a function as its user calls it and a function of arrays."""
+    """Conversion between a call as the user writes it and a call of a function of arrays."""
 
     @property
     def through(self) -> Callable[[Inner, tuple[Any, ...], Mapping[str, Any]], Any]:
@@ -39,7 +39,7 @@ class _OnArrays:
     """A function that takes pytrees of arrays by position."""
 
     def through(self, inner: Inner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return the result of `inner` in the place of the function's own arrays."""
+        """Return the result of `inner`, whose arguments are the user's own."""
         return inner(*args, **kwargs)
 
     inside = through
@@ -56,7 +56,7 @@ def explicit_mesh(arrays: Iterable[Any]) -> JaxMesh | AbstractMesh | None:
     """
     layouts = (getattr(array, "sharding", None) for array in arrays)
     carried = [layout.mesh for layout in layouts if isinstance(layout, NamedSharding)]
-    # An argument's own mesh precedes the one that is set.
+    # Arguments come first, because the mesh that is set may be another one than theirs.
     for mesh in (*carried, jax.sharding.get_abstract_mesh()):
         if AxisType.Explicit in (mesh.axis_types or ()):
             return mesh
@@ -66,14 +66,16 @@ def explicit_mesh(arrays: Iterable[Any]) -> JaxMesh | AbstractMesh | None:
 def on_explicit_axes(
     results: Sequence[jax.Array], mesh: JaxMesh | AbstractMesh | None
 ) -> list[jax.Array]:
-    """Return the same blocks on `mesh`, where the results' own mesh has its axes and devices.
+    """Return the results as arrays on `mesh` if their own mesh has the same axes and devices.
 
-    JAX does not combine an array on Explicit axes with one on Auto axes of the same names.
+    JAX does not combine an array on Explicit axes with one on Auto axes of the same names. Other
+    results, and all if `mesh` is None, are returned unchanged.
     """
     return [_typed(result, mesh) for result in results]
 
 
 def _typed(result: jax.Array, mesh: JaxMesh | AbstractMesh | None) -> jax.Array:
+    """Return one result on `mesh`, as `on_explicit_axes` does."""
     layout = result.sharding
     if mesh is None or not isinstance(layout, NamedSharding):
         return result
@@ -105,11 +107,12 @@ class Twin:
     an uneven one is constrained to its full sharding right inside.
 
     Attributes:
-      axes: of the mesh on which XLA partitions.
-      sites: annotation node to sharding.
-      donated: flattened arguments that a call consumes.
-      platform: as of `Lowered`.
-      call: as of the lowered program.
+      arguments, results: borders of the flattened arguments and results.
+      axes: axes of the mesh on which XLA partitions.
+      sites: per annotation node of the graph, its sharding.
+      donated: numbers of the flattened arguments that a call consumes.
+      platform: platform to lower for ("tpu", "cuda"); None for that of the devices.
+      call: conversion of the user's calls.
     """
 
     graph: Graph
@@ -172,7 +175,10 @@ class Twin:
         return place(self.graph, self.arguments, arrays, padded=False)
 
     def leave(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
-        """Return the results at their true sizes; those without elements are sharded here."""
+        """Return the results at their true sizes.
+
+        Results without elements leave XLA whole, and get their sharding here.
+        """
         pairs = zip(self.results, outputs, strict=True)
         return [b.leave(x) if b.is_empty else x for b, x in pairs]
 

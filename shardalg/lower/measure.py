@@ -1,6 +1,6 @@
-"""Two executables of one function timed in turns, with their memory and their difference.
+"""Measurement of two executables of one function: times in turns, memory, and their difference.
 
-Five probes of this machine's peaks.
+`probed` measures the peak rates of this machine's devices.
 """
 
 from __future__ import annotations
@@ -64,11 +64,13 @@ class TimedRun(NamedTuple):
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of each run of one executable; of the first one, before them, which warms up.
+    """The times of one executable's runs.
 
     Attributes:
-      busy_s: of CPU devices, processor seconds of each run over the cores that they share: what it
-        takes where nothing else runs and no core waits. () of other devices.
+      seconds: time of each run.
+      warm_up_s: time of the run before them, which warms up; None if it was not measured.
+      busy_s: for CPU devices, the processor seconds of each run divided by the number of cores. It
+        is the time of a run if no other process runs and no core waits. () for other devices.
     """
 
     seconds: tuple[float, ...]
@@ -83,11 +85,11 @@ class Timing:
 
     @property
     def step_s(self) -> float:
-        """The middle run, however busy others keep the machine: `busy_s` where cores are shared."""
+        """Median time of a run: of `busy_s` if devices share cores, else of `seconds`."""
         return statistics.median(self.busy_s or self.seconds)
 
     def without(self, other: Timing) -> Timing:
-        """Subtract the median run of another timing, but not below zero."""
+        """Return these times less the median of another timing, and at least zero."""
         least, busy = other.median_s, other.step_s
         return Timing(
             tuple(max(0.0, s - least) for s in self.seconds),
@@ -96,7 +98,7 @@ class Timing:
 
     @property
     def median_s(self) -> float:
-        """Middle run."""
+        """Median of `seconds`."""
         return statistics.median(self.seconds)
 
     @property
@@ -119,7 +121,12 @@ class Timing:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one device by the compiler's count; `in_use_bytes` is the backend's own peak."""
+    """Bytes on one device by the compiler's count.
+
+    Attributes:
+      alias_bytes: bytes of results that have the memory of donated arguments.
+      in_use_bytes: the largest number of bytes in use, by the backend; None if it has no count.
+    """
 
     argument_bytes: int
     result_bytes: int
@@ -134,10 +141,11 @@ class Memory:
 
 
 class Split(NamedTuple):
-    """Measured minus predicted seconds of a step, in two.
+    """The error of a step's prediction, split in an error of rates and the rest.
 
     Attributes:
-      rates_s: of collectives and contractions, each run alone, beyond their predictions.
+      predicted_s, measured_s: seconds of the step.
+      rates_s: measured minus predicted seconds of the collectives and contractions, run alone.
     """
 
     predicted_s: float
@@ -152,18 +160,20 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class Measurement:
-    """Ours beside XLA's own partitioning of the same function on the same devices.
+    """Our program compared with XLA's own partitioning of the same function on the same devices.
 
     Attributes:
-      max_relative_error: over all results, of `max |ours - xla| / max |xla|`.
+      ours, xla: times of both executables. memory, xla_memory: their memory on one device.
+      max_relative_error: the largest `max |ours - xla| / max |xla|` of all results.
       verified: how far the plan was proved, in words.
-      device: its kind; mesh: of the plan; digest: of the program that every device ran.
-      predicted_s: of the step, by `hardware`; None where nothing was to predict it.
-      alone: each distinct collective and contraction by itself, where that was asked for.
-      devices: how many worked at once; device_bytes: of memory that one of them has.
-      amounts: what one of them takes in a step of the figures that measurements are fitted to.
-      events: of one more step on the first device, where that was asked for.
-      drawn: makes a timeline of events on a mesh.
+      device: kind of the devices. mesh: the plan's mesh.
+      digest: hash of the program that every device ran.
+      predicted_s: predicted seconds of a step on `hardware`; None without hardware.
+      alone: times of each distinct collective and contraction alone; () if they were not run.
+      devices: number of devices. device_bytes: bytes of memory of one device.
+      amounts: flops, bytes and executions of a step on one device, to which rates are fitted.
+      events: events of one more step on the first device; () if no step was traced.
+      drawn: makes a timeline from events and the text of a mesh.
     """
 
     ours: Timing
@@ -200,7 +210,7 @@ class Measurement:
         """Split the prediction's error into an error of rates and the rest.
 
         Raises:
-          LoweringError: nothing was run alone, or nothing predicted it.
+          LoweringError: nothing was run alone, or nothing was predicted.
         """
         if self.predicted_s is None or not self.alone:
             raise LoweringError(
@@ -211,7 +221,7 @@ class Measurement:
         return Split(self.predicted_s, self.ours.step_s, rates)
 
     def save(self, path: str | Path) -> None:
-        """Write it to a JSON file, whole: with the date, versions, mesh and the program's digest.
+        """Write the measurement to a JSON file, with date, versions, mesh and program digest.
 
         Raises:
           OSError: the folder does not exist or cannot be written to.
@@ -262,9 +272,13 @@ def _row(name: str, timing: Timing, memory: Memory) -> tuple[object, ...]:
 def measure(
     ours: Executable, xla: Executable, args: Sequence[Any], *, repeats: int, verified: str
 ) -> Measurement:
-    """Run both `repeats` times in turns after one warm-up each.
+    """Run both executables `repeats` times in turns after one warm-up each, and compare them.
 
-    Placing the arguments, and copying those that are donated, is outside the time.
+    The times do not include sharding the arguments and copying donated arguments.
+
+    Args:
+      args: arguments of the function.
+      verified: how far the plan was proved, in words.
     """
     both = (ours, xla)
     placed = [executable.entering(*args) for executable in both]
@@ -295,7 +309,10 @@ def measure(
 
 
 def once(executable: Executable, arguments: Sequence[jax.Array]) -> tuple[TimedRun, Any]:
-    """One run, and its results; donated arguments are copied before it."""
+    """Run an executable once; return its time and its results.
+
+    Donated arguments are copied before the run, so that the next one has them, too.
+    """
     arguments = [
         x.copy() if index in executable.donated else x for index, x in enumerate(arguments)
     ]
@@ -304,7 +321,7 @@ def once(executable: Executable, arguments: Sequence[jax.Array]) -> tuple[TimedR
 
 
 def clocked(call: Callable[[], Any]) -> tuple[TimedRun, Any]:
-    """One call until what it gives is ready."""
+    """Call a function, wait until its results are ready, and return its time and the results."""
     start, busy = time.perf_counter(), time.process_time()
     outputs = jax.block_until_ready(call())
     # CPU devices share cores: busy seconds do not depend on other processes.
@@ -313,19 +330,23 @@ def clocked(call: Callable[[], Any]) -> tuple[TimedRun, Any]:
 
 
 def repeated(call: Callable[[], Any], repeats: int, *, shared: bool) -> Timing:
-    """`repeats` calls after one that warms up."""
+    """Return the times of `repeats` calls after one that warms up.
+
+    Args:
+      shared: whether the devices share this process's cores.
+    """
     warm = clocked(call)[0].seconds
     runs = [clocked(call)[0] for _ in range(repeats)]
     return Timing.of(runs, shared=shared, warm_up_s=warm)
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_bytes(device: jax.Device) -> float:
-    """Return the memory of the machine if devices share it, else of the device."""
+    """Return the bytes of memory of a device; of the machine if the device states none."""
     stats = device.memory_stats() or {}
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return float(stats.get("bytes_limit", whole))
@@ -350,7 +371,7 @@ def memory(executable: Executable) -> Memory:
 
 
 def relative_error(first: Any, second: Any) -> float:
-    """`max |first - second| / max |second|`, in double precision; 0 where both have no elements.
+    """Return `max |first - second| / max |second|` in double precision; 0 for no elements.
 
     >>> relative_error(np.array([1.0, 2.0]), np.array([1.0, 2.5]))
     0.2
@@ -364,8 +385,10 @@ def relative_error(first: Any, second: Any) -> float:
 
 
 _AXIS = "devices"
-_MATMUL = 512  # rows and columns of the square that each device multiplies
-_ELEMENTS = 1 << 20  # f32 elements that each device copies, or puts into an all-reduce
+_MATMUL = 512
+"""Rows and columns of the square matrix that each device multiplies."""
+_ELEMENTS = 1 << 20
+"""Number of f32 elements that each device copies, or puts into an all-reduce."""
 _HOW = "measured in this process, all devices at once, median of 5 runs"
 
 
@@ -410,7 +433,7 @@ def probed(devices: Sequence[jax.Device]) -> Hardware:
 
 
 def _seconds(mesh: Mesh, function: Callable[[jax.Array], jax.Array], x: Any) -> float:
-    """Seconds of `function` on every device's block of `x`."""
+    """Return the median seconds of `function` on every device's block of `x`."""
     spec = PartitionSpec(_AXIS)
     mapped = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     x = jax.device_put(x, NamedSharding(mesh, spec))

@@ -54,14 +54,15 @@ class Lowered:
     """A program that runs: call it on the function's own arguments.
 
     Attributes:
+      program: the SPMD program. graph: the traced function that it computes.
       user, run: axes of the user's mesh, and of the mesh that the collectives name.
       donate: flattened arguments whose memory the results may take.
       sites: graph node of an annotation to its sharding; the XLA twin constrains them.
-      verified: how far the plan was proved, in words; stands in every measurement.
-      platform: for which it is lowered where the mesh has no devices ("tpu", "cuda"); None: that of
+      verified: how far the plan was proved, in words; every measurement has a copy.
+      platform: platform to lower for if the mesh has no devices ("tpu", "cuda"); None for that of
         the devices.
-      call: the way from what the user's function takes to arrays, and back.
-      drawn: makes a timeline of events on a mesh (`show.timeline`).
+      call: conversion of the user's calls to calls of a function of arrays.
+      drawn: makes a timeline from events and the text of a mesh (`show.timeline`).
     """
 
     program: SpmdProgram
@@ -104,6 +105,7 @@ class Lowered:
     def _borders(
         self, paths: Sequence[str], dtypes: Sequence[str], shardings: Sequence[Sharding]
     ) -> tuple[ArrayBorder, ...]:
+        """Return a border per value; a sharding may have another device order than the program."""
         mesh, found = self.program.mesh, []
         for path, dtype, sharding in zip(paths, dtypes, shardings, strict=True):
             plain = replace(sharding, mesh=mesh)
@@ -126,7 +128,7 @@ class Lowered:
 
     @cached_property
     def donated(self) -> tuple[int, ...]:
-        """The arguments of `donate` whose memory some result fits."""
+        """The arguments of `donate` whose memory a result can have."""
         # XLA reuses a donated block only for a result of the same block shape and type.
         free = Counter((b.inner.shard_shape(b.padded_shape), b.dtype) for b in self.results)
         taken = []
@@ -143,7 +145,7 @@ class Lowered:
         """JAX's lowered (not yet compiled) program.
 
         Raises:
-          LoweringError: what a primitive of another package is lowered with fails on a device.
+          LoweringError: the lowering of another package's primitive fails.
         """
         ends = self.arguments, self.results
         inside = body(Emitter(self.program, self.graph, self.run, self.tiled))
@@ -248,7 +250,7 @@ class Lowered:
         return self.call.through(run, args, kwargs)
 
     def strip(self, results: Any) -> Any:
-        """Results of `padded` at their true sizes."""
+        """Return the results of `padded` at their true sizes."""
         return filled(self.graph, self.leave(jax.tree.leaves(without_float0(results))))
 
     def leave(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
@@ -280,11 +282,12 @@ class Lowered:
         return [b.taken(x) for b, x in zip(self.arguments, self._placed(*arrays), strict=True)]
 
     def save_state(self, path: str | Path, state: Any, *, argument: int = 0) -> None:
-        """Write a state that `padded` gave, to be loaded on this mesh or another one.
+        """Write a state that `padded` returned, to be loaded on this mesh or another one.
 
         Args:
-          path: a new folder, reached by every process.
-          state: what is to be this argument again.
+          path: a new folder that every process can access.
+          state: a result that has the pytree of an argument.
+          argument: number of the function's argument that the state becomes when it is loaded.
 
         Raises:
           CheckpointError: the folder exists, `state` has not the argument's structure, or orbax
@@ -301,11 +304,14 @@ class Lowered:
         checkpoint.save(path, borders, state)
 
     def load_state(self, path: str | Path, *, argument: int = 0) -> Any:
-        """Read the state of `save_state`, padded and sharded as this argument of this plan.
+        """Read the state of `save_state`, padded and sharded as an argument of this plan.
+
+        Args:
+          argument: number of the function's argument.
 
         Raises:
-          CheckpointError: it is not complete, a file is cut or missing, or it is the state of
-            another model: every array's name, item type and true shape are the plan's.
+          CheckpointError: the checkpoint is not complete, a file is cut or missing, or it is the
+            state of another model: an array's name, item type or true shape is not the plan's.
         """
         from shardalg.lower.running import checkpoint
 
@@ -327,8 +333,8 @@ class Lowered:
         """Return the same function partitioned by XLA, with the same shardings at the same places.
 
         Raises:
-          LoweringError: something lies in another order of the devices, which JAX takes in none of
-            its programs.
+          LoweringError: a value has another order of the devices than the mesh, and a program of
+            JAX has one order.
         """
         ends = self.arguments, self.results
         mesh = self.program.mesh
@@ -367,14 +373,15 @@ class Lowered:
         trace: bool = False,
         hardware: str | Hardware | Topology | None = None,
     ) -> Measurement:
-        """Both executables timed in turns on `args`, their memory, and how far they differ.
+        """Time this program and its XLA twin in turns on `args`, and compare memory and results.
 
-        CPU devices share the machine's cores: their times are those of all devices' work on them.
+        CPU devices share the machine's cores, so that a time is that of all devices' work on them.
 
         Args:
-          trace: also run a step under the profiler, for `timeline()`; isolate: also each distinct
-            collective and contraction alone, at the plan's shapes.
-          hardware: what predicts the step, and each of them: a chip's name, or "v3:8x8".
+          repeats: number of timed runs of each.
+          isolate: whether each distinct collective and contraction is also run alone.
+          trace: whether one more step runs under the profiler, for `timeline()`.
+          hardware: the chip or topology for which times are predicted: a name, or "v3:8x8".
 
         Raises:
           HardwareError: an unknown chip. LoweringError: a trace has no events of the program.
@@ -389,7 +396,7 @@ class Lowered:
         # Amounts are stored with the measurement, so that rates can be fitted later from its file.
         taken = rate_amounts(self.program, self.graph, finely=True)
         predicted_s = None
-        if chip is not None:  # without overlap
+        if chip is not None:  # a sum without overlap, because `split` compares it with single runs
             prices = timed(self.program, self.graph, chip)
             predicted_s = sum(price.seconds * price.step.count for price in prices)
         return replace(
@@ -411,7 +418,9 @@ class Lowered:
         """Measure a step by instruction: each collective and contraction, predicted and measured.
 
         Args:
-          hardware: what predicts: a chip's name, "v3:8x8", or what `measure_hardware` gave.
+          hardware: the chip or topology for which times are predicted: a name, "v3:8x8", or the
+            result of `measure_hardware`.
+          repeats: number of timed steps, and of traced steps.
 
         Raises:
           LoweringError: the profiler's trace has no events of the program.
@@ -438,9 +447,10 @@ def lower(
     mesh: JaxMesh | AbstractMesh | None = None,
     sites: Mapping[int, Sharding] | None = None,
 ) -> Lowered:
-    """`program` on real devices.
+    """Lower a program for devices; return an object that is called as the traced function.
 
     Args:
+      graph: the graph that the program computes.
       devices: position `i` of the mesh is `devices[device_ids[i]]`; None: all of the backend.
       donate: numbers of the *flattened* arguments that a call may consume.
       mesh: the user's own JAX mesh, whose axes results are named on; None: made from `devices`. On

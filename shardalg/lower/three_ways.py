@@ -22,13 +22,13 @@ from shardalg.tables import Answer, Parts, Table, bytes_text, seconds_text
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Answer):
-    """The results of the three runs.
+    """Our program and XLA's twin compared with a run on one device.
 
     Attributes:
-      measurement: ours and XLA's, timed in turns.
-      relative_error, xla_relative_error: of ours and of XLA's against one device, over all results
-        the largest `max |result - expected| / max |expected|`.
-      xla_collectives: what XLA's partitioner made, loops counted.
+      measurement: times of our program and of XLA's, which ran in turns.
+      relative_error, xla_relative_error: the largest `max |result - expected| / max |expected|` of
+        all results, of our program and of XLA's; `expected` is the result of one device.
+      xla_collectives: collectives that XLA's partitioner inserted, with their executions.
       ours: kinds of our collectives, and the bytes that a device sends in a call.
     """
 
@@ -40,7 +40,7 @@ class Comparison(Answer):
 
     @property
     def table(self) -> Table:
-        """A row for each: largest relative error, seconds of the median run, collectives, bytes."""
+        """Error, median seconds, collectives and bytes: a row of our program and one of XLA's."""
         taken = self.measurement
         sent = sum(c.wire_bytes * c.count for c in self.xla_collectives)
         kinds = ", ".join(sorted({c.kind for c in self.xla_collectives}))
@@ -53,7 +53,7 @@ class Comparison(Answer):
         )
 
     def parts(self) -> Parts:
-        """Both against one device, in the units that people say."""
+        """Return the table with rounded figures and their units."""
         rows = (
             (r["executable"], f"{r['relative_error']:.1e}", seconds_text(r["median_s"]),
              r["collectives"], bytes_text(r["wire_bytes"]))
@@ -107,12 +107,12 @@ def compare(
     repeats: int = 20,
     verified: str = "not verified",
 ) -> Comparison:
-    """Run `lowered` and its XLA twin on `args`, and hold both against `expected`.
+    """Run `lowered` and its XLA twin on `args`, and compare both with `expected`.
 
     Args:
       expected: the function's results, such as `one_device(fn)(*args)`.
       repeats: timed runs of each.
-      verified: how far the plan was proved, for the measurement.
+      verified: how far the plan was proved, in words; it is copied to the measurement.
     """
     twin = DumpedTwin(lowered.jit(), lowered.program.mesh)
     wanted = jax.tree.leaves(expected)
@@ -128,7 +128,7 @@ def compare(
 
 
 def _sent(lowered: Lowered) -> tuple[str, int | float]:
-    """Kinds of the collectives of a lowered plan, and the bytes that a device sends in a call."""
+    """Return the kinds of a lowered plan's collectives, and the bytes a device sends in a call."""
     program, kinds, sent = lowered.program, set(), 0
     for step in walk(program):
         attributes = step.instruction.attributes

@@ -1,11 +1,9 @@
 """State of a lowered plan in a folder, through orbax: saved on one mesh, loaded on another.
 
-Arrays are written as they lie, with their padding and every block by the process that has it; read,
-each is cut or padded to the padded shape of the plan that reads it. Beside them stands a list of
-true shapes, digests and all files with their sizes, written last: a folder without it is not
-complete. What is read has the digest of what was written, or is refused.
-
-A number that tells an array's bits apart from others, however it is laid out and padded.
+Arrays are written with their padding, each block by the process that has it. A plan that loads them
+cuts or pads them to its own padded shapes. A list of true shapes, digests and all files with their
+sizes is written last, so that a folder without this list is not complete. An array whose digest
+changed is refused. A digest depends on an array's elements, not on its sharding or its padding.
 """
 
 from __future__ import annotations
@@ -34,11 +32,12 @@ _FACTORS = (0x7FEB352D, 0x846CA68B)  # odd: a product modulo 2**32 with one lose
 
 
 def digest(array: jax.Array, shape: tuple[int, ...]) -> str:
-    """64 bits of an array's true part, as text; every process of its devices takes part.
+    """Return 64 bits, as text, of an array's elements except padding.
 
-    The text has two sums of mix(word ^ mix(place)) modulo 2**32. The function mix loses no bit, so
-    that one flipped bit always changes the digest, and other changes are missed once in 2**64.
-    Each device computes the sums of its own blocks.
+    Every process that has a device of the array must call this. The text has two sums of
+    mix(word ^ mix(place)) modulo 2**32. The function mix loses no bit, so that one flipped bit
+    always changes the digest, and other changes are missed once in 2**64. Each device computes the
+    sums of its own blocks.
 
     Args:
       shape: the true shape; what the array has beyond it is padding.
@@ -54,6 +53,7 @@ def digest(array: jax.Array, shape: tuple[int, ...]) -> str:
 
 @partial(jax.jit, static_argnames="shape")
 def _halves(array: jax.Array, *, shape: tuple[int, ...]) -> list[jax.Array]:
+    """Return the two 32-bit sums of a digest; `shape` is the array's shape without padding."""
     words = _words(array)
     place = jnp.zeros(words.shape, jnp.uint32)
     real = jnp.ones(words.shape, bool)
@@ -66,7 +66,10 @@ def _halves(array: jax.Array, *, shape: tuple[int, ...]) -> list[jax.Array]:
 
 
 def _mixed(word: jax.Array) -> jax.Array:
-    """Every bit depends on every other one; no two words become one (Prospector's lowbias32)."""
+    """Return a 32-bit hash of each word; different words have different hashes.
+
+    Source: Prospector's lowbias32.
+    """
     word = word + jnp.uint32(_SEEDS[0])
     for factor, shift in zip(_FACTORS, (16, 15), strict=True):
         word = (word ^ (word >> shift)) * jnp.uint32(factor)
@@ -87,14 +90,16 @@ def _words(array: jax.Array) -> jax.Array:
 _LIST = "shardalg.json"
 _ARRAYS = "state"
 _SCHEMA = 2
-_NAMED = 5  # differences that a message names
+_NAMED = 5
+"""The largest number of differences that a message names."""
 
 
 @dataclass(frozen=True)
 class StoredArray:
-    """One array of a state: its border, and how files have it.
+    """One array of a state, and its form in files.
 
-    A key array is stored as its words; one without elements is not stored.
+    An array of random keys is stored as integers, the words of the keys. An array without elements
+    is not stored.
     """
 
     name: str
@@ -178,8 +183,8 @@ def load(path: str | Path, borders: Sequence[ArrayBorder], state: Any) -> Any:
     """Read the state into the pytree of `state`, sharded by its `borders`.
 
     Raises:
-      CheckpointError: it is not complete, a file is cut, missing or changed, or cannot be read, it
-        is the state of another model, or orbax is not installed.
+      CheckpointError: the checkpoint is not complete, a file is cut, missing or changed, or cannot
+        be read, it is the state of another model, or orbax is not installed.
     """
     ocp, folder = _orbax(), Path(path).absolute()
     arrays = _arrays(borders, state)
@@ -191,7 +196,7 @@ def load(path: str | Path, borders: Sequence[ArrayBorder], state: Any) -> Any:
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         try:
             found = reader.restore(folder / _ARRAYS, args=asked) if kept else {}
-        except Exception as error:  # orbax raises bare ones, of what tensorstore says
+        except Exception as error:  # orbax passes on errors of tensorstore of various classes
             raise CheckpointError(
                 f"{folder} cannot be read: {error}. Load another checkpoint."
             ) from error
@@ -244,6 +249,7 @@ def _checked(folder: Path, arrays: Sequence[StoredArray]) -> Mapping[str, str]:
 
 
 def _listed(folder: Path) -> dict[str, Any]:
+    """Return the content of a checkpoint's list; raise CheckpointError if it is not complete."""
     try:
         content = json.loads((folder / _LIST).read_text())
         parts = [content[name].keys() for name in ("arrays", "digests", "files")]
@@ -259,6 +265,7 @@ def _listed(folder: Path) -> dict[str, Any]:
 def _check_kinds(
     folder: Path, stored: Mapping[str, list[Any]], planned: Mapping[str, list[Any]]
 ) -> None:
+    """Raise CheckpointError unless all arrays have the planned item types and true shapes."""
     names = [n for n in {**stored, **planned} if stored.get(n) != planned.get(n)]
     if names:
         rows = [f"  {n}: {_kind(stored.get(n))}, planned {_kind(planned.get(n))}" for n in names]

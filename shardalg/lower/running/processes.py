@@ -1,9 +1,10 @@
 """Processes of this machine that run one command together, on CPU devices of their own.
 
-Each finds in its environment what `members.join` looks for, as on a cluster. When one ends with an
+Each process has the environment variables that `join` reads, as on a cluster. If one ends with an
 error or is killed, or the time is over, the others are ended at once: they would wait for it.
 
-This process among those of a run: joining them, agreeing, and what lies on all of them.
+Inside of such a process, `join` connects to the others, `agree` compares a text on all of them, and
+`on_host` fetches an array whose blocks are on all of them.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from shardalg.graph.evaluate import is_key
 
 _HOST = "127.0.0.1"
 _POLL_S = 0.05
-_SHOWN = 20  # last lines of the log of the process that failed
+_SHOWN = 20
+"""How many of the last lines of a failed process's log are shown."""
 _FORCED = re.compile(r"--xla_force_host_platform_device_count=\d+")
-_NOISE = ("[Gloo]",)  # what the transport says of every connection
+_NOISE = ("[Gloo]",)  # Gloo logs every connection: these lines would hide the program's own
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,10 @@ class LocalProcesses:
     limit_s: float = 3600.0
 
     def run(self, command: Sequence[str], show: Callable[[str], None] = print) -> None:
-        """`python command` in every process; lines of the first one's output are shown.
+        """Run `python command` in every process, and show the lines of the first one's output.
+
+        Args:
+          command: arguments of Python. show: called with each line.
 
         Raises:
           RunError: the port is in use; a process fails, is killed, or takes too long. The last
@@ -71,6 +76,7 @@ class LocalProcesses:
                     process.wait()
 
     def _environment(self, port: int, index: int) -> dict[str, str]:
+        """Return the environment variables of process `index`; the first one listens at `port`."""
         return {
             **os.environ,
             "XLA_FLAGS": _FORCED.sub("", os.environ.get("XLA_FLAGS", "")),
@@ -89,7 +95,11 @@ class LocalProcesses:
         logs: Sequence[Path],
         show: Callable[[str], None],
     ) -> None:
-        """Until all have ended well."""
+        """Return when all processes have ended with status 0.
+
+        Raises:
+          RunError: a process ends with another status, or the time limit is over.
+        """
         # Poll instead of waiting for one process: any of them may fail first.
         end, seen = time.monotonic() + self.limit_s, 0
         while True:
@@ -97,7 +107,7 @@ class LocalProcesses:
             seen = _forwarded(logs[0], seen, show)
             failed = [index for index, state in enumerate(states) if state]
             if failed:
-                # One that is killed takes the others with it: these end, or abort, after it.
+                # A killed process makes the others fail or abort, so it is the one to report.
                 first = min(failed, key=lambda i: ((states[i] or 0) > 0, states[i] == _ABORTED, i))
                 raise self._lost(first, states[first] or 0, logs[first], show)
             if all(state == 0 for state in states):
@@ -112,6 +122,7 @@ class LocalProcesses:
             time.sleep(_POLL_S)
 
     def _lost(self, index: int, state: int, log: Path, show: Callable[[str], None]) -> RunError:
+        """Return the error that process `index` ended with status `state`; show its last lines."""
         last = _tail(log, index, show)
         how = f"was killed by signal {-state}" if state < 0 else f"ended with status {state}"
         return RunError(
@@ -126,6 +137,7 @@ _ABORTED = -signal.SIGABRT
 def _started(
     command: Sequence[str], environment: Mapping[str, str], log: Path
 ) -> subprocess.Popen[bytes]:
+    """Start `python command` with all its output in a log file."""
     with log.open("wb") as out:
         return subprocess.Popen(
             [sys.executable, *command],
@@ -150,7 +162,10 @@ def _port(wanted: int | None) -> int:
 
 
 def _forwarded(log: Path, seen: int, show: Callable[[str], None]) -> int:
-    """Show the whole lines after byte `seen`; the byte after them."""
+    """Show the complete lines of a log after byte `seen`, and return the number of the next byte.
+
+    The next call gets this number. An incomplete last line is shown by a later call.
+    """
     with log.open("rb") as file:
         file.seek(seen)
         whole, end, _ = file.read().rpartition(b"\n")
@@ -163,7 +178,7 @@ def _forwarded(log: Path, seen: int, show: Callable[[str], None]) -> int:
 
 
 def _tail(log: Path, index: int, show: Callable[[str], None]) -> str:
-    """Show the last lines of a log; the very last."""
+    """Show the last lines of the log of process `index`, and return the very last one."""
     lines = [x for x in log.read_text(errors="replace").splitlines() if not x.startswith(_NOISE)]
     for line in lines[-_SHOWN:]:
         show(f"process {index} | {line}")
@@ -171,16 +186,19 @@ def _tail(log: Path, index: int, show: Callable[[str], None]) -> str:
 
 
 _ALONE = ("coordinator_address should be defined", "must be called before any JAX")
-"""What JAX says where nothing names other processes; or where it runs already, in a session."""
+"""Parts of JAX's errors if nothing names other processes, or if JAX has started already."""
 
 
 def join(timeout_s: int = 300) -> bool:
-    """Join the processes that a launcher or a scheduler started; False where there are none.
+    """Join the processes that a launcher or a scheduler started; return False if there are none.
 
-    Found are `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID` of the environment
-    (as `shardalg run --processes` sets them, or a user by hand), and what
-    `jax.distributed.initialize` finds itself: SLURM, GKE, Cloud TPU, Open MPI. To be called before
+    The processes are described by `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and
+    `JAX_PROCESS_ID` in the environment, which `shardalg run --processes` or a user sets. Otherwise
+    `jax.distributed.initialize` detects SLURM, GKE, Cloud TPU or Open MPI. Call this before
     anything else uses JAX.
+
+    Args:
+      timeout_s: seconds to wait for the other processes.
 
     Raises:
       RunError: the processes do not find each other in time, or JAX has started.
@@ -229,14 +247,18 @@ def abandon() -> None:
         sys.stderr.flush()
         os._exit(2)
 
-    atexit.register(end)  # before what JAX registered, as it is later
+    # Handlers run last in, first out: this one runs before JAX's, which would block.
+    atexit.register(end)
 
 
 def agree(text: str, what: str) -> None:
     """Raise unless all processes have equal texts; different programs would block each other.
 
+    Args:
+      text: the text of this process. what: name of the text, for the message.
+
     Raises:
-      RunError: they differ.
+      RunError: the texts differ.
     """
     from jax.experimental import multihost_utils
 

@@ -1,4 +1,4 @@
-"""A lowered plan called again and again, some of its results being its next arguments."""
+"""A lowered plan that is called for several steps; some results are the next step's arguments."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Ran:
     """The results of some steps.
 
     Attributes:
-      results: of the last step, padded where uneven.
-      scalars: path to the value after each step, of every result without dimensions.
-      seconds: per step, from its arguments to its results.
+      results: results of the last step; uneven ones keep their padding.
+      scalars: per result without dimensions, by its path, its value after each step.
+      seconds: time of each step, from its arguments to its results.
     """
 
     results: Any
@@ -30,7 +30,7 @@ class Ran:
     seconds: tuple[float, ...] = field(compare=False)
 
     def on_host(self, lowered: Lowered) -> dict[str, np.ndarray]:
-        """Every result by its path: arrays as the last step left them, scalars of every step."""
+        """Return every result by its path: arrays of the last step, scalars of every step."""
         leaves = lowered.leave(jax.tree.leaves(self.results))
         held = {b.path: x for b, x in zip(lowered.results, leaves, strict=True)}
         return {
@@ -49,12 +49,15 @@ def stepped(
     """Call `lowered` `steps` times.
 
     Args:
-      carry: number of an argument to that of the result which it is from the second step on.
-      tell: of each step its number from 1, its seconds, and the results without dimensions.
+      args: arguments of the first step.
+      carry: per number of an argument, the number of the result that replaces it from the second
+        step on. Other arguments stay the same.
+      tell: called after each step with its number from 1, its seconds, and the results without
+        dimensions by their paths.
 
     Raises:
-      LoweringError: a number that no argument or result has, a result unlike its argument, a shape
-        where an array is to be.
+      LoweringError: `carry` has a number that no argument or result has, a result has another shape
+        or type than its argument, or an argument is a shape instead of an array.
     """
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tuple(args))):
         raise LoweringError(
@@ -67,7 +70,7 @@ def stepped(
     now = list(lowered.place(*args))
     scalars: dict[str, list[Any]] = {}
     seconds: list[float] = []
-    _ = lowered.compiled  # not part of the first step
+    _ = lowered.compiled  # compiled here, so that the first step's time does not include it
     for step in range(1, steps + 1):
         start = time.perf_counter()
         results = jax.block_until_ready(lowered.padded(*now))
@@ -85,12 +88,17 @@ def stepped(
 def _next(
     now: Sequence[Any], args: Sequence[Any], results: Any, carry: Mapping[int, int]
 ) -> list[Any]:
-    """Return the arguments of the next step; consumed arguments are placed again."""
+    """Return the arguments of the next step.
+
+    Args:
+      now: arguments of this step. args: arguments of the first step.
+      results: results of this step. carry: per argument, the result that replaces it.
+    """
     parts = results if isinstance(results, tuple | list) else (results,)
     bad = [number for number in carry.values() if number >= len(parts)]
     if bad:
         raise LoweringError(f"no result {bad[0]} to carry: there are {len(parts)}, from 0.")
-    # A donated argument that no result replaces is placed again from the host.
+    # A donated argument is gone after the step. If no result replaces it, the first step's is used.
     kept = []
     for i, arg in enumerate(now):
         arrays = [leaf for leaf in jax.tree.leaves(arg) if isinstance(leaf, jax.Array)]

@@ -1,1 +1,1 @@
-"""HLO text that XLA dumps, read: computations, collectives, replica groups."""
+"""Readers of the HLO text that XLA dumps: computations, collectives, replica groups."""

@@ -34,12 +34,12 @@ OTHER_BYTES = "sends other bytes"
 _PART = re.compile(r":\((\d+)\)(\d+)$")
 _NAME = re.compile(rf"{SCOPE}(\d+)\b")
 _TOLERANCE = 1
-"""The pieces of a permute, or of an exchange with neighbours, may be counted apart."""
+"""Allowed difference in bytes per compiled collective, because each one's bytes are rounded."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """Collectives of one instruction together; bytes are per device and execution."""
+    """The collectives of one instruction; bytes are the sum per device and execution."""
 
     kinds: tuple[str, ...]
     axes: tuple[str, ...]
@@ -64,7 +64,7 @@ NOTHING = Sent((), (), 0)
 
 
 def _axis(name: str) -> str:
-    """Return the axis of a sub-axis."""
+    """Return the mesh axis of a name; a sub-axis such as "X:(2)4" is part of axis "X"."""
     return name.partition(":(")[0]
 
 
@@ -85,7 +85,7 @@ def _digits(names: Sequence[str], mesh: Mesh) -> Digits | None:
 
 
 def planned(program: SpmdProgram) -> dict[int, Sent]:
-    """Return what each instruction sends by the plan, by the first local that it makes."""
+    """Return the collective of each instruction that sends bytes, by its first result."""
     found = {}
     for step in walk(program):
         what = step.instruction.attributes
@@ -98,7 +98,13 @@ def planned(program: SpmdProgram) -> dict[int, Sent]:
 
 
 def compiled(text: str, program: SpmdProgram) -> dict[int | None, Sent]:
-    """Return what each instruction sends as compiled; the key None: of no instruction."""
+    """Return the compiled collectives of each instruction, by its first result.
+
+    The key None has the collectives that belong to no instruction.
+
+    Args:
+      text: the compiled program as HLO text.
+    """
     found: dict[int | None, list[HloCollective]] = defaultdict(list)
     for one in collectives(text, program.mesh, is_final=True):
         names = _NAME.findall(one.op_name)
@@ -130,6 +136,11 @@ def differences(program: SpmdProgram, text: str) -> Table:
 
 
 def _reason(here: Sent, there: Sent, every: tuple[dict[int, Sent], dict[int | None, Sent]]) -> str:
+    """Return why the planned collective `here` differs from the compiled ones, `there`.
+
+    Args:
+      every: all planned collectives, and all compiled ones, by the instruction's first result.
+    """
     ours, theirs = every
     if not there.kinds:
         # A larger collective of the same kind and axes carries this one's bytes.

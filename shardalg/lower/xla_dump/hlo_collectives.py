@@ -51,7 +51,7 @@ class HloCollective:
     """One collective of a compiled module; bytes are per device and execution.
 
     Attributes:
-      axes: mesh axes or sub-axes of its groups; ("?",) where they are none.
+      axes: mesh axes or sub-axes along which its groups run; ("?",) if they run along none.
       count: executions per step, loops included; a lower bound unless `exact`.
       wire_bytes: what a device sends on a ring; for a sliced all-reduce, see `sliced_wire_bytes`.
       sliced_by: the smallest factor by which every user slices the result; None: not sliced.
@@ -82,7 +82,7 @@ def collectives(
 
     Args:
       mesh: names the axes; partition ids are its positions.
-      told: iterations of loops that are known before the text is read.
+      told: returns the trip count of a `while` instruction if the caller knows it, else None.
       is_final: the text is the final HLO. Its all-reduces with sliced results are counted whole,
         because no later pass turns them into reduce-scatters.
     """
@@ -106,11 +106,17 @@ def collectives(
 def _record(
     module: HloModule, instruction: HloInstruction, kind: str, mesh: Mesh, fused: dict[str, int]
 ) -> tuple[str, tuple[str, ...], int, int, int, int | float]:
+    """Return the first six fields of a collective's `HloCollective`.
+
+    Args:
+      fused: result bytes of each fusion that a TPU runs as one reduce-scatter, by computation.
+    """
     here = module.computations[instruction.computation]
     operands = tuple(x for name in instruction.operands if name in here for x in here[name].leaves)
     results = instruction.leaves
     if instruction.opcode.endswith("-start") and len(results) > len(operands):
-        results = results[len(operands) : 2 * len(operands)]  # (operands, results, contexts)
+        # A start returns (operands, results, contexts), of which only the results are received.
+        results = results[len(operands) : 2 * len(operands)]
     sent, received = leaves_bytes(operands), leaves_bytes(results)
     if kind == "all_reduce" and instruction.computation in fused:  # how a TPU reduce-scatters
         kind, received = "reduce_scatter", fused[instruction.computation]
@@ -120,11 +126,12 @@ def _record(
 
 
 def _plain(exact: Any) -> int | float:
-    """Return a number of bytes; for a single flag it is a fraction."""
+    """Return an exact number of bytes as an int, or as a float if it is a fraction."""
     return int(exact) if exact == int(exact) else float(exact)
 
 
 def _groups(instruction: HloInstruction, kind: str, mesh: Mesh) -> tuple[tuple[str, ...], int]:
+    """Return the mesh axes of a collective's groups, and the number of devices in a group."""
     attributes = instruction.attributes
     if kind == "collective_permute":
         text = attributes.get("source_target_pairs", "")
@@ -139,6 +146,7 @@ def _groups(instruction: HloInstruction, kind: str, mesh: Mesh) -> tuple[tuple[s
 def _with_slices(
     module: HloModule, instruction: HloInstruction, record: HloCollective
 ) -> HloCollective:
+    """Return the record with fewer bytes if it is an all-reduce of which only slices are read."""
     factor = _sliced_by(module, instruction) if record.kind == "all_reduce" else None
     if factor is None:
         return record
@@ -162,7 +170,10 @@ def sliced_wire_bytes(operand_bytes: int, group_size: int, sliced_by: float) -> 
 
 
 def _sliced_by(module: HloModule, instruction: HloInstruction) -> float | None:
-    """Return the factor by which all users slice a result, also after a reshape; None if not."""
+    """Return the smallest factor by which every user slices a result; None if one does not.
+
+    A slice may follow operators such as a reshape.
+    """
     users: dict[str, list[HloInstruction]] = defaultdict(list)
     for other in module.computations[instruction.computation].values():
         for operand in other.operands:
@@ -178,7 +189,9 @@ def _sliced_by(module: HloModule, instruction: HloInstruction) -> float | None:
 
 
 def layout(text: str, shape: Sequence[int], mesh: Mesh) -> Sharding | None:
-    """Parse XLA's sharding on a mesh whose positions are its partition ids; None without digits.
+    """Parse XLA's sharding; None if no digits of the mesh express it.
+
+    The mesh's positions are XLA's partition ids, also if the mesh has an order of its devices.
 
     >>> layout("{devices=[2,4]<=[8]}", (8, 8), Mesh({"x": 2, "y": 4})).text()
     '[x, y]'
@@ -193,7 +206,7 @@ def layout(text: str, shape: Sequence[int], mesh: Mesh) -> Sharding | None:
 
 @dataclass(frozen=True)
 class Dump:
-    """XLA's program on either side of SPMD partitioning, as text; None where no partitioner ran."""
+    """XLA's program before and after SPMD partitioning, as text; None if no partitioner ran."""
 
     before: str | None
     after: str | None
@@ -248,12 +261,12 @@ def compile_with_collectives(stage: Any, mesh: Mesh) -> tuple[Any, tuple[HloColl
 
 
 def total_wire_bytes(records: Iterable[HloCollective]) -> int | float:
-    """Bytes that a device sends in one step."""
+    """Return the bytes that a device sends in one step."""
     return sum(record.wire_bytes * record.count for record in records)
 
 
 def table(records: Iterable[HloCollective]) -> Table:
-    """One row per collective, in the columns of `plan.collectives()` that HLO can fill."""
+    """Return a row per collective, with the columns of `plan.collectives()` that HLO can fill."""
     rows = [
         (
             r.kind, ", ".join(r.axes), r.group_size, r.count, r.operand_bytes, r.result_bytes,

@@ -41,6 +41,7 @@ def parse_groups(text: str, n_devices: int) -> Groups:
 
 
 def _read(text: str, n_devices: int) -> Groups:
+    """Return the groups that a text lists; raise ValueError if its form is unknown."""
     if text in ("", "{}"):
         return [list(range(n_devices))]
     if text.startswith("{{"):
@@ -55,7 +56,7 @@ def _read(text: str, n_devices: int) -> Groups:
 
 
 def _iota(text: str) -> np.ndarray:
-    """`[2,4]T(1,0)`: the numbers 0, 1, ... in that shape, transposed, flattened."""
+    """Return the devices of text such as `[2,4]T(1,0)`: 0, 1, ... reshaped, transposed, flat."""
     match = re.match(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
     if not match:
         raise ValueError(f"{text[:40]!r} is no list of devices")
@@ -66,7 +67,11 @@ def _iota(text: str) -> np.ndarray:
 
 
 def _named(axes: str, rest: str) -> Groups:
-    """`mesh['a'=2,'b'=4], device_ids=([8]) {'b':(1)2}`: groups along axes and sub-axes."""
+    """Return groups along axes and sub-axes: `mesh['a'=2,'b'=4], device_ids=([8]) {'b':(1)2}`.
+
+    Args:
+      axes: text inside of `mesh[...]`. rest: text after it.
+    """
     mesh = Mesh([(name, int(size)) for name, size in re.findall(r"'([^']+)'=(\d+)", axes)])
     ids = re.search(r"device_ids=\(?(\[[\d,]+\](?:T\([\d,]+\))?)", rest)
     devices = _iota(ids[1]) if ids else np.arange(mesh.size)
@@ -111,7 +116,7 @@ def _radix(members: Sequence[int]) -> Digits:
 
 
 def _cut(digit: Digit, mesh: Mesh) -> list[Digit]:
-    """`digit` cut at the borders of the mesh axes that it covers, major first."""
+    """Return `digit` cut at the borders of the mesh axes that it covers, major first."""
     pieces = []
     for name in mesh.axis_names:
         axis = mesh.digit(name)
@@ -157,7 +162,9 @@ class HloInstruction:
 
     Attributes:
       leaves: (item type, dimensions) of the result, or of each element of a tuple.
-      literal: what stands in the parentheses of a constant or a parameter.
+      attributes: text of each attribute by name.
+      computation: name of the computation that has the instruction.
+      literal: text in the parentheses of a constant or a parameter; "" for other operators.
     """
 
     name: str
@@ -193,7 +200,7 @@ class HloModule:
 
 
 def leaves_bytes(leaves: tuple[Leaf, ...]) -> int:
-    """Bytes of arrays.
+    """Return the bytes of arrays, given as pairs (item type, dimensions).
 
     >>> leaves_bytes((("bf16", (2, 3)), ("f32", ())))
     16
@@ -202,7 +209,7 @@ def leaves_bytes(leaves: tuple[Leaf, ...]) -> int:
 
 
 def split_top(text: str) -> list[str]:
-    """`text` cut at the commas outside brackets and quotes.
+    """Return `text` cut at the commas that are outside of brackets and quotes.
 
     >>> split_top('a, f(b, c), "d,e"')
     ['a', 'f(b, c)', '"d,e"']
@@ -217,7 +224,7 @@ def split_top(text: str) -> list[str]:
 
 
 def _depths(text: str) -> Iterator[tuple[int, str, int]]:
-    """(index, character, bracket depth after it) outside quotes."""
+    """Yield (index, character, bracket depth after it) of every character outside of quotes."""
     depth, quoted, escaped = 0, False, False
     for index, char in enumerate(text):
         if char == '"' and not escaped:
@@ -229,7 +236,7 @@ def _depths(text: str) -> Iterator[tuple[int, str, int]]:
 
 
 def _bracket_end(text: str) -> int:
-    """Index past the bracket group that `text` starts with."""
+    """Return the index after the bracket that closes the one at the start of `text`."""
     for index, char, depth in _depths(text):
         if depth == 0 and char in _CLOSE:
             return index + 1
@@ -237,7 +244,7 @@ def _bracket_end(text: str) -> int:
 
 
 def parse_leaves(text: str) -> tuple[Leaf, ...]:
-    """Shapes in HLO text, layouts dropped.
+    """Return the item type and dimensions of each array in HLO text; layouts are left out.
 
     >>> parse_leaves("(bf16[2,3]{1,0:T(8,128)}, s32[])")
     (('bf16', (2, 3)), ('s32', ()))
@@ -252,7 +259,7 @@ def parse_leaves(text: str) -> tuple[Leaf, ...]:
 
 
 def parse(text: str) -> HloModule:
-    """HLO text of a dump or of `Compiled.as_text()`, CPU, GPU and TPU alike.
+    """Parse the HLO text of a dump or of `Compiled.as_text()`, for CPU, GPU or TPU.
 
     Raises:
       NotationError: text without an entry computation, or with an instruction cut short.
@@ -308,6 +315,7 @@ def _add_element(found: Computation, name: str, shapes: Mapping[tuple[str, str],
 
 
 def _instruction(name: str, text: str, computation: str) -> HloInstruction:
+    """Return the instruction of a line; `text` is the line after `name =`."""
     end = _bracket_end(text) if text.startswith("(") else text.index(" ")
     shape, text = text[:end], text[end:].strip()
     opcode, rest = text[: text.index("(")], text[text.index("(") :]
@@ -330,21 +338,21 @@ def _attributes(text: str) -> dict[str, str]:
     for part in split_top(text):
         key, _, value = part.partition("=")
         if key == "device_ids" and "replica_groups" in attributes:
-            # mesh[..], device_ids=(..) {..} is one value
+            # Groups `mesh[..], device_ids=(..) {..}` have a comma inside, and are one value.
             attributes["replica_groups"] += f", device_ids={value}"
         else:
             attributes[key] = value
     return attributes
 
 
-# Returns the iterations of a while that are known without its text, else None.
 Told = Callable[[HloInstruction], int | None]
+"""Returns the trip count of a `while` instruction if it is known without its text, else None."""
 
 
 def walk(
     module: HloModule, told: Told = lambda loop: None
 ) -> Iterator[tuple[HloInstruction, int, bool]]:
-    """Every instruction that runs, with its executions and whether that number is exact.
+    """Yield every instruction that runs, its number of executions, and whether that is exact.
 
     A loop of n iterations tests its condition n + 1 times; one of unknown length counts as one
     iteration of its body, and one test.
@@ -355,6 +363,11 @@ def walk(
 def _walk(
     module: HloModule, told: Told, name: str, runs: tuple[int, bool]
 ) -> Iterator[tuple[HloInstruction, int, bool]]:
+    """Yield as `walk` does for the computation `name`.
+
+    Args:
+      runs: executions of the computation, and whether that number is exact.
+    """
     count, exact = runs
     for instruction in module.computations[name].values():
         yield instruction, count, exact
@@ -373,6 +386,7 @@ def _walk(
 
 
 def _callees(instruction: HloInstruction) -> list[str]:
+    """Return the computations that an instruction runs, except the condition of a loop."""
     a = instruction.attributes
     keys = {
         "while": ("body",),
@@ -384,7 +398,10 @@ def _callees(instruction: HloInstruction) -> list[str]:
 
 
 def trip_count(module: HloModule, loop: HloInstruction) -> int | None:
-    """Return a while loop's trip count: the compiler's note or the condition's bound, or None."""
+    """Return a while loop's trip count; None if it is unknown.
+
+    It is the compiler's note, or else the constant with which the condition compares.
+    """
     config = loop.attributes.get("backend_config", "")
     noted = re.search(r'known_trip_count"?:\s*\{"n":\s*"?(\d+)', config)
     if noted:
@@ -409,7 +426,10 @@ def _constants(module: HloModule, computation: str) -> list[int]:
 def _constant(
     module: HloModule, computation: str, name: str, loop: HloInstruction | None
 ) -> int | None:
-    """Return the constant number of a value; the loop's tuple is followed outside."""
+    """Return the number of a value in a computation if it is constant, else None.
+
+    A value that enters by the loop's tuple is looked up outside of the loop.
+    """
     instruction = module.computations[computation].get(name)
     if instruction is None:
         return None
