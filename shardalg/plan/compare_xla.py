@@ -235,6 +235,7 @@ class BesideXla(Answer):
         return (*head, *warned, "By line:", self.lines)
 
     def _headline(self) -> str:
+        """Return a sentence with the bytes that both programs send, per device and step."""
         ours, theirs = self.wire_bytes, self.xla_wire_bytes
         ratio = _ratio(ours, theirs)
         unknown = [w for w in while_loops(self._trials.stages.graph) if w.iterations is None]
@@ -262,6 +263,7 @@ class BesideXla(Answer):
             )
 
     def _agreement(self) -> str:
+        """Return a sentence: how many values have XLA's sharding, and counts of other verdicts."""
         counts = {name: self.values["verdict"].count(name) for name in VERDICTS}
         agree, *others = counts.items()
         rest = ", ".join(f"{n} {name}" for name, n in others if n)

@@ -183,6 +183,7 @@ def _listing(listing: Listing) -> str:
     titles, seen = dict(listing.titles), set()
 
     def with_tooltip(found: re.Match[str]) -> str:
+        """Return a value's name as HTML with its tooltip; the name alone if it has none."""
         name = found[0]
         if name not in titles:
             return name

@@ -105,6 +105,7 @@ def _movement(rule: Rule) -> str:
 
 
 def _need(rule: Rule, loop: str) -> str:
+    """Return the communication that a loop needs which is not partitioned yet, as text."""
     if loop in rule.guarded:
         return NEEDS[SELECTED]
     maps = [index for tensor in rule.tensors for index in rule.indices(tensor)]

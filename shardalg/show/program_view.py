@@ -140,6 +140,7 @@ class ProgramView:
         return sum(1 for _ in walk(self.program)) > MOST_LINES
 
     def _chip(self, moved: MovedValue) -> str:
+        """Return a button for one collective, coloured by its kind, that leads to its line."""
         colour = COLOURS.get(moved.attributes.sent_as, _OTHER)
         axes = ",".join(axis_names(self.program.mesh, moved.digits))
         times = f" x {moved.step.count}" if moved.step.count != 1 else ""

@@ -225,6 +225,7 @@ def _entries(
                 several: Sequence[Mesh] = meshes if own is None else (own,)
                 why = "the strategy has no mesh, and meshes= gives none"
             else:
+                # A recipe names axes without sizes, so it is planned on every mesh that has them.
                 axes = tuple(strategy.axes)
                 fitting = [m for m in meshes if set(axes) <= set(m.axis_names)]
                 several = fitting or ([] if meshes else _splits(axes, _devices(machine_)))
@@ -250,6 +251,7 @@ def _splits(axes: tuple[str, ...], devices: int | None) -> list[Mesh]:
         return []
 
     def shapes(left: int, count: int) -> Iterator[tuple[int, ...]]:
+        """Yield each way to write `left` as a product of `count` factors larger than 1."""
         if count == 1:
             if left > 1 or devices == 1:
                 yield (left,)

@@ -221,6 +221,7 @@ def _unused(laid: AppliedRules, i: int) -> Iterator[Finding]:
     """Yield the finding about a rule that applies to no array, although arrays have its name."""
     rule, groups = laid.rules.rules[i], laid.having[laid.rules.rules[i].name]
     live = laid.live(i)
+    # A fallback is written for arrays in which the earlier rule does not apply; there may be none.
     if not live or laid.is_fallback(i):
         return
     more = {
@@ -234,6 +235,7 @@ def _unused(laid: AppliedRules, i: int) -> Iterator[Finding]:
         why = f"{laid.rules.rules[first]} before it applies to every dimension {rule.name!r}"
         yield laid.finding("shadowed", i, why, axis=", ".join(live), by=(first,), **more)
         return
+    # Otherwise the rule lost its axes to earlier rules for other dimensions of the same arrays.
     takers = sorted(
         {
             j
@@ -242,6 +244,7 @@ def _unused(laid: AppliedRules, i: int) -> Iterator[Finding]:
             if j < i and set(laid.rules.present(laid.rules.rules[j])) & set(rule.axes)
         }
     )
+    # An activation may give an axis up on purpose, as long as another dimension has the axis.
     if not any(laid.lost_axes(group) & set(live) or not group.has_batch for group in groups):
         return
     axes_of = {a for j in takers for a in laid.rules.present(laid.rules.rules[j])}
@@ -341,6 +344,7 @@ def _replicated(laid: AppliedRules) -> Iterator[Finding]:
         for axis, size in laid.rules.mesh.shape.items():
             if size == 1 or axis in used or not laid.is_large(group) or not group.shape:
                 continue
+            # Unless most other bytes are sharded along the axis, a whole array is no exception.
             split = sum(g.num_bytes or 0 for g in peers if axis in laid.axes_of(g))
             free = [
                 name

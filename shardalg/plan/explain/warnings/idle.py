@@ -92,6 +92,7 @@ def _stack_row(
 
 
 def _change(trials: Trials, then: TrialOutcome) -> str:
+    """Return seconds, bytes sent and peak memory of the plan now and after a change, as text."""
     now = trials.now
     fits = "" if then.fits else ", which does not fit"
     return (

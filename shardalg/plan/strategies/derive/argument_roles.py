@@ -163,7 +163,7 @@ def _fill(graph: Graph, found: list[str | None], open_: list[int]) -> None:
                 found[position] = PARAMETERS if is_early else OPTIMIZER_STATE
         unchanged = [p for p in waiting if p not in updated and graph.users[graph.arguments[p]]]
         _fill_unchanged(graph, found, unchanged)
-        # An array that nothing reads has the role of its tree, if that is one.
+        # No operator shows the role of an unread array: its tree does, if that has only one.
         roots = [words(path)[0] for path in graph.argument_paths]
         for position in waiting:
             tree = {r for r, root in zip(found, roots, strict=True) if root == roots[position]}
@@ -196,6 +196,7 @@ def _fill_unchanged(graph: Graph, found: list[str | None], waiting: list[int]) -
     }
     known = [position for position, role in enumerate(found) if role == DATA]
     data, sizes = {first[p] for p in known}, {size[p] for p in known}
+    # Without certain data, inputs are recognised by a dimension that they share, as the batch.
     apart = {first[p] for p in waiting} - trained
     data |= apart if not known and len(apart) == 1 else set()
     for position in waiting:

@@ -124,6 +124,7 @@ def _check_wishes(graph: Graph, wishes: Wishes, mesh: Mesh) -> None:
                 f"{path_text(paths[0])!r}, and * matches any part.{hint}"
             )
     for path in paths:
+        # Whether two globs overlap shows only on the paths of this function.
         pins = {dims: pattern for pattern, dims in wishes.pins if matches(pattern, path)}
         if len({_trimmed(dims) for dims in pins}) > 1:
             raise StrategyError(

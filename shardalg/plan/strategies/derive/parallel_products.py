@@ -206,7 +206,7 @@ def best_independent(values: Values, conflicts: Conflicts) -> frozenset[int]:
             each = [best(part) for part in parts]
             found = sum(v for v, _ in each), frozenset().union(*(names for _, names in each))
         elif left:
-            # The class with most conflicts first: without it, the others fall apart.
+            # The class with most conflicts first: without it, the rest falls into several groups.
             name = max(left, key=lambda n: (len(conflicts[n] & left), -n))
             value, names = best(left - conflicts[name] - {name})
             found = max(

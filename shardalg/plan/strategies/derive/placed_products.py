@@ -82,6 +82,7 @@ def _kinds(at: Placing, value: int, dim: int) -> frozenset[str]:
 
 
 def _tensor_reason(at: Placing, value: int, dim: int) -> str:
+    """Return why tensor parallelism shards a dimension of a parameter, as text."""
     kinds = _kinds(at, value, dim)
     if LOOKUP in kinds:
         tied = ", and the logits are its columns" if COLUMN in kinds else ""

@@ -200,6 +200,7 @@ def least_time(key: NodeKey, component: Component, candidates: list[Choice]) -> 
         return weights.time(choice, sent_bytes(key, choice, reshard_bound))
 
     def rank(choice: Choice) -> tuple[Any, ...]:
+        """Return the exact price of a choice, then what decides between choices of equal price."""
         time = weights.time(choice, _exact_bytes(key, choice))
         defers = key.waits and any(made.unreduced for made in choice.produced)
         # Values that are computed from a moved result have its sharding, and would be moved, too.
@@ -339,7 +340,8 @@ def available_digits(key: NodeKey, component: Component) -> LoopCandidates:
                         # A loop without its minor digits leaves these to other loops.
                         majors = (of_loop[:end] for end in range(len(of_loop), 0, -1))
                         found += [major for major in majors if major not in found]
-    # Moved digits are tried on every loop that is long enough, alone and minor to its own digits.
+    # An all-to-all can move these digits to any loop that is long enough for all parts, also behind
+    # the digits that the loop has already.
     for digits in moved:
         ends = range(len(digits), 0, -1)
         for name, found in by_loop.items():

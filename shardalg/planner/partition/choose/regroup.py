@@ -235,7 +235,7 @@ def elements(signature: Signature, held: Sharding, made: Sharding) -> int:
     """
     total, every = 0, regrouped(signature)
     for nth, group in enumerate(every):
-        # A kept group is not exchanged.
+        # A kept group has equal blocks on both sides, so that it sends nothing.
         if not group.is_kept:
             # The exchange sends slices across all other dimensions of the block.
             others = prod(made.shard_shape[: group.out_start])

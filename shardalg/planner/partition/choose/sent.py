@@ -90,6 +90,7 @@ def _window_bytes(key: NodeKey, choice: Choice) -> int:
         found = windows(rule, loops, held, devices) if loops else ()
         pairs = zip(key.signature.operands, choice.required_shardings, strict=True)
         blocks = [(type_.dtype, required.shard_shape) for type_, required in pairs]
+        # One permute serves several windows of equal blocks, so groups are counted, not windows.
         for group in together(found, blocks):
             number = group[0].operand
             shape, itemsize = (

@@ -97,7 +97,7 @@ class Fills:
         """Record which numbers the padding of an instruction's results is known to hold."""
         kind = type(instruction.attributes)
         made = _MAKES.get(kind)
-        # Most instructions read no known value.
+        # Most instructions read no known value, so that nothing is known of their padding.
         if made is None or (
             kind not in FILLS and self.known.keys().isdisjoint(instruction.operands)
         ):
