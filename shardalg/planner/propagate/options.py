@@ -66,6 +66,7 @@ def _naming_keywords(cls: type[_Class]) -> type[_Class]:
         known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
         switches = {} if cls is Switches else {n: given.pop(n) for n in SWITCHES if n in given}
         unknown = [name for name in given if name not in known]
+        # The error of a dataclass would not say which settings exist.
         if unknown:
             near = [n for name in unknown for n in get_close_matches(name, [*known, *SWITCHES], 1)]
             hint = f" Did you mean {', '.join(near)}?" if near else ""
@@ -74,6 +75,7 @@ def _naming_keywords(cls: type[_Class]) -> type[_Class]:
                 f"{cls.__name__}() has no setting {wrong}. Its settings are "
                 f"{', '.join(known)}.{hint}"
             )
+        # Switches used to be keywords of `Options` itself, so callers get a warning at first.
         if switches:
             words = ", ".join(f"{name}={value!r}" for name, value in switches.items())
             warn_renamed(f"Options({words})", f"Options(switches=Switches({words}))")
@@ -349,6 +351,7 @@ class Options:
                 f"expert_load is {load!r}. Give the rows of the busiest device divided by the "
                 f"average, a number from 1.0 (balanced) on, or {WORST!r}."
             )
+        # Options must be hashable, so mappings become sorted pairs.
         object.__setattr__(self, "trips", _trips(self.trips))
         object.__setattr__(self, "prices", _prices(self.prices))
         if not isinstance(self.switches, Switches):

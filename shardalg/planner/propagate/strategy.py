@@ -172,6 +172,8 @@ def check_fit(graph: Graph, annotations: Annotations, first_mesh: Mesh | None = 
     faults += _other_regions(graph, mesh)
     faults += order_faults(given, annotations.orders, mesh)
     reader = _SpecReader(graph, mesh)
+    # A site in another device order has its axes on the plan's mesh. It gets its own order back
+    # before it is compared with the spec that it carries.
     turned = {number: order for side, number, order in annotations.orders if side == "sites"}
     for number, (site, layout) in enumerate(zip(graph.sites, annotations.sites, strict=False)):
         if layout is not None and number in turned:

@@ -304,6 +304,7 @@ def _units(start: Dims, goal: Dims, pool: Digits, *, ample: bool) -> list[Digits
     for dims in (start, goal):
         behind.append({b: a for digits in dims for a, b in pairwise(digits)})
         used.append({digit for digits in dims for digit in digits})
+    # Digits that never part are neighbours in one of these orders, so only neighbours are compared.
     orders = [*goal, *([d for d in digits if d not in used[1]] for digits in start)]
     orders.append([d for d in pool if d not in used[0] and d not in used[1]])
     units: list[Digits] = []

@@ -218,6 +218,7 @@ class Linked(EvenBlocks):
                 way.add(AllGather(dim, held[keep:]), replaced(dims, dim, held[:keep]), "all_gather")
                 yield from way.steps
         yield from _swaps(shape, state, EVERY_ORDER)
+        # A permute would move partial sums out of the groups that add them.
         for wanted in self.permuted_dims(dims) if not pending else ():
             way = MoveSequence(shape, *state)
             way.permute(wanted)

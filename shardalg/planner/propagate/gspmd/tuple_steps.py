@@ -422,6 +422,7 @@ def computations(graph: Graph, rules: Rules, results_given: bool = True) -> Swee
         [len(steps) for steps in found],
         (builder.names, builder.shapes),
     )
+    # XLA inlines the call in a scan's body, which changes the order of an argument's readers.
     for region, span in zip(builder.regions, made.spans, strict=True):
         _order_readers(graph, made, region, span)
     return replace(
