@@ -1,14 +1,13 @@
-"""Our plan beside XLA's: its completed shardings and collectives, aligned with our values.
+"""A plan compared with XLA: completed shardings and collectives, and figures of chip compilers.
 
-Beside XLA: `xla/dump.py` lowers the same graph with the same annotations for no devices, so that
-partition ids are positions, and XLA compiles it for CPU devices of this process, or (`apart.py`,
-`xla_process.py`) of one of its own where there are too few. Layouts are aligned by signature
-(`align.py`). Every node is lowered under its number, so each of XLA's collectives names the node
-it serves, and with it line and phase (`plan/compare_xla.py`); one of ours that adds up parts
-belongs to
-what made the parts. What XLA says in its log of tensors that it replicates whole is read in a
-process of its own (`plan/compare_xla.py`).
+**XLA's partitioner.** `xla/dump.py` lowers the same graph with the same annotations for no devices,
+so that partition ids are positions. XLA compiles it for CPU devices of this process, or of another
+process if there are too few (`apart.py`, `xla_process.py`). Shardings are aligned by signature
+(`align.py`). Every node is lowered under its number, so that each of XLA's collectives names a
+node, and thus a source line and a phase (`plan/compare_xla.py`). A collective of ours that adds up
+partial sums belongs to the node that computed them. XLA's log names the tensors that it replicates;
+it is read from another process (`plan/compare_xla.py`).
 
-Beside the compiler of a chip (`aot.py`): the lowered program and XLA's twin, lowered for no devices
-and compiled in another process (`aot_process.py`) for a topology that need not be here.
+**A chip's compiler** (`aot.py`). The lowered program and XLA's twin are lowered for no devices, and
+compiled in another process (`aot_process.py`) for a topology that this machine need not have.
 """

@@ -69,6 +69,7 @@ def matches(
 
 
 def _inside(done: ShardedGraph, module: HloModule) -> Iterator[Match]:
+    """Yield a match per anchor that both programs have and whose sharding completion decides."""
     for value, instruction in aligned(done, module):
         producer = done.graph.producer[value]
         assert producer is not None  # an anchor is made by a node
@@ -83,6 +84,7 @@ def _inside(done: ShardedGraph, module: HloModule) -> Iterator[Match]:
 
 
 def _arguments(done: ShardedGraph, module: HloModule) -> Iterator[Match]:
+    """Yield a match per argument whose sharding completion decides."""
     entry = module.computations[module.entry].values()
     numbered = {int(i.literal): i for i in entry if i.opcode == "parameter"}
     for number, value in enumerate(done.graph.arguments):
@@ -96,6 +98,7 @@ def _arguments(done: ShardedGraph, module: HloModule) -> Iterator[Match]:
 
 
 def _results(done: ShardedGraph, results: tuple[Sharding | None, ...]) -> Iterator[Match]:
+    """Yield a match per result without annotation; `results` are XLA's shardings."""
     given = done.annotations.results
     rows = zip(done.graph.results, given, done.results, results, strict=False)
     for path, (value, annotated, ours, theirs) in zip(done.graph.result_paths, rows, strict=False):
@@ -162,7 +165,11 @@ def _demanded_by_instruction(
 def _paired(
     ours: Mapping[int, object], theirs: Iterable[tuple[HloInstruction, object]]
 ) -> tuple[list[tuple[int, HloInstruction]], list[int]]:
-    """Return pairs with equal signatures, and the values whose signature XLA's dump lacks."""
+    """Return pairs with equal signatures, and the values whose signature XLA's dump lacks.
+
+    Args:
+      ours: signature per value. theirs: pairs (instruction, signature).
+    """
     rows: dict[object, list[HloInstruction]] = defaultdict(list)
     for instruction, signature in theirs:
         rows[signature].append(instruction)

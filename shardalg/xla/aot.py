@@ -45,8 +45,9 @@ class Compiled:
       out_of_memory: the compiler's error if the program does not fit; None if it fits.
       peak_memory_bytes: for a program that does not fit, the bytes that it needs; other figures are
         then None.
-      argument_bytes, result_bytes: as tiled in memory. alias_bytes: results in donated arguments.
-      flops: of one call, a loop's body counted once; None if the compiler counts none.
+      argument_bytes, result_bytes: bytes in memory, with the padding of tiles.
+      alias_bytes: bytes of results that have the memory of donated arguments.
+      flops: flops of one call, a loop's body counted once; None if the compiler counts none.
       collectives: collectives of the compiled program.
     """
 
@@ -62,7 +63,7 @@ class Compiled:
 
 
 def key(*parts: str | bytes) -> str:
-    """Return a name made from the content's hash.
+    """Return the hash of the parts as text, which names a stored result.
 
     >>> key("v3:8x8", b"module") == key("v3:8x8m", b"odule")
     False
@@ -104,8 +105,8 @@ def store(name: str, answer: Compiled) -> None:
 
 
 SCRIPT = Path(__file__).with_name("aot_process.py")
-# Descriptions of GPUs for XLA's compiler, in its own format (`GpuTargetConfigProto`).
 GPUS = Path(__file__).with_name("gpus")
+"""Folder of descriptions of GPUs for XLA's compiler, in its own format (`GpuTargetConfigProto`)."""
 LONGEST_S = 3600
 TPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -113,8 +114,8 @@ TPU_ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_MIN_LOG_LEVEL": "3",
 }
-# The needed and the available memory in errors of the TPU compiler: "Used 28.20G of 15.48G hbm".
 _USED = re.compile(r"Used ([\d.]+)([KMG]?) of [\d.]+[KMG]? hbm")
+"""The needed and the available memory in errors of the TPU compiler: "Used 28.2G of 15.48G hbm"."""
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -199,6 +200,7 @@ def _places(topology: Topology, mesh: Mesh) -> list[dict[str, list[int]]]:
 
 
 def _tpus(topology: Topology, mesh: Mesh) -> Target:
+    """Return the target for TPUs, whose places have a slice, coordinates and a core."""
     shape = "x".join(map(str, topology.shape))
     name = f"{topology.hardware.name.removeprefix('tpu_')}:{shape}"
     options: dict[str, Any] = {"topology_name": name}
@@ -271,13 +273,14 @@ def compile_for(
 
 def _text(stage: Any) -> str:
     """Return a program's text without source locations."""
-    # Locations name source lines, which would change the key after an edit above the function.
+    # Locations name source lines: an edit above the function would change the key.
     return stage.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=False)
 
 
 def _compiled(
     target: Target, programs: Mapping[str, Any], mesh: Mesh
 ) -> Iterator[tuple[str, Compiled]]:
+    """Compile programs in another process, and yield each name with the compiler's figures."""
     with tempfile.TemporaryDirectory(prefix="shardalg-aot-") as temporary:
         folder = Path(temporary)
         for name, stage in programs.items():
@@ -305,6 +308,11 @@ def _compiled(
 
 
 def _answer(target: Target, folder: Path, name: str, mesh: Mesh) -> Compiled:
+    """Read the files that the process wrote for a program.
+
+    Raises:
+      LoweringError: the compiler refused the program for another reason than memory.
+    """
     figures = json.loads((folder / f"{name}.json").read_text())
     error = figures.pop("error", None)
     if error is None:

@@ -48,6 +48,7 @@ def tiled_bytes(shape: Sequence[int], itemsize: int) -> int:
 
 
 def _tiled(rows: int, columns: int) -> int:
+    """Return the number of items of a matrix that is padded to tiles."""
     return _up(rows, min(SUBLANES, _power_of_two(rows))) * _up(columns, LANES)
 
 
@@ -57,6 +58,7 @@ def _power_of_two(size: int) -> int:
 
 
 def _up(size: int, tile: int) -> int:
+    """Return `size` rounded up to a multiple of `tile`."""
     return -(-size // tile) * tile
 
 
@@ -79,10 +81,10 @@ class Figures:
     """A plan's figures for one device.
 
     Attributes:
-      peak_memory_bytes, flops: of one call.
+      peak_memory_bytes: largest memory during a call. flops: flops of one call.
       argument_bytes: bytes of the arguments; on a TPU with the padding of tiles.
       product_flops: flops of matrix products and convolutions.
-      moved: executions and bytes of the collectives.
+      moved: executions and bytes of the collectives, by kind and axes.
     """
 
     peak_memory_bytes: int
@@ -93,7 +95,12 @@ class Figures:
 
     @staticmethod
     def of(program: SpmdProgram, cost: Cost, sent: Table, platform: str) -> Figures:
-        """Return the figures of a program, from its price and its table of collectives."""
+        """Return the figures of a program.
+
+        Args:
+          cost: its predicted cost. sent: its table of collectives.
+          platform: "tpu", where arguments are padded to tiles, or another platform.
+        """
         rows = ((r["kind"], r["mesh_axes"], r["executions"], r["wire_bytes"]) for r in sent)
         products = (item.flops for item in cost.totals.items if item.kind == CONTRACTION)
         arguments = [program.locals[local] for local in program.block.arguments]
@@ -215,11 +222,13 @@ def summed(rows: Iterable[tuple[str, str, int, int | float]]) -> Moved:
 
 
 def _row(name: str, axes: str, *values: object) -> tuple[object, ...]:
+    """Return a row of `table`; `values` are the planned, the compiled and XLA's figure."""
     planned, *theirs = values
     return (name, axes, *values, *(_error(planned, other) for other in theirs))
 
 
 def _error(planned: object, other: object) -> float | None:
+    """Return `planned / other - 1`; None if a figure is missing or the other one is 0."""
     if not isinstance(planned, int | float) or not isinstance(other, int | float) or not other:
         return None
     return planned / other - 1

@@ -51,6 +51,8 @@ def compile_apart(stage: Any, dumping: Dumping, asked: Request) -> CompiledApart
 
     Args:
       stage: JAX's lowered program.
+      dumping: the folder for XLA's dump, and for the files that the processes exchange.
+      asked: partitioner, number of devices, and values whose shardings XLA may choose.
 
     Raises:
       LoweringError: XLA ends without an answer.

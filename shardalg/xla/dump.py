@@ -233,6 +233,7 @@ def read(
 
 
 def _shapes(stage: Any) -> list[tuple[int, ...]]:
+    """Return the shapes of a lowered program's results."""
     return [leaf.shape for leaf in jax.tree.leaves(stage.out_info)]
 
 
@@ -296,6 +297,11 @@ def _stage(graph: Graph, annotations: Annotations, *, probe: bool = True) -> Any
 def _lowered(
     graph: Graph, annotations: Annotations, jax_mesh: JaxMesh | AbstractMesh, *, probe: bool
 ) -> Any:
+    """Return JAX's lowered program of a graph on a JAX mesh.
+
+    Args:
+      probe: whether the program gets one more argument, which names the mesh.
+    """
     given = [s for s in (*annotations.arguments, *annotations.sites, *annotations.results) if s]
     digits = {digit for sharding in given for dim in sharding.dims for digit in dim}
     axes = axes_of(annotations.mesh, digits, jax_mesh)

@@ -13,10 +13,10 @@ from shardalg.graph.ir import Graph, Node
 from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule
 from shardalg.planner.propagate.gspmd.index import post_order
 
-# Numbers of the nearest anchors above a value.
 Above = frozenset[int]
-# Computation and name of an instruction.
+"""Numbers of the signatures of the nearest anchors above a value."""
 AnchorKey = tuple[str, str]
+"""Computation and name of an instruction."""
 NOTHING: Above = frozenset()
 
 HLO_KINDS = {
@@ -63,13 +63,18 @@ def hlo_kind(instruction: HloInstruction) -> str | None:
 
 
 def _numbered(signature: object, numbers: dict[object, int]) -> int:
+    """Return the number of a signature; a new signature gets the next number in `numbers`."""
     return numbers.setdefault(signature, len(numbers))
 
 
 def _anchor(what: tuple[object, ...], above: Iterable[Above], numbers: dict[object, int]) -> int:
-    """Return the number of an anchor.
+    """Return the number of an anchor's signature.
 
     Compilers swap operands, so their order does not count.
+
+    Args:
+      what: kind, shape and other properties. above: per operand, the nearest anchors above.
+      numbers: number of each known signature.
     """
     return _numbered((*what, tuple(sorted(tuple(sorted(a)) for a in above))), numbers)
 
@@ -79,8 +84,8 @@ class GraphSide:
     """The anchors of a graph.
 
     Attributes:
-      demanded: annotation node to the sharding that it demands; a node without one is no anchor.
-      numbers: number of each signature, shared with the other side.
+      demanded: per annotation node, the sharding that it demands; a node without one is no anchor.
+      numbers: number of each signature, shared with the anchors of XLA's program.
     """
 
     graph: Graph
@@ -91,6 +96,9 @@ class GraphSide:
     def __post_init__(self) -> None:
         graph = self.graph
         self._sources: dict[int, list[int]] = defaultdict(list)
+        # A value that enters a region has the anchors above its source outside. Carries are left
+        # out, because a loop's value would be above itself. The result of a carry has the anchors
+        # above its initial value, too: a loop without iterations returns it.
         starts = {t.target: t.source for t in graph.region_arguments if t.kind == "init"}
         carried = {
             (t.call, t.source): t.target for t in graph.region_arguments if t.kind == "carry"
@@ -156,10 +164,11 @@ class GraphSide:
 
 @dataclass(eq=False)
 class HloSide:
-    """The anchors of a program of XLA's.
+    """The anchors of XLA's program.
 
     Attributes:
-      demanded: constraint instruction to the sharding that an annotation demands, else None.
+      demanded: per constraint instruction, the sharding that an annotation demands, or None.
+      numbers: number of each signature, shared with the graph's anchors.
     """
 
     module: HloModule
@@ -175,7 +184,7 @@ class HloSide:
                     self._caller[name] = instruction
 
     def signatures(self) -> list[tuple[HloInstruction, int]]:
-        """Every anchor with its signature, in order."""
+        """Return pairs (anchor, signature) in the order of the program."""
         return [(i, self._signature(i)) for i in self._walk(self.module.entry) if hlo_kind(i)]
 
     def shapes(self, _: None) -> list[tuple[HloInstruction, object]]:
@@ -221,6 +230,10 @@ class HloSide:
         return _anchor(what, data, self.numbers)
 
     def _parameter(self, instruction: HloInstruction, element: int | None) -> Above:
+        """Return the anchors above a parameter, or above one element of it: the caller's operand.
+
+        A parameter of the whole program is its own anchor, named by its number.
+        """
         number = int(instruction.literal)
         if instruction.computation == self.module.entry:
             return frozenset([_numbered(("argument", number), self.numbers)])

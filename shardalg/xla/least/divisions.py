@@ -1,6 +1,6 @@
 """The divisions of one operator: digits for the loops of its result, and for its summed loops.
 
-Numbers of elements that devices read along dimensions, and that they hold of these.
+`lengths`, `lacking` and `missing` count the elements that a device reads and does not hold.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ MOST_READ, MOST_APART = 1 << 16, 256
 
 
 class Affine(NamedTuple):
-    """The elements that an index of several loops, or with a factor, reads.
+    """The elements of a dimension that an affine index reads.
 
     Attributes:
+      at: the index, of several loops or with a factor.
       loops: per loop (name, factor, extent, digits that divide the loop).
     """
 
@@ -36,7 +37,10 @@ class Affine(NamedTuple):
     loops: tuple[tuple[str, int, int, Digits], ...]
 
     def of(self, size: int, position: int) -> np.ndarray | None:
-        """Return the elements that the device at a position reads; None if they are too many."""
+        """Return the elements that the device at a position reads, of a dimension of `size`.
+
+        The result is None if there are more than `MOST_READ`.
+        """
         found = np.array([self.at.constant])
         for _, factor, extent, digits in self.loops:
             block = -(-extent // parts(digits))
@@ -53,13 +57,21 @@ class Affine(NamedTuple):
 
 
 Goal = Digits | Affine
+"""The elements that a device reads: its block along digits, or those of an affine index."""
 Lengths = tuple[np.ndarray, np.ndarray]
 """Per device, the number of elements that it reads, and the number that it also holds."""
 
 
 @lru_cache(maxsize=1 << 14)
 def lengths(size: int, held: Digits, wanted: Goal, devices: int) -> Lengths | None:
-    """Return the numbers of elements read and held along a dimension; None if not counted."""
+    """Return per device how many elements it reads along a dimension, and has of these.
+
+    The result is None if there are too many devices or elements to count.
+
+    Args:
+      size: size of the dimension. held: digits that shard it.
+      wanted: the elements that a device reads. devices: number of devices.
+    """
     positions = np.arange(devices)
     width = -(-size // parts(held))
     start = np.minimum(partition_ids(held, positions) * width, size)
@@ -88,6 +100,7 @@ def lacking(
     """Return the largest number of elements that a device reads and does not hold.
 
     Args:
+      found: per dimension, the numbers of elements read and held.
       need: the share that a device reads along further dimensions.
       both: the share that a device reads and holds along further dimensions.
     """
@@ -99,6 +112,9 @@ def lacking(
 
 def missing(shape: tuple[int, ...], held: Dims, wanted: Dims, devices: int) -> float:
     """Return the largest number of elements that a device lacks of its wanted block.
+
+    Args:
+      held, wanted: per dimension, the digits that shard it in the present and the wanted layout.
 
     >>> from shardalg.algebra.digits import Digit
     >>> x, y = Digit(4, 2), Digit(1, 4)
@@ -117,7 +133,7 @@ MOST_DIVISIONS = 512
 
 @lru_cache(maxsize=1 << 12)
 def plain_rule(signature: Signature) -> Rule | None:
-    """Return the row of an operator that the bound covers, or None.
+    """Return the row of RULES of an operator that the bound covers; None for other operators.
 
     Such an operator has one result, reads at fixed indices, and combines elements by `COMBINED`.
     """
@@ -155,6 +171,8 @@ class Loops:
         if count > MOST_DIVISIONS:
             return []
         found = []
+        # A digit divides one loop only. Summed loops choose first, and the result's loops get the
+        # digits that are left.
         for added in product(*(choices for _, choices in sums)):
             taken = [d for digits in added for d in digits]
             if not _apart(taken):
@@ -193,6 +211,7 @@ class Loops:
         return tuple(dict.fromkeys((*self._held(name), ())))
 
     def _held(self, name: str) -> Iterator[Digits]:
+        """Yield the digits of each tensor's dimensions whose index has the loop."""
         tensors = [(self.layouts[-1], self.rule.results[0])]
         tensors += [(self.layouts[k], dims) for k, dims in self.rule.operands.items()]
         for layout, dims in tensors:

@@ -100,6 +100,8 @@ class _Least:
             for ways in self._divisions()
             if ways and all(w.results > 0 or any(b > 0 for b in w.copies.values()) for w in ways)
         ]
+        # Bytes of a value that every division of one operator needs are counted once per value,
+        # because operators may share one received copy.
         sure: dict[int, float] = {}
         for ways in found:
             for value in ways[0].copies:
@@ -110,6 +112,8 @@ class _Least:
             sent = {v: amount - sure.get(v, 0.0) for v, amount in way.copies.items()}
             return {v: amount for v, amount in sent.items() if amount > 0}
 
+        # Further bytes of a value are shared by the operators that may need them, so that the
+        # shares add up to at most the bytes that are received.
         more = [[beyond(way) for way in ways] for ways in found]
         sharing = Counter(v for rows in more for v in {v for row in rows for v in row})
         total = sum(sure.values())
@@ -131,6 +135,7 @@ class _Least:
             yield (Division({values.roots[values.numbers[value]]: sent}, 0.0),)
 
     def _fact(self, value: int) -> _Fact:
+        """Return the properties of a value that determine its bytes."""
         values, devices = self.values, int(self.sharded.mesh.size)
         shape = tuple(int(n) for n in self.graph.values[value].type.shape)
         size = values.item_sizes[value] * values.runs[value]
@@ -178,11 +183,12 @@ class _Least:
             return copies, self._missing(result._replace(layout=made), result.layout)
         kept, own = ({d for digits in dims for d in digits} for dims in (made, result.layout))
         elements = math.prod(map(float, result.shape)) / parts(tuple(kept))
-        # readers that slice along other digits narrow what is sent
+        # Only a part of the sum is sent if all readers slice it along other digits.
         sliced = [d for d in split if d not in kept and not any(overlap(d, a) for a in added)]
         elements /= parts(tuple(sliced))
         needed = [d for d in added if d not in own and not any(overlap(d, s) for s in split)]
-        # if the result is added up in another layout than its own, only the addition is certain
+        # If the sum has another layout than the result, only the messages that add it up are
+        # certain: the rule for sending it on to its readers does not hold.
         m = parts(tuple(needed)) if kept == own - set(added) else 1
         n = parts(added)
         return copies, elements * result.size * (n + m - 2) / n

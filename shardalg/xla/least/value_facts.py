@@ -19,7 +19,7 @@ FORMATTING = frozenset((*_FORMATTING.split(), "transpose"))
 
 @dataclass(frozen=True, eq=False)
 class Values:
-    """Facts of the values of a completed graph."""
+    """Facts of the values of a completed graph, each as a sequence with an entry per value."""
 
     graph: Graph
     sharded: ShardedGraph
@@ -130,6 +130,7 @@ class Values:
 
     @cached_property
     def _depths(self) -> tuple[int, ...]:
+        """Per region, the number of regions around it."""
         depths: list[int] = []
         for region in self.graph.regions:
             depths.append(0 if region.parent is None else depths[region.parent] + 1)
@@ -198,6 +199,7 @@ def _parts_read(rule: Rule, operand: int, layouts: tuple[Dims, ...]) -> frozense
 
 @lru_cache(maxsize=1 << 14)
 def _all(dims: Dims) -> frozenset[Digit]:
+    """Return the digits of all dimensions."""
     return frozenset(digit for digits in dims for digit in digits)
 
 

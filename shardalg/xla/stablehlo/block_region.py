@@ -23,7 +23,7 @@ from shardalg.xla.stablehlo.text_step import TextStep
 
 
 def _manual(step: TextStep, *operands: Any) -> Any:
-    """Run a manual computation; the partitioner decides the axes that are not manual."""
+    """Run a manual computation as `jax.shard_map` over its manual axes."""
     # An axis that is split into parts ("x.0", "x.1") is manual if the text names the axis or the
     # part.
     manual: Any = sdy.ManualAxesAttr(step.op.attributes["manual_axes"])
@@ -46,7 +46,7 @@ def _manual(step: TextStep, *operands: Any) -> Any:
     layouts = [*inputs, *outputs]
     if not layouts or not block.arguments:
         raise step.refused(" without operands")
-    if not axes:  # for JAX, no names are all axes
+    if not axes:  # `jax.shard_map` takes no names as all axes, so the region is inlined
         inside = map(constrained, operands, inputs)
         return tuple(map(constrained, step.region(0)(*inside), outputs))
     pending = [[_pending(layout, axes) for layout in side] for side in shardings]
@@ -100,7 +100,7 @@ def _groups(axes: Sequence[str], sizes: Mapping[str, int]) -> Any:
 
 
 def _choices(step: TextStep) -> Iterator[tuple[str, ...]]:
-    """Yield sets of manual axes, small ones first."""
+    """Yield every set of the mesh's axes; sets with fewer axes first."""
     axes = tuple(step.mesh)
     for count in range(1, len(axes) + 1):
         yield from combinations(axes, count)
@@ -251,8 +251,8 @@ def _is_partial(value: Any) -> bool:
 
 
 _SUMMING = "convolution dot dot_general gather reduce reduce_window scatter select_and_scatter"
-# Operators whose blocks are partial sums if a summed dimension is sharded.
 _SUMMING_REDUCTIONS = frozenset(f"stablehlo.{name}" for name in _SUMMING.split())
+"""Operators whose blocks are partial sums if a summed dimension is sharded."""
 
 SHARDY_OPERATORS: Mapping[str, Callable[..., Any]] = {
     "sdy.sharding_constraint": _as_stated("sharding"),

@@ -25,7 +25,10 @@ _TARGET = re.compile(r"lapack_[sdcz](\w+)_ffi")
 
 
 def called(target: str) -> Callable[..., Any] | None:
-    """Return the function that reads a call; None if there is none.
+    """Return the function that reads a call of LAPACK; None if there is none.
+
+    Args:
+      target: name of the called function.
 
     >>> called("lapack_spotrf_ffi").__name__, called("lapack_sgeqrf_ffi"), called("my_kernel")
     ('_cholesky', None, None)
@@ -35,7 +38,7 @@ def called(target: str) -> Callable[..., Any] | None:
 
 
 def _said(step: TextStep, name: str) -> str:
-    """Return a letter of LAPACK, such as L or U for the triangle."""
+    """Return the option `name` of a LAPACK call, a letter such as L or U for the triangle."""
     config = step.op.attributes["mhlo.backend_config"] if step.has("mhlo.backend_config") else {}
     if name not in config:
         raise step.refused(f" of LAPACK without {name}")
@@ -43,6 +46,7 @@ def _said(step: TextStep, name: str) -> str:
 
 
 def _well(x: Any) -> Any:
+    """Return LAPACK's status for success, 0, for every matrix of `x`."""
     return jnp.zeros(x.shape[:-2], jnp.int32)
 
 
@@ -102,7 +106,7 @@ _CALLS: Mapping[str, Callable[..., Any]] = {
 
 
 Reading = Callable[..., Any]
-"""(step, *operands) -> the result, or a tuple of them."""
+"""Reads an operator: (step, *operands) -> the result, or a tuple of the results."""
 
 _POINTWISE = (
     "abs add atan2 cbrt ceil complex div=divide exp=exponential expm1=exponential_minus_one floor "
@@ -118,11 +122,17 @@ _CHLO = (
 
 
 def _pointwise(dialect: str, names: str) -> dict[str, Reading]:
+    """Return the readings of elementwise operators by name.
+
+    Args:
+      names: names of functions of `lax`, each with "=" and the operator's name if that is another.
+    """
     pairs = (name.partition("=") for name in names.split())
     return {f"{dialect}.{theirs or ours}": _plain(ours) for ours, _, theirs in pairs}
 
 
 def _plain(name: str) -> Reading:
+    """Return the reading that applies the function `name` of `lax` to the operands."""
     function = getattr(lax, name)
     return lambda step, *operands: function(*operands)
 
@@ -136,7 +146,7 @@ def _constant(step: TextStep) -> Any:
 
 
 def _broadcast(step: TextStep, x: Any) -> Any:
-    """Broadcast; to its own shape the value itself, so that reductions recognise an identity."""
+    """Return the broadcast operand; the operand itself if it has the result's shape."""
     # A broadcast to the same shape would hide constants from the tests for a reduction's identity.
     if np.shape(x) == step.shape:
         return x

@@ -12,13 +12,14 @@ from shardalg.xla.stablehlo.text_step import TextStep
 
 
 def _precision(step: TextStep) -> Any:
-    """None where every operand has the default."""
+    """Return the precision of each operand; None if all have the default."""
     config = step.op.attributes["precision_config"] if step.has("precision_config") else ()
     words = [str(word).rstrip(">").rpartition(" ")[2] for word in config]
     return tuple(map(lax.Precision.__getitem__, words)) if {*words} - {"DEFAULT"} else None
 
 
 def _dot(step: TextStep, x: Any, y: Any) -> Any:
+    """Read a `dot_general`; one with an algorithm of its own is refused."""
     if step.has("algorithm"):
         raise step.refused(" of an algorithm of its own")
     dims = stablehlo.DotDimensionNumbers(step.op.attributes["dot_dimension_numbers"])
@@ -32,6 +33,7 @@ def _dot(step: TextStep, x: Any, y: Any) -> Any:
 
 
 def _convolution(step: TextStep, x: Any, kernel: Any) -> Any:
+    """Read a convolution; reversed windows become a reversed kernel, because `lax` has none."""
     dims = stablehlo.ConvDimensionNumbers(step.op.attributes["dimension_numbers"])
     rank = x.ndim - 2
     reversal = step.ints("window_reversal", (0,) * rank)
@@ -137,6 +139,7 @@ def _scatter(step: TextStep, *operands: Any) -> Any:
 
 
 def _said(step: TextStep, name: str) -> bool:
+    """Return the value of an attribute that is a boolean; False if it is absent."""
     return step.has(name) and bool(step.op.attributes[name].value)
 
 

@@ -29,10 +29,11 @@ class StablehloProgram:
     """A module's functions, and the mesh of its shardings.
 
     Attributes:
-      functions: by name, of the parser.
-      mesh: ours; None where the text has no shardings. path: of the text, for places.
-      meshes: those that the text states, by name. One without axes says nothing (of random keys,
-        where no mesh is set), unless it names its one device.
+      functions: the parsed functions by name.
+      mesh: the mesh of the plan; None if the text has no shardings.
+      path: path of the text, for messages.
+      meshes: meshes that the text states, by name. JAX writes one without axes for random keys if
+        no mesh is set; its shardings have no meaning, unless it names one device.
     """
 
     functions: dict[str, Any]
@@ -43,8 +44,11 @@ class StablehloProgram:
     def layout(self, said: Any, shape: Sequence[int]) -> Any:
         """Parse a sharding on its mesh; None on a mesh without axes, where it has no meaning.
 
+        Args:
+          said: a sharding of Shardy or of HLO. shape: shape of the value.
+
         Raises:
-          NotationError, ShardingError: it does not fit.
+          NotationError, ShardingError: the sharding does not fit the shape or the mesh.
         """
         names = [name or inlined for name, inlined in _MESH.findall(str(said))]
         own = self.meshes.get(names[0]) if names else self.mesh
@@ -72,7 +76,11 @@ class StablehloProgram:
         return results if name == _MAIN else self._stated(function, "res_attrs", results)
 
     def _stated(self, function: Any, name: str, arrays: Sequence[Any]) -> tuple[Any, ...]:
-        """Return arrays with the shardings that a function states of its arguments or results."""
+        """Return arrays constrained to the shardings that a function states.
+
+        Args:
+          name: "arg_attrs" if the arrays are its arguments, "res_attrs" if they are its results.
+        """
         if name not in function.attributes:
             return tuple(arrays)
         pairs = zip(arrays, function.attributes[name], strict=True)
@@ -82,6 +90,11 @@ class StablehloProgram:
         )
 
     def _block(self, block: Any, env: Env, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Run the operators of a block and return its results.
+
+        Args:
+          env: arrays of the values outside of the block, which it may read.
+        """
         env = ChainMap({}, env)
         # Shardy applies a constraint whose result has no users to the constrained value itself.
         unread: dict[Any, list[Any]] = {}
@@ -137,6 +150,8 @@ class StablehloProgram:
         return OPERATORS[name], step
 
     def _region(self, op: Any, env: Env) -> Callable[[int], Callable[..., tuple[Any, ...]]]:
+        """Return a function from the number of an operator's region to a function that runs it."""
+
         def region(number: int) -> Callable[..., tuple[Any, ...]]:
             return lambda *args: self._block(op.regions[number].blocks[0], env, args)
 

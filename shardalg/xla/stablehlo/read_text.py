@@ -1,4 +1,4 @@
-"""StableHLO text, or a file of it, as what `plan` takes."""
+"""Tracing of StableHLO text, or of a file of it, so that it can be planned."""
 
 from __future__ import annotations
 
@@ -32,20 +32,22 @@ _DONATED = ("tf.aliasing_output", "jax.buffer_donor")
 
 
 def read_stablehlo(text: str | Path) -> Any:
-    """StableHLO, traced: `plan` takes it as it takes `jax.jit(f).trace(...)`.
+    """Trace StableHLO text; `plan` takes the result as it takes `jax.jit(f).trace(...)`.
 
-    Its mesh, the shardings of its arguments and results, what it donates, and the constraints
-    inside are those of the text, of Shardy (`sdy.sharding`) or of HLO (`mhlo.sharding`, on the mesh
-    of fewest axes that all of them have, `d0`, `d1`, ...). Lines of the text's locations are those
-    of the plan: export with `as_text(debug_info=True)`.
+    The mesh, the shardings of arguments and results, the donated arguments and the constraints
+    inside are read from the text. Shardings are Shardy's (`sdy.sharding`) or HLO's
+    (`mhlo.sharding`). HLO's have the mesh of fewest axes on which all can be expressed, with axes
+    `d0`, `d1`, ... The plan names the source lines of the text's locations, if it was exported with
+    `as_text(debug_info=True)`.
 
     Args:
-      text: of `jax.jit(f).lower(...).as_text()` or `jax.export.export(...)(...).mlir_module()`, or
-        the path of a file of it.
+      text: text of `jax.jit(f).lower(...).as_text()` or of
+        `jax.export.export(...)(...).mlir_module()`, or the path of a file with such text.
 
     Raises:
-      TraceError: no such file, text that does not parse, a module without the function `main`, an
-        operator that is not read. NotationError, ShardingError: a sharding that does not fit.
+      TraceError: there is no such file, the text does not parse, the module has no function `main`,
+        or an operator cannot be read.
+      NotationError, ShardingError: a sharding does not fit.
 
     >>> import jax, shardalg as sa
     >>> x = jax.ShapeDtypeStruct((8, 4), "float32")
@@ -84,6 +86,7 @@ def _text(text: str | Path) -> tuple[str, str]:
 
 
 def _traced(module: Any, path: str) -> Any:
+    """Trace the function `main` of a parsed module; `path` names the text in messages."""
     found = [op.operation for op in module.body.operations]
     functions = {op.attributes["sym_name"].value: op for op in found if op.name == "func.func"}
     if "main" not in functions:
@@ -168,7 +171,10 @@ def _layouts(
 def _meshes(
     module: Any, operators: Sequence[Any], path: str
 ) -> tuple[Mesh | None, str, dict[str, Mesh]]:
-    """Return Shardy's mesh that the shardings name, or else HLO's common mesh, and all meshes."""
+    """Return (mesh, path, Shardy's meshes by name).
+
+    The mesh is the one of Shardy's that the shardings name, else HLO's common mesh, or None.
+    """
     text = str(module)
     stated = [op.attributes for op in operators if op.name == "sdy.mesh"]
     read = {each["sym_name"].value: shardy_mesh(each["mesh"]) for each in stated}

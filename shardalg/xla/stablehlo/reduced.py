@@ -51,6 +51,7 @@ _MOST_KEYS = 3
 
 
 def _reduce(step: TextStep, *operands: Any) -> Any:
+    """Read a reduction; the operands are its values, then as many initial values."""
     half = len(operands) // 2
     dims = step.ints("dimensions")
     found = _arg_reduce(step, operands, dims)
@@ -63,7 +64,10 @@ def _reduce(step: TextStep, *operands: Any) -> Any:
 
 
 def _arg_reduce(step: TextStep, operands: tuple[Any, ...], dims: tuple[int, ...]) -> Any:
-    """`argmax` and `argmin` of JAX: values beside an iota, the first of the extreme ones kept."""
+    """Return the values and places of an `argmax` or `argmin` of JAX; None for other reductions.
+
+    JAX lowers them to a reduction of the values and an iota, which keeps the first extreme value.
+    """
     if len(operands) != 4 or len(dims) != 1:
         return None
     iota = step.op.operands[1].owner
@@ -79,8 +83,9 @@ def _arg_reduce(step: TextStep, operands: tuple[Any, ...], dims: tuple[int, ...]
 
 
 def _keeps_first(step: TextStep, kept: Callable[..., Any], types: tuple[Any, Any]) -> bool:
-    """Return True if the computation, tried on values of every kind, keeps `kept`'s place.
+    """Return True if the computation keeps the same place as `kept`, `lax.argmax` or `lax.argmin`.
 
+    Both are tried on pairs of values and places; `types` are the types of both.
     Of two NaNs JAX keeps the left one, whose place is the first in the order of a reduction.
     """
     values = [0, 1, 2, *([np.nan] if np.issubdtype(types[0], np.inexact) else [])]
@@ -97,6 +102,7 @@ def _keeps_first(step: TextStep, kept: Callable[..., Any], types: tuple[Any, Any
 
 
 def _window(step: TextStep, x: Any, init: Any) -> Any:
+    """Read a reduction over windows; one that JAX writes for a cumulative operator becomes that."""
     rank = x.ndim
     ones = (1,) * rank
     sizes, padding = step.ints("window_dimensions"), step.pairs("padding", rank)
@@ -139,6 +145,7 @@ def _select_and_scatter(step: TextStep, x: Any, source: Any, init: Any) -> Any:
 
 
 def _is_zero(value: Any) -> bool:
+    """Return True if a value is a constant 0."""
     return not isinstance(value, jax.core.Tracer) and not np.any(value)
 
 
@@ -154,7 +161,11 @@ def _sort(step: TextStep, *operands: Any) -> Any:
 
 
 def _is_upwards(step: TextStep, keys: int, types: Sequence[Any]) -> bool:
-    """Return True if the comparison, tried on values, orders by the first `keys` operands."""
+    """Return True if the comparison, tried on values, sorts ascending by the first operands.
+
+    Args:
+      keys: number of operands by which it sorts. types: type of each operand.
+    """
     if not 1 <= keys <= _MOST_KEYS:
         return False
     cases = list(product((0, 1, 2), repeat=2 * keys))

@@ -19,8 +19,8 @@ from shardalg.planner.propagate.other_mesh import sharding_on_mesh
 
 SHARDY, HLO = "sdy.sharding", "mhlo.sharding"
 """Attributes with the sharding of an argument or a result."""
-# The pattern of a mesh that a sharding contains instead of the name of a mesh.
 INLINED = r"mesh<\[[^\]]*\](?:, device_ids=\[[^\]]*\])?>"
+"""The pattern of a mesh that a sharding contains instead of the name of a mesh."""
 _SUB_AXIS = re.compile(r'"([^"]+)":\((\d+)\)(\d+)')
 
 
@@ -101,7 +101,7 @@ def hlo_mesh(texts: Sequence[str]) -> Mesh | None:
 
 
 def _rank(text: str) -> int:
-    """Return the rank of a tiled sharding's tensor."""
+    """Return the number of dimensions of the tensor that a tiled HLO sharding is for."""
     tiles = text.partition("devices=[")[2].partition("]")[0].count(",") + 1
     kinds = text.partition("last_tile_dims={")[2].partition("}")[0]
     last = kinds.count(",") + 1 if kinds else "last_tile_dim_replicate" in text

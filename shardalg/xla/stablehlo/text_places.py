@@ -20,10 +20,10 @@ Frames = tuple[tuple[str, int], ...]
 
 
 def frames(location: str, path: str) -> Frames:
-    """Files and lines of a location, innermost first.
+    """Return the files and lines of a location, innermost first.
 
     Args:
-      path: of the text itself, which stands for the parser's "-".
+      path: path of the text, for which the parser writes "-".
 
     >>> frames('loc("mul"(callsite("f"("a.py":3:1 to :5) at "g"("b.py":7:1))))', "p.mlir")
     (('a.py', 3), ('b.py', 7))
@@ -40,7 +40,7 @@ def shown(location: str, path: str) -> str:
 
 
 def called_from(places: Frames, fn: Callable[..., Any], *args: Any) -> Any:
-    """`fn(*args)`, with these lines above it in the traceback.
+    """Return `fn(*args)`, called with these files and lines above it in the traceback.
 
     >>> import traceback
     >>> stack = called_from((("a.py", 3), ("b.py", 7)), traceback.extract_stack)
@@ -113,6 +113,7 @@ def _split(text: str) -> list[str]:
 
 @contextmanager
 def _inside(transforms: list[str], scope: str) -> Iterator[None]:
+    """Extend JAX's name stack by transforms, the outermost first, and then by a scope."""
     if transforms:
         with source_info_util.transform_name_stack(transforms[0]), _inside(transforms[1:], scope):
             yield

@@ -25,14 +25,14 @@ _KINDS = {"ui": "uint", "i": "int", "f": "float"}
 
 @dataclass(frozen=True, eq=False)
 class TextStep:
-    """An operator with its module, values and location.
+    """An operator of the text, with functions that read its regions and its shardings.
 
     Attributes:
       op: the parsed operator.
-      region: the function of arrays that a region computes, by its number.
-      layout: a sharding of this operator on a shape, as a Sharding; None if it has none.
-      mesh: names of its axes to their sizes.
-      place: for messages, `model.py:41`.
+      region: returns the function of arrays that the region with a number computes.
+      layout: parses a sharding of the text for a shape; returns None if it has no meaning.
+      mesh: sizes of the mesh's axes by name.
+      place: source line for messages, such as `model.py:41`.
     """
 
     op: Any
@@ -43,7 +43,7 @@ class TextStep:
 
     @property
     def name(self) -> str:
-        """`stablehlo.add`."""
+        """Name of the operator, such as `stablehlo.add`."""
         return str(self.op.name)
 
     @property
@@ -71,7 +71,7 @@ class TextStep:
         return tuple(map(int, self.attributes[name])) if self.has(name) else default
 
     def pairs(self, name: str, count: int) -> tuple[tuple[int, int], ...]:
-        """Return an attribute that is a matrix of two columns; zeros if it is absent."""
+        """Return the rows of an attribute with two columns; `count` rows of 0 if it is absent."""
         if not self.has(name):
             return ((0, 0),) * count
         flat = np.asarray(self.attributes[name]).reshape(-1, 2).tolist()
@@ -86,14 +86,17 @@ class TextStep:
         return re.findall(r"\w+", str(self.attributes[name]))[-1]
 
     def only(self, region: int = 0) -> str:
-        """Return the one operator that a region applies to its own arguments, or ""."""
+        """Return the name of the only operator of a region without its dialect, such as "add".
+
+        The operator must be applied to the region's arguments in their order; otherwise "".
+        """
         block = self.op.regions[region].blocks[0]
         first, *rest = block.operations
         plain = len(rest) == 1 and list(first.operands) == list(block.arguments)
         return str(first.operation.name).partition(".")[2] if plain else ""
 
     def refused(self, what: str) -> TraceError:
-        """Return the error that the operator cannot be read."""
+        """Return the error that the operator cannot be read; `what` follows its name."""
         return TraceError(
             f"{self.place}: {self.name}{what} cannot be read. Plan the JAX function itself, or "
             "write the operator with ones that can: shardalg.xla.stablehlo lists them."
