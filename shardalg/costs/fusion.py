@@ -343,21 +343,22 @@ def _casts_of_block(program: SpmdProgram, graph: Graph, block: Block) -> Casts:
             chain = chains.get(value, ()) if primitive != BARRIER else ()
             if chain and (len(readers[value]) > 1 or value in block.results):
                 chain = ()
-            # A view continues the chain from a product, or the way from a cast to a product.
+            # A view moves no bytes, so it continues the chain from a product, or the way from a
+            # cast to a product.
             if primitive != CAST:
                 if chain:
                     chains[result] = (*chain, result)
                 if value in read and result in multiplied:
                     read[result] = read[value]
                 elif value not in fused:
-                    # A view of a value in memory is in memory.
+                    # A view shares the memory of its operand.
                     fused.discard(result)
             # A cast of a product's result that has no more bytes: the product writes the cast.
             elif chain and _itemsize(program, result) <= _itemsize(program, value):
                 written |= dict.fromkeys(chain, result)
                 free.add(result)
                 fused.discard(result)
-            # A cast of a value in memory that products read: they read the value before the cast.
+            # Products can cast what they read, so they read the value before the cast from memory.
             elif value not in fused and result in multiplied:
                 read[result] = value
                 free.update({result} & only)

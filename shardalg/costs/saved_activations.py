@@ -84,7 +84,7 @@ def lifetimes(program: SpmdProgram, graph: Graph, block: Block) -> Lifetimes:
     block, same = unaliased(block)
     instructions, bits = block.instructions, traits(block, graph)
     border = _border(instructions)
-    # First decide which values the backward pass keeps.
+    # All steps below depend on the values that the backward pass keeps.
     kept = _kept(program, block, bits, border)
     # Values that are never in memory: values between fused operators, except sums (reductions are
     # not repeated), plus products whose epilogue writes the result instead. A barrier's operands

@@ -338,7 +338,8 @@ def _network_shares(topology: Topology, mesh: Mesh, parts: int) -> dict[str, int
             f"network_axes={list(topology.network_axes)} of {topology!r} names {unknown[0]!r}, "
             f"which is no axis of {mesh!r}: give axes of the mesh."
         )
-    # Axes take their shares in the order of the mesh, each the largest that divides both.
+    # The share of an axis limits the shares of later ones, so the order of the mesh decides: each
+    # axis takes the largest share that divides both.
     left, shares = parts, {}
     for name in (name for name in mesh.axis_names if name in topology.network_axes):
         shares[name] = math.gcd(mesh.shape[name], left)

@@ -247,7 +247,7 @@ def _tiles(reader: Reader) -> _Tiles:
     start = reader.skip()
     order: tuple[int, ...] | None = None
     digits: Digits = ()
-    # `<=` begins an iota; otherwise the devices are listed one by one.
+    # An iota, which begins with `<=`, states digits of the device ids; a list states an order only.
     if reader.word("<="):
         digits = iota(reader)
         count = math.prod(d.size for d in digits)

@@ -42,7 +42,7 @@ def causal_products(graph: Graph) -> frozenset[int]:
     masked = _masked_scores(graph, givers)
     if not masked:
         return frozenset()
-    # Union-find over the values of the graph: connected values have one representative.
+    # Union-find, because a connection has no direction: operand and result belong to one set.
     above = list(range(len(graph.values)))
 
     def first(value: int) -> int:
@@ -57,7 +57,7 @@ def causal_products(graph: Graph) -> frozenset[int]:
     for node in graph.nodes:
         if node.bodies or contracts(node.signature):
             continue
-        # Sums over a row, and masks of fewer elements, are other values.
+        # A sum over a row, or a mask of fewer elements, is no score, so the sizes must be equal.
         for result in node.results:
             for operand in node.operands:
                 if elements(graph, operand) == elements(graph, result) > 1:

@@ -92,7 +92,7 @@ def _route(spans: tuple[DigitSpan, ...], permute: Permute) -> _Route | None:
     pairs = [np.array(getattr(each, "arrays", each), int).reshape(-1, 2) for each in permute]
     ends = np.unique(np.concatenate(pairs), axis=0)
     levels = sorted({s.level.number: s.level for s in spans}.values(), key=lambda v: v.number)
-    # The place of each end on each level; axes that share a level add up.
+    # Axes that share a level are digits of one place on this level, so their parts add up.
     places = {level: np.zeros_like(ends) for level in levels}
     for span in spans:
         along = ends // span.digit.stride % span.digit.size
@@ -131,7 +131,8 @@ def _torus_route(dims: Sequence[Level], places: np.ndarray, slices: np.ndarray) 
     load = np.zeros((2, len(dims), int(slices.max()) + 1, *sizes), int)
     hops = np.zeros(len(slices), int)
     for first in range(len(dims)):
-        # One part of each message crosses the dimension `first` first, then the others in turn.
+        # Parts of one message begin in different dimensions, so that more links carry it. This part
+        # crosses the dimension `first` first, then the others in turn.
         chosen = differs[first]
         at, goal = places[:, chosen, 0].copy(), places[:, chosen, 1]
         part = unit // differs[:, chosen].sum(axis=0)

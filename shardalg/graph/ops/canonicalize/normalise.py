@@ -169,8 +169,8 @@ def unread(graph: Graph, lost: Sequence[str] = ()) -> Unread | None:
     return Unread(len(dead), backward, len(graph.nodes), meant[0].source, tuple(lost))
 
 
-# Share of all operators up to which dead backward operators are attributed to JAX.
 LEFT_OVER = 0.01
+"""Share of all operators up to which dead backward operators are attributed to JAX."""
 _COPIES = ("broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze", "transpose")
 _PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general", "grouped_dot")
 

@@ -271,7 +271,7 @@ def reduce_by(signature: Signature) -> tuple[Rule, ...]:
             (tuple(access(k, loops) for k in range(count)),),
             (kept,) * count,
             USER,
-            # The start values follow the operands.
+            # A start value is an operand too; the first one has the number after the arrays.
             access(count, ()),
             flops=1,
             family="user",
@@ -380,7 +380,7 @@ def conv_general_dilated(signature: Signature) -> tuple[Rule, ...]:
             counts[f"r{k}"] = window.count
 
     def in_order(spec: tuple[int, ...], indices: tuple[Index, ...]) -> tuple[Index, ...]:
-        # Dimension numbers give the position of batch, feature and spatial dimensions.
+        # `indices` are in the order batch, feature, spatial; a tensor may have them in any order.
         found = dict(zip(spec, indices, strict=True))
         return tuple(found[d] for d in range(len(spec)))
 

@@ -189,7 +189,7 @@ MOVES = "broadcast_in_dim reshape squeeze transpose"
 SAME = frozenset((COPIES + MOVES).split()) - {"convert_element_type"}
 ODD = "asin asinh atan atanh cbrt erf erf_inv expm1 log1p sin sinh sqrt tan tanh"
 """Functions that are 0 at 0."""
-# Points at which functions that are computed by approximation are exact.
+# Functions that are computed by approximation are known exactly only at these points.
 POINTS: dict[str, dict[float, float]] = {
     **{name: {0: 0} for name in ODD.split()},
     "cos": {0: 1},
