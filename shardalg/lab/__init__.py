@@ -97,7 +97,10 @@ _HOME = {
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name on first use: the command line reads its options without jax."""
+    """Return the public name from its module, which is imported on the first use of the name.
+
+    So the command line can parse its options without importing jax.
+    """
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f"{__name__}.{_HOME[name]}")

@@ -1,7 +1,7 @@
 """Questions of users about XLA's partitioner, as small functions with the users' annotations.
 
-Each comes from a public issue, reduced to what shows it, and has a remedy: an annotation at a site,
-or the same function written otherwise.
+Most come from public issues, each reduced to a small function. Most have a remedy: an annotation
+at a site, or the same function in another form.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ class Complaint:
     """A function that XLA partitions differently from its user's expectation.
 
     Attributes:
-      issue: where it was asked; question: in short.
-      shapes: of the arguments, float32 each.
-      sites: layouts of sites that remedy it; instead: a function that does.
+      issue: the place of the question; question: its short text.
+      shapes: the shapes of the arguments, which are float32.
+      strategy: the user's annotations.
+      sites: shardings of sites that are the remedy; {} if there are none.
+      instead: another form of the function that is the remedy; None if there is none.
     """
 
     issue: str
@@ -60,13 +62,16 @@ class Complaint:
 
 
 def add_apart(a: Array, b: Array, c: Array) -> Array:
-    """Compute a sum in one sharding and use it in another; the site is between the two."""
+    """Return `a + b + c`; the sum `a + b` is resharded before `c` is added.
+
+    The site "on the way" is the sum before the resharding.
+    """
     total = annotate(a + b, "on the way")
     return mesh_split(total, GRID, [-1, (0, 1), -1]) + c
 
 
 def convolve(x: Array, w: Array, *, groups: int) -> Array:
-    """Convolve images, each group of features by itself."""
+    """Return the convolution of images `x` with kernels `w`, in `groups` groups of features."""
     numbers = ("NHWC", "HWIO", "NHWC")
     return lax.conv_general_dilated(
         x, w, (1, 1), "SAME", dimension_numbers=numbers, feature_group_count=groups
@@ -74,48 +79,48 @@ def convolve(x: Array, w: Array, *, groups: int) -> Array:
 
 
 def convolve_apart(x: Array, w: Array, *, groups: int) -> Array:
-    """Compute the grouped convolution as one convolution per group."""
+    """Return the result of `convolve` from one convolution per group of features."""
     pairs = zip(jnp.split(x, groups, axis=-1), jnp.split(w, groups, axis=-1), strict=True)
     return jnp.concatenate([convolve(*pair, groups=1) for pair in pairs], axis=-1)
 
 
 def microbatches(x: Array) -> Array:
-    """Process the first half of the batch, then the second."""
+    """Return the tanh of `x`, computed for the first half of the batch, then for the second."""
     return lax.map(jnp.tanh, x.reshape(2, -1, x.shape[-1]))
 
 
 def microbatches_interleaved(x: Array) -> Array:
-    """Process the even rows of the batch, then the odd ones; every device has rows of both."""
+    """Return the tanh of the even rows of `x`, then of the odd rows; every device has both."""
     return lax.map(jnp.tanh, jnp.moveaxis(x.reshape(-1, 2, x.shape[-1]), 1, 0))
 
 
 def update_rows(x: Array, rows: Array) -> Array:
-    """Replace the first rows, written as a slice."""
+    """Return `x` with its first rows replaced by `rows`, written as a slice."""
     return x.at[: rows.shape[0]].set(rows)
 
 
 def update_numbered_rows(x: Array, rows: Array) -> Array:
-    """Replace the first rows, written with their row numbers."""
+    """Return `x` with its first rows replaced by `rows`, written with the row numbers."""
     return x.at[jnp.arange(rows.shape[0])].set(rows)
 
 
 def quadruple(x: Array) -> Array:
-    """Annotate an intermediate value whose size 8 does not divide."""
+    """Return `4 * x`; `2 * x` is annotated as sharded over 8 devices, which may not divide it."""
     return mesh_split(x + x, EIGHT, [0, -1]) * 2
 
 
 def quadruple_padded(x: Array) -> Array:
-    """Annotate the same value, padded with rows of zeros to a multiple of 8."""
+    """Return `quadruple(x)` after padding `x` with rows of zeros to a multiple of 8 rows."""
     return quadruple(jnp.pad(x, ((0, -len(x) % 8), (0, 0))))
 
 
 def shuffle(x: Array, order: Array) -> Array:
-    """Shuffle each row in an order of its own."""
+    """Return `x` with each row permuted by the argsort of the same row of `order`."""
     return jnp.take_along_axis(x, jnp.argsort(order, axis=1), axis=1)
 
 
 def roll(x: Array) -> Array:
-    """Shift every element by one place."""
+    """Return `x` with every element moved by one place; the last element becomes the first."""
     return jnp.roll(x, 1)
 
 

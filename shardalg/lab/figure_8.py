@@ -1,4 +1,4 @@
-"""GSPMD (arXiv:2105.04663), figure 8: a layer of experts alone, and of experts that are sharded."""
+"""Figure 8 of GSPMD (arXiv:2105.04663): a layer of experts, each on one device or sharded too."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _SITES = ("dispatched", "expert_input", "expert_hidden", "expert_output", "combi
 
 
 def layer_plan(mesh: Mesh, layout: DimensionAxes, config: MoEConfig = SIZES) -> Plan:
-    """Plan the forward pass of one expert layer, after the gating, in the model's shardings.
+    """Return the plan of the forward pass of one expert layer, in the model's shardings.
+
+    The arguments are the weights, the gating's masks (`moe.gating`) and the activations.
 
     >>> plan = layer_plan(Mesh({"X": 2, "Y": 4}), HYBRID)
     >>> [f"{row['kind']} {row['mesh_axes']}" for row in plan.collectives_table]
@@ -34,7 +36,7 @@ def layer_plan(mesh: Mesh, layout: DimensionAxes, config: MoEConfig = SIZES) -> 
     whole, types = model.strategy(mesh, layout), model.types()["layers"]["moe"]
     specs = whole.in_shardings[0]["layers"]["moe"]  # type: ignore[index]
     names = ("w_in", "w_out")
-    # The leading dimension numbers layers; the figure has one layer.
+    # The model's weights have a leading dimension of layers, and the figure has one layer.
     weights = {name: jax.ShapeDtypeStruct(types[name].shape[1:], "float32") for name in names}
     laid_out = {name: PartitionSpec(*tuple(specs[name])[1:]) for name in names}
     sizes = {letter: getattr(config, letter) for letter in "BSECM"}

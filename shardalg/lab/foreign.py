@@ -28,7 +28,8 @@ BATCH = 8
 OPTIMIZER = optax.adamw(1e-2)
 ROLES = ("parameters", "optimizer_state", "data", "data")
 DONATED = (0, 1)
-# Kernels that make features split over Y contract what X splits, and the other way round.
+# The first kernels make the features that the second ones contract: both have these features along
+# Y, so no reshard is needed in between, and the model's features along X.
 TO_FEATURES = ("query_proj", "key_proj", "value_proj", "dense1")
 FROM_FEATURES = ("output_proj", "dense2", "token_embed")
 
@@ -39,7 +40,7 @@ class Foreign:
 
     Attributes:
       arguments: global arrays on one device.
-      in_shardings, out_shardings: as `plan` and `jax.jit` take them.
+      in_shardings, out_shardings: shardings for `plan`, in the form of those of `jax.jit`.
     """
 
     step: Callable[..., Any]
@@ -49,7 +50,7 @@ class Foreign:
 
 
 def is_spec(leaf: Any) -> bool:
-    """Return True if a node of a tree of specs is a leaf."""
+    """Return True for a `PartitionSpec`, the leaves of a tree of shardings."""
     return isinstance(leaf, PartitionSpec)
 
 
@@ -70,7 +71,7 @@ def place(axes: tuple[str, str], path: Any, leaf: Any) -> PartitionSpec:
 
 
 def build(seed: int = 0, *, axes: tuple[str, str] = ("X", "Y")) -> Foreign:
-    """Return the step with initial arguments; `axes` are the mesh's names for X and Y."""
+    """Return the train step with random arguments; `axes` are the mesh's names for X and Y."""
     model = TransformerDecoder(nnx.Rngs(seed), CONFIG)
     model.eval()
     definition, params, rest = nnx.split(model, nnx.Param, ...)

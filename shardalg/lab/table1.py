@@ -1,6 +1,7 @@
-"""Table 1 of the paper as an output: the costs of each strategy, derived from planned programs.
+"""Table 1 of the paper, derived: the costs of each strategy as formulas, from planned programs.
 
-The layers are planned with named sizes. Figures show each cost over a range of one size.
+The layers are planned with symbolic sizes, so each cost is a formula and has an order (`O(1/X)`).
+`scaling_curves` draws each cost over the sizes of the mesh axes.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ if TYPE_CHECKING:
 
     from shardalg.sizes.facts import Assumed
 
-# Four columns of the table; the optimizer has none.
 COLUMNS = QUANTITIES[:4]
+"""The four costs of the paper's table, which has none for the optimizer."""
 Denominators = tuple[str, ...]
+"""An order as a sum of terms `1 / product of axes`: ("X", "XY") is O(1/X + 1/(X*Y))."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,10 @@ class Costs:
     """The costs of a strategy, and their growth with the mesh.
 
     Attributes:
-      scaling: formulas.
-      orders: of each quantity, in the sizes of the mesh's axes.
-      hints: the sizes at which it was planned.
-      facts: what divides what, or does not, at the hints and in the formulas, and axes whose size
-        the formulas take to be their hint.
+      scaling: the formula of each quantity.
+      orders: the order of each quantity, in the sizes of the mesh's axes.
+      hints: the sizes for which the program was planned.
+      facts: the conditions on the sizes under which the formulas hold, such as divisibility.
     """
 
     scaling: Scaling
@@ -55,7 +56,7 @@ class Costs:
     facts: tuple[Assumed, ...] = ()
 
     def order(self, quantity: str) -> Order:
-        """Return the order of one quantity."""
+        """Return the order of a quantity, one of `QUANTITIES`."""
         return self.orders[QUANTITIES.index(quantity)]
 
 
@@ -63,8 +64,9 @@ def derive(symbolised: Symbolised, roles: tuple[str, ...], *, per: str | None = 
     """Return the costs of a symbolic plan's program.
 
     Args:
-      roles: per graph value.
-      per: a size, such as the number of layers, of which every cost is taken the coefficient.
+      roles: the role of each value of the graph.
+      per: the name of a size, such as the number of layers L. Each cost is then its coefficient of
+        this size; None takes the whole cost.
     """
     saved = saved_values(symbolised.hints, symbolised.graph)
     found = scaling(symbolised.program, symbolised.graph, roles, saved=saved)
@@ -72,7 +74,7 @@ def derive(symbolised: Symbolised, roles: tuple[str, ...], *, per: str | None = 
 
 
 def costs(found: Scaling, programs: Sequence[Symbolised]) -> Costs:
-    """Return the formulas with their orders, for the shardings of the given programs."""
+    """Return the formulas `found` with their orders, and hints and conditions of the programs."""
     facts = tuple(dict.fromkeys(fact for each in programs for fact in each.conditions))
     axes = programs[0].sizes.axes.values()
     # An order is a statement about the mesh axes; all other sizes count as constants.
@@ -83,7 +85,7 @@ def costs(found: Scaling, programs: Sequence[Symbolised]) -> Costs:
 
 
 def paper_order(denominators: Denominators) -> Order:
-    """Return an order of the paper's table.
+    """Return the order with these denominators, each a product of axes.
 
     >>> paper_order(("X", "Y")), paper_order(("XY",)), paper_order(())
     (O(1/X + 1/Y), O(1/(X*Y)), 0)
@@ -99,8 +101,9 @@ def table(
     """Return a row per strategy and quantity: formula, bytes per device at the hints, order.
 
     Args:
-      paper: per strategy the orders of the paper, in the order of `COLUMNS`;
-        without it every quantity has a row, the optimizer's too.
+      found: the costs by strategy.
+      paper: the paper's orders of the quantities in `COLUMNS`, by strategy. None: the table has no
+        comparison, and a row for every quantity, also for the optimizer's.
     """
     rows = []
     for name, strategy in found.items():
@@ -115,7 +118,10 @@ def table(
 
 
 def difference(found: Mapping[str, Scaling], hints: Mapping[str, int]) -> Table:
-    """Return a row per strategy and nonzero quantity: formula, and bytes at the hints."""
+    """Return a row per strategy and nonzero quantity: formula, and bytes at the hints.
+
+    `found` has differences of costs by strategy.
+    """
     rows = (
         (name, quantity, *_priced(value, hints))
         for name, added in found.items()
@@ -126,6 +132,7 @@ def difference(found: Mapping[str, Scaling], hints: Mapping[str, int]) -> Table:
 
 
 def _priced(value: Formula | int, hints: Mapping[str, int]) -> tuple[sympy.Expr, int]:
+    """Return a cost as a sympy expression, and its number of bytes at the hints."""
     formula = Formula.of(value)
     return formula.sympy(), round(formula.at(hints))
 
@@ -159,7 +166,7 @@ class BigO(sympy.Function):
 
 
 def big_o(order: Order) -> sympy.Expr:
-    """Return an order as a sympy expression; 0 if nothing is spent.
+    """Return an order as a sympy expression; 0 if the order has no terms.
 
     >>> big_o(paper_order(("X", "XY")))
     O(1/X + 1/(X*Y))
@@ -210,7 +217,7 @@ def _draw(panel: Axes, curves: Mapping[str, np.ndarray], axis: str) -> None:
     """Draw one quantity of all strategies; the axis label names the strategies whose cost is 0."""
     nothing = [name for name, values in curves.items() if not np.nansum(values)]
     for place, (name, values) in enumerate(curves.items()):
-        # A wider line below a narrower one shows both where they coincide.
+        # Costs of two strategies are often equal: a wider line below a narrower one shows both.
         panel.plot(
             POWERS, np.where(values > 0, values, np.nan), color=COLORS[place % len(COLORS)],
             lw=1.2 + 1.3 * (len(curves) - place - 1), alpha=0.85, label=name,
@@ -227,15 +234,15 @@ def _draw(panel: Axes, curves: Mapping[str, np.ndarray], axis: str) -> None:
 
 
 PARTS = ("attention_gradient", "ffn_gradient")
-# The first column of the paper's Table 2: sizes have the paper's letters, and these hints.
 SIZES = replace(WIDE_64B, scan=True)
+"""The first column of the paper's Table 2: its sizes are the hints of the symbolic sizes."""
 MESH = Mesh({"X": 8, "Y": 16}, symbolic=True)
 
 
 def plan_part(config: Config, mesh: Mesh, strategy: str, name: str) -> Plan:
-    """Plan a part of the model under a strategy of Table 1.
+    """Return the plan of a part of the model (`training.PARTS`) under a strategy of Table 1.
 
-    On a symbolic mesh the model's sizes have names too.
+    On a symbolic mesh the model's sizes are symbolic too.
     """
     chosen = part(name)
     arguments = chosen.named_arguments if mesh.symbolic else chosen.arguments
@@ -249,19 +256,22 @@ def plan_part(config: Config, mesh: Mesh, strategy: str, name: str) -> Plan:
 
 
 def costs_of(plan: Plan, *, per: str | None = None) -> Costs:
-    """Return formulas and orders of a plan with named sizes, per unit of the size `per`.
+    """Return formulas and orders of a plan with symbolic sizes.
+
+    Args:
+      per: the name of a size; each cost is then its coefficient of this size.
 
     Raises:
-      StrategyError: a plan in numbers.
+      StrategyError: the plan has numbers instead of symbolic sizes.
     """
     return derive(_symbolised(plan), plan._traced.roles, per=per)
 
 
 def _symbolised(plan: Plan) -> Symbolised:
-    """Return the plan's program in named sizes.
+    """Return the plan's program in symbolic sizes.
 
     Raises:
-      StrategyError: a plan in numbers.
+      StrategyError: the plan has numbers instead of symbolic sizes.
     """
     if plan._symbolised is None:
         raise StrategyError(
@@ -277,7 +287,7 @@ def layer_costs(
     """Return the costs of attention and feed-forward with their gradients, per strategy.
 
     Args:
-      config: the hints of the sizes. mesh: symbolic, of two axes.
+      config: the hints of the symbolic sizes; mesh: a symbolic mesh of two axes.
     """
     return {
         name: _together([plan_part(config, mesh, name, part) for part in PARTS])
@@ -286,6 +296,7 @@ def layer_costs(
 
 
 def _together(plans: list[Plan]) -> Costs:
+    """Return the sum of the costs of two plans."""
     # Attention and feed-forward run one after the other, so their costs add up.
     programs = [_symbolised(plan) for plan in plans]
     first, second = (costs_of(plan).scaling for plan in plans)

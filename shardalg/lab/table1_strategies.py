@@ -32,14 +32,20 @@ WEIGHTS: Mapping[str, Dims] = {
     "w_out": ("Y", "X"),
     "embedding": ("Y", "X"),
 }
-"""The embedding is no column of Table 1: the vocabulary goes with Y, as H does in W_out."""
+"""The axis of each dimension of a weight.
+
+Table 1 has no column for the embedding: its vocabulary is along Y, like H in W_out.
+"""
 
 
 @dataclass(frozen=True)
 class Activations:
     """One row of Table 1: the dimensions of the activations that are sharded along X and Y.
 
-    The logits (B, S, V) are sharded as BSH, tokens (B, S) as the B and S of BSM.
+    The logits (B, S, V) are sharded like BSH, and the tokens (B, S) like B and S of BSM.
+
+    Attributes:
+      bsm, bsnd, bsh: the axis of each dimension of the activations with these dimensions.
     """
 
     name: str
@@ -56,13 +62,15 @@ class Activations:
 ATTEMPT_1 = Activations("attempt 1", (None, None, "X"), (None, None, "Y", None), (None, None, "Y"))
 ATTEMPT_2 = Activations("attempt 2", ("X", None, None), ("X", None, "Y", None), ("X", None, "Y"))
 FINALIZED = Activations("finalized", ("X", None, "Y"), ("X", None, "Y", None), ("X", None, "Y"))
-# What the table says that each row costs: weight memory, activation memory, weight communication,
-# activation communication, each a sum of 1/(product of axes).
 ORDERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "attempt 1": (("XY",), ("X", "Y"), (), ("X", "Y")),
     "attempt 2": (("XY",), ("X",), ("Y",), ("X",)),
     "finalized": (("XY",), ("XY",), ("Y",), ("X",)),
 }
+"""The paper's orders of the costs of each row of Table 1, each a sum of 1/(product of axes).
+
+The costs are weight memory, activation memory, weight communication, activation communication.
+"""
 LAYER_SITES = ("attention_heads", "ffn_hidden", "layer_output")
 _SITES_OF = {
     "ffn": ("ffn_hidden",),
@@ -94,7 +102,9 @@ def _strategy(row: Activations, mesh: Mesh, config: Config, part: str = "train_s
 
 
 def attempt_1(mesh: Mesh, config: Config, part: str = "train_step") -> Strategy:
-    """Shard H and N along Y and M along X, in weights and activations: all-reduce, no resharding.
+    """Return the shardings with H and N along Y and M along X, in weights and activations.
+
+    Each product then needs an all_reduce of its result, and no value is resharded.
 
     >>> strategy = attempt_1(Mesh({"X": 2, "Y": 4}), Config(), "ffn")
     >>> strategy.in_shardings[1] == PartitionSpec(None, None, "X")
@@ -104,12 +114,18 @@ def attempt_1(mesh: Mesh, config: Config, part: str = "train_step") -> Strategy:
 
 
 def attempt_2(mesh: Mesh, config: Config, part: str = "train_step") -> Strategy:
-    """Shard weights as in attempt 1, activations' batch along X; weights are gathered along X."""
+    """Return the shardings with weights as in attempt 1, and the batch of activations along X.
+
+    The weights are gathered along X before each use.
+    """
     return _strategy(ATTEMPT_2, mesh, config, part)
 
 
 def finalized(mesh: Mesh, config: Config, part: str = "train_step") -> Strategy:
-    """Shard as in attempt 2, and M of BSM along Y; every long-lived array is on all devices."""
+    """Return the shardings of attempt 2, with M of BSM along Y too.
+
+    Every weight and activation of Table 1 is then sharded along both axes.
+    """
     return _strategy(FINALIZED, mesh, config, part)
 
 
@@ -121,7 +137,7 @@ STRATEGIES: Mapping[str, Callable[..., Strategy]] = {
 
 
 def count_annotations(config: Config, strategy: Strategy) -> int:
-    """Return the number of annotated tensors of a layer; equal ones of q, k and v count once.
+    """Return the number of annotated tensors of a layer; W_Q, W_K and W_V count once if equal.
 
     >>> count_annotations(Config(), finalized(Mesh({"X": 2, "Y": 4}), Config()))
     7
@@ -154,13 +170,12 @@ def tensors_per_layer(config: Config) -> int:
 
 
 def _speller(mesh: Mesh) -> Callable[[Dims], PartitionSpec]:
-    """Return a function from X and Y to this mesh's first and second axis."""
+    """Return a function from axes of the paper, X and Y, to a sharding on this mesh's two axes."""
     if len(mesh.axis_names) != 2:
         raise StrategyError(
             f"the strategies of Table 1 need a mesh of two axes (X, Y), got {mesh!r}."
         )
     names = dict(zip("XY", mesh.axis_names, strict=True))
-    # A dimension that is replicated has None instead of an axis and keeps it.
     return lambda dims: PartitionSpec(*(axis and names.get(axis) for axis in dims))
 
 

@@ -51,7 +51,7 @@ DONATED = (0, 1)
 
 
 class Setting(NamedTuple):
-    """The trained model and its optimizer."""
+    """The sizes of the trained model, and its optimizer."""
 
     config: Config
     optimizer: Optimizer
@@ -73,8 +73,8 @@ def function(config: Config, optimizer: str = "adam") -> Callable[..., Any]:
     """Return the train step of `(params, state, tokens, targets)`.
 
     Raises:
-      StrategyError: no optimizer of that name; layers that are scanned, whose stacked weights lead
-        with the number of layers.
+      StrategyError: no optimizer of that name, or scanned layers: the leading dimension of their
+        stacked weights, which the levels split, is the number of layers.
     """
     return partial(train_step, Setting(config, _chosen(config, optimizer)))
 
@@ -122,6 +122,7 @@ def strategy(level: int, mesh: Mesh, config: Config, optimizer: str = "adam") ->
 
 
 def _chosen(config: Config, optimizer: str) -> Optimizer:
+    """Return the optimizer with this name; raise a `StrategyError` if `function` cannot use it."""
     if optimizer not in OPTIMIZERS or config.scan:
         raise StrategyError(
             f"no train step with optimizer {optimizer!r} and scan={config.scan}: the optimizers "
@@ -145,7 +146,7 @@ def levels(plans: Mapping[Any, Plan]) -> Table:
     gradients together, in the shardings in which the update reads them (site "gradients").
 
     Args:
-      plans: the entry of the first column, to its plan.
+      plans: the plan of each row, by the entry of the row's first column.
     """
     return Table(COLUMNS, tuple((name, *_row(plan)) for name, plan in plans.items()))
 

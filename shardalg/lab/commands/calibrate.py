@@ -1,6 +1,6 @@
-"""`shardalg calibrate`: measured hardware that every command takes by name.
+"""`shardalg calibrate`: save measured hardware under a name that every command accepts.
 
-This machine's, or that of measurements which were saved.
+The figures are measured on this machine now, or fitted to files of `measurement.save`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure or read, write and show; returns the exit status."""
+    """Fit the given files, or measure this machine; write and print the figures; return 0."""
+    # A name that cannot be saved raises before the measurement, which takes half a minute.
     check_own_name(options.name)
-    # Files of measurements are fitted; without files this machine is measured now.
     if options.measurements:
         from shardalg.models.measured.saved_measurements import from_saved
 

@@ -59,8 +59,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the report, or only the pictures that need no run."""
-    # The report is of CPU devices, also where there are others.
+    """Write the report, or with --figures only the pictures that need no run; return 0."""
+    # The report runs plans on CPU devices only, so JAX need not take hold of an accelerator.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     # jax is loaded with these, so `--version` and a wrong option do not wait for it.
     from shardalg.algebra.notation.read import mesh_of
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
         quick=options.quick,
         out=options.out,
     )
-    # The document alone goes to standard output.
+    # With --json standard output has only the JSON document, so progress goes to standard error.
     say = Progress(partial(print, file=sys.stderr, flush=True)) if options.json else Progress()
     if options.figures is not None:
         drawn = write_figures(settings, options.figures, say)
@@ -119,6 +119,6 @@ def _data(exploration: Exploration, page: Page, files: Sequence[Path]) -> dict[s
 
 
 def _price(plan: Plan) -> dict[str, Any]:
-    """Return the price of a plan on the chip of the plan's options."""
+    """Return step time, memory and the machine of a plan's price, as plain data."""
     cost = plan.overview().priced
     return {**machine_data(cost, plan.mesh), **dict(cost.hints.named())}

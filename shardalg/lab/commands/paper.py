@@ -29,7 +29,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the comparison; the exit status is 0 whatever the errors are."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    if options.figure is not None:  # no comparison for nothing
+    # A file that cannot be written raises now, not after the comparison.
+    if options.figure is not None:
         check_place(options.figure)
     # jax is loaded with these, so a wrong option does not wait for it.
     from shardalg.lab.evaluation.published import chosen

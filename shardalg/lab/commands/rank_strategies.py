@@ -57,7 +57,8 @@ def run(options: argparse.Namespace) -> int:
     """Print the ranking; after Ctrl-C print the candidates priced so far and return 130."""
     # Ranking runs no program, so JAX need not take hold of an accelerator.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    if options.html is not None:  # no search for nothing
+    # A file that cannot be written raises now, not after the search.
+    if options.html is not None:
         check_place(options.html)
     # jax is loaded with these, so a wrong option does not wait for it.
     from shardalg.algebra.notation.read import assignments
@@ -73,7 +74,8 @@ def run(options: argparse.Namespace) -> int:
         progress=_say,
         processes=options.processes,
     )
-    # Erase the progress line of a terminal: "\r\033[K" clears the line at the cursor.
+    # Without this the first line of the table would be written behind the progress text, which
+    # ends without a line break.
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)
     if options.html is not None:
@@ -111,12 +113,13 @@ def _data(ranking: Ranking, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _choices(options: argparse.Namespace) -> dict[str, Sequence[Any]]:
+    """Return the lists of choices that the user gave, by name, for `ranked.strategies`."""
     names = ("strategy", "batch", "microbatches", "rounds", "remat", "optimizer", "order")
     return {n: getattr(options, n) for n in names if getattr(options, n) is not None}
 
 
 def _positive(kind: type) -> Callable[[str], Any]:
-    """Return a parser of numbers above 0."""
+    """Return a function from an option's text to a number of this type, above 0."""
 
     def positive(text: str) -> Any:
         number = kind(text)
@@ -136,7 +139,7 @@ def _remat(text: str) -> str | bool:
 
 
 def _listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """Values of a kind with commas between them."""
+    """Return a function from an option's text, "a,b", to the list of its parts as `kind`."""
 
     def values(text: str) -> list[Any]:
         try:
@@ -150,7 +153,7 @@ def _listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 
 
 def _say(number: int, count: int, what: str) -> None:
-    """One line that is written over in a terminal, and one after another elsewhere."""
+    """Print the progress: in a terminal over the previous line, otherwise on a new line."""
     if sys.stderr.isatty():
         print(f"\r\033[K{number} of {count}: {what}", end="", file=sys.stderr, flush=True)
     else:

@@ -1,17 +1,19 @@
-"""Tables 5 to 8, whose models the paper leaves open in part: real plans, and one anchor per table.
+"""Predictions of Tables 5 to 8 from real plans, scaled by one measured column per table (anchor).
 
-Facts that the paper does not state come from the sources that it cites:
-- Conformer: devices are the stages alone (8 and 16), 32 taps as in arXiv:2005.08100. The raw
-  utilisation of the anchor says how many frames a sequence has: flops at 61.5e12 a second.
-- Sparse MoE: the 36 layers of GShard (arXiv:2006.16668), M = 1024, H = 8192, 16 heads of 128, to
-  which the parameter counts fit; sequences of 1024; a capacity of twice the mean, so that the
-  compute per sample is constant but for the gating. XLA made a prefix sum as a window over all
-  that came before (`tf2xla/kernels/scan_ops.cc`), one addition per place on the vector unit.
+The paper does not state all sizes of these models. The missing facts come from the sources that it
+cites:
+- Conformer: the devices are the stages alone (8 and 16), 32 taps as in arXiv:2005.08100. The number
+  of frames per sequence follows from the raw utilisation of the anchor, at 61.5e12 flops a second.
+- Sparse MoE: the 36 layers of GShard (arXiv:2006.16668), M = 1024, H = 8192, 16 heads of 128; the
+  parameter counts agree with these sizes. Sequences have 1024 tokens. The capacity is twice the
+  mean, so that the compute per sample is constant except for the gating. XLA computed a prefix sum
+  as a window over all earlier places (`tf2xla/kernels/scan_ops.cc`), with one addition per place on
+  the vector unit.
 - Hybrid MoE: 12 layers, M = 8192, D = 128, which the parameter counts determine; S as above.
-- U-Net: four levels (arXiv:1606.06650), the first of 128 channels. Images of a core are padded to
-  tiles of eight: features lie along the 128 lanes of a tile, the batch along its 8 rows (Google
-  Cloud TPU performance guide; the layout {4,0,3,2,1} of the TPU compiler).
-The seconds of one column, as measured, stand for all of this and for the chip's efficiency.
+- U-Net: four levels (arXiv:1606.06650), the first with 128 channels. The images of a core are
+  padded to tiles of eight: features lie along the 128 lanes of a tile, the batch along its 8 rows
+  (Google Cloud TPU performance guide; the layout {4,0,3,2,1} of the TPU compiler).
+The measured seconds of the anchor correct errors of these facts, and the chip's efficiency.
 """
 
 from __future__ import annotations
@@ -43,15 +45,18 @@ from shardalg.plan.plan import Plan
 from shardalg.spmd.instructions import Apply
 
 FRAMES = 608
+"""The frames of a Conformer's sequence; see the module docstring."""
 IMAGES = 8
-"""The least number of images of a core: the rows of a tile."""
-# Additions on the vector unit of a core of TPU v3: 8 by 128 lanes at 940 MHz (Norrie et al., IEEE
-# Micro 41, 2021).
+"""The number of images of a core is a multiple of the rows of a tile."""
 VECTOR_FLOPS_PER_S = 8 * 128 * 940e6
+"""Additions per second of a TPU v3 core's vector unit: 8 by 128 lanes at 940 MHz.
+
+Source: Norrie et al., IEEE Micro 41, 2021.
+"""
 
 
 def conformer(here: Column) -> Plan:
-    """Plan the step of a column of Table 5; in a circular schedule each layer is a round."""
+    """Return the plan of the step of a column of Table 5."""
     facts = here.facts
     stages, batches, layers = facts["pipeline_stages"], facts["num_microbatches"], facts["L"]
     # A stage of a circular schedule has one layer per round (section 3.3 of the paper).
@@ -63,7 +68,7 @@ def conformer(here: Column) -> Plan:
 
 
 def sparse(here: Column) -> Plan:
-    """Plan the step of a column of Table 6."""
+    """Return the plan of the step of a column of Table 6."""
     facts = here.facts
     capacity = 2 * 1024 // facts["E"]
     sizes: dict[str, Any] = {
@@ -80,7 +85,7 @@ def sparse(here: Column) -> Plan:
 
 
 def hybrid(here: Column) -> Plan:
-    """Plan the step of a column of Table 7."""
+    """Return the plan of the step of a column of Table 7."""
     facts = here.facts
     sizes: dict[str, Any] = {letter: facts[letter] for letter in "BHNE"}
     capacity = 2 * 1024 // facts["E"]
@@ -90,7 +95,7 @@ def hybrid(here: Column) -> Plan:
 
 
 def unet(here: Column) -> Plan:
-    """Plan the step of a column of Table 8, with images padded to full tiles of a core."""
+    """Return the plan of the step of a column of Table 8, with images padded to full tiles."""
     facts = here.facts
     x, y = facts["mesh"]
     # X splits the batch: each core has whole tiles of IMAGES rows, the last ones padding.
@@ -104,11 +109,13 @@ PLANS: Mapping[int, Callable[[Column], Plan]] = {5: conformer, 6: sparse, 7: hyb
 
 @cache
 def _planned(name: str) -> Plan:
+    """Return the plan of the step of the column with this id."""
     here = column(name)
     return PLANS[here.table](here)
 
 
 def _seconds(here: Column) -> float:
+    """Return the seconds of a column's step before the anchor's scale is applied."""
     plan = _planned(here.id)
     return float(
         plan.cost(slice_of(plan.mesh.size), overlap="dependences").step_time_s
@@ -129,7 +136,10 @@ def prefix_sums_s(plan: Plan) -> float:
 
 
 def predict(here: Column) -> Mapping[str, Prediction]:
-    """Return step time, and for pipelines peak memory, bubbles and recomputation in per cent."""
+    """Return predictions by quantity: the step time, and for pipelines three more quantities.
+
+    Those are the peak memory in GB, and bubbles and recomputation in per cent of the step.
+    """
     found = {STEP: anchored(here, ANCHORS[here.table], _seconds)}
     if BUBBLES in here.measured:
         plan = _planned(here.id)

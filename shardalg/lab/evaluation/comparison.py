@@ -1,6 +1,6 @@
-"""The paper's tables, predicted and measured: for people, and as plain data.
+"""The values of the paper's tables, predicted and measured: as text and as plain data.
 
-`PREDICTORS` maps each table to the model that predicts its columns.
+`PREDICTORS` maps the number of a table to the function that predicts its columns.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from shardalg.lab.evaluation.prediction import (
 from shardalg.lab.evaluation.published import Column
 from shardalg.tables import Table
 
-# The model of each table's columns; other tables are not modelled yet.
 PREDICTORS: Mapping[int, Predictor] = {
     2: two_dimensional.predict,
     3: two_dimensional.predict,
     4: pipelined_columns.predict,
     **dict.fromkeys(anchored_columns.PLANS, anchored_columns.predict),
 }
+"""The function that predicts a column, by the number of the column's table."""
 
 
 TITLES = {
@@ -64,8 +64,8 @@ def side_by_side(values: Sequence[Compared]) -> Table:
     found = {(value.column.id, value.quantity): value for value in values}
     rows = []
     for name, column in columns.items():
-        # The strongest use of the column in fitting. "anchor" is first: this one value replaces
-        # the facts that the paper does not state for its whole table.
+        # One value of a column may be fitted and another not: the row names the strongest use, and
+        # an anchor is the strongest, because its whole table is scaled to it.
         uses = {v.prediction.how for v in values if v.column == column and v.prediction}
         fitted = next((how for how in ("anchor", "trained", "held out") if how in uses), "-")
         facts = column.facts
@@ -76,6 +76,7 @@ def side_by_side(values: Sequence[Compared]) -> Table:
 
 
 def _cell(value: Compared) -> str:
+    """Return the text "predicted / measured error" of a value; "-" without a prediction."""
     if value.prediction is None or value.error is None:
         return f"- / {value.measured:g}"
     unit = "%" if value.unit == "%" else "pt"
@@ -96,7 +97,10 @@ def open_values(values: Iterable[Compared]) -> Iterator[str]:
 
 
 def _shortened(places: Sequence[str]) -> str:
-    """Join places that differ only in the column: sparse-bench c1 c2 peak_memory_GB."""
+    """Return a text of places (column id and quantity), joined where only the column differs.
+
+    For example, "sparse-bench c1 c2 peak_memory_GB".
+    """
     groups: dict[tuple[str, str], list[str]] = {}
     for place in places:
         column, quantity = place.split()

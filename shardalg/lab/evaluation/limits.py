@@ -1,4 +1,4 @@
-"""The step time of the 2D columns by cause, and on other machines."""
+"""The step times of the columns of Tables 2 and 3 by cause, and on other machines."""
 
 from __future__ import annotations
 
@@ -64,12 +64,17 @@ def stacked(columns: Sequence[Column]) -> Figure:
 
 
 def _plain(panel: Any) -> None:
+    """Give a panel a light horizontal grid and no top and right border."""
     panel.spines[["top", "right"]].set_visible(False)
     panel.grid(axis="y", color=BAND, lw=0.5)
 
 
 def compiled_peaks(path: str | Path) -> dict[str, dict[str, float]]:
-    """Read peak bytes by column from a record of `make aot`: planned, compiled, XLA's twin."""
+    """Return peak bytes by column from a record of `make aot`.
+
+    A column has the entries "planned" (our plan), "compiled" (our program after XLA's compiler) and
+    "xla" (XLA's own program of the same function), as far as the record has them.
+    """
     rows = json.loads(Path(path).read_text())["rows"]
     found: dict[str, dict[str, float]] = {
         row["column"]: next((f for f in row["figures"] if f["quantity"] == "peak_memory_bytes"), {})
@@ -88,7 +93,8 @@ def beside(
     """Draw step time and peak memory per column, predicted and measured; below, compiled peaks.
 
     Args:
-      compiled: as `compiled_peaks` reads it: of shallower models, hence beside their own plans.
+      compiled: peak bytes by column from `compiled_peaks`. The models have only four layers, so
+        the bars are compared with plans of four layers, in a panel of their own.
     """
     from shardalg.drawing import Drawing
 
@@ -110,12 +116,14 @@ def beside(
 
 
 def _bars(panel: Any, bars: Mapping[str, Sequence[float]], labels: Sequence[str]) -> None:
+    """Draw groups of bars: one group per label, with one bar per entry of `bars`."""
     width = 0.8 / len(bars)
     for number, ((name, sizes), color) in enumerate(zip(bars.items(), COLORS, strict=False)):
         places = [i + (number - (len(bars) - 1) / 2) * width for i in range(len(sizes))]
         panel.bar(places, sizes, width * 0.92, color=color, alpha=0.8, label=name)
     panel.set_xticks(range(len(labels)), labels, fontsize=6.5)
-    panel.set_ylim(top=1.15 * panel.get_ylim()[1])  # room for the legend
+    # Without the room at the top the legend would cover the highest bars.
+    panel.set_ylim(top=1.15 * panel.get_ylim()[1])
     panel.legend(frameon=False, fontsize=7, ncols=len(bars), loc="upper right")
     _plain(panel)
 
@@ -123,7 +131,7 @@ def _bars(panel: Any, bars: Mapping[str, Sequence[float]], labels: Sequence[str]
 def products(plan: Plan, chip: Hardware) -> Table:
     """Return a row per matrix product of a plan, with its flops per byte on a device.
 
-    `bound_by` is what its seconds at the datasheet's rates come from.
+    The column "bound_by" is "arithmetic" or "memory": the slower of both at the datasheet's rates.
     """
     rows = []
     for instruction in plan.program.block.instructions:
@@ -137,7 +145,6 @@ def products(plan: Plan, chip: Hardware) -> Table:
         # Each block is read or written once: the least traffic that a product can have.
         moved = sum(v.bytes for v in blocks)
         arithmetic, traffic = flops / chip.peak("bfloat16"), moved / chip.hbm_bytes_per_s
-        # Roofline: the slower of arithmetic and memory traffic bounds the product.
         bound = "arithmetic" if arithmetic >= traffic else "memory"
         shape = " x ".join(map(str, blocks[-1].shape))
         rows.append((shape, instruction.phase, flops, moved, flops / moved, bound))
@@ -147,7 +154,7 @@ def products(plan: Plan, chip: Hardware) -> Table:
 
 
 def roofline(found: Table, chip: Hardware) -> Figure:
-    """Draw matrix products below the roof of a chip: the rate that their traffic allows."""
+    """Draw the roofline of a chip, with the matrix products of `products` as points on it."""
     from shardalg.drawing import Drawing
 
     figure = Drawing(figsize=(6.2, 3.6), layout="constrained")
@@ -168,7 +175,7 @@ def roofline(found: Table, chip: Hardware) -> Figure:
 
 
 def elsewhere(column: Column, machines: Iterable[str | Topology]) -> Table:
-    """Price the same step on other machines of as many devices: seconds, utilisation, memory."""
+    """Return a row per machine with the price of a column's step: seconds, utilisation, memory."""
     transformer = model(column)
     rows = []
     for name in machines:

@@ -1,8 +1,8 @@
 """A training step of a decoder-only Transformer in plain JAX, as a user would write it.
 
-Published runs are priced by planning this function: nothing of it is known to the cost model. It
-has RMS norms, rotary positions, grouped keys and values, gated or plain feed-forward layers, Adam,
-and rematerialisation by the names of saved values, as MaxText and llm-foundry have.
+Published runs are priced by the plan of this function; the cost model has no special case for it.
+The step has RMS norms, rotary positions, grouped keys and values, gated or plain feed-forward
+layers, Adam, and rematerialisation by the names of saved values, as in MaxText and llm-foundry.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from shardalg.planner.propagate.strategy import Strategy
 
 Array = jax.Array
 Weights = Mapping[str, Array]
-# Axes that split the batch, and those of them that also split the weights (ZeRO, stage 3).
 BATCH_AXES = ("slice", "replica", "data", "fsdp")
+"""The mesh axes that split the batch."""
 WEIGHT_AXES = ("data", "fsdp")
+"""The mesh axes that also split the weights (ZeRO, stage 3)."""
 ROLES = ("parameters", "optimizer_state", "data", "data")
 
 
@@ -102,13 +103,14 @@ class LlamaSizes:
     @property
     def step_flops(self) -> int:
         """Flops of a step as published utilisations count them: 6 N D and whole attention."""
-        # The lookup of an embedding that is no projection has no product.
+        # An embedding that is not also the output projection is only looked up, without a product.
         used = self.parameters - (0 if self.tied else self.vocab * self.model_dim)
         attention = 12 * self.layers * self.seq * self.heads * self.head_dim
         return (6 * used + attention) * self.batch * self.seq
 
 
 def _norm(x: Array, scale: Array) -> Array:
+    """Return the RMS norm of `x` over its features, computed in float32."""
     wide = x.astype(jnp.float32)
     size = jnp.mean(wide * wide, axis=-1, keepdims=True)
     return (wide * lax.rsqrt(size + 1e-5) * scale).astype(x.dtype)
@@ -126,7 +128,7 @@ def _rotated(x: Array) -> Array:
 
 
 def _attended(sizes: LlamaSizes, q: Array, k: Array, v: Array) -> Array:
-    """Causal attention of (B, S, heads, D)."""
+    """Return the causal attention of queries, keys and values, each (B, S, heads, D)."""
     if sizes.kv_heads < sizes.heads:
         k, v = (jnp.repeat(x, sizes.heads // sizes.kv_heads, axis=2) for x in (k, v))
     # The name ON_CHIP tells the cost model that a kernel keeps the scores out of memory.
@@ -140,6 +142,7 @@ def _attended(sizes: LlamaSizes, q: Array, k: Array, v: Array) -> Array:
 
 
 def _layer(sizes: LlamaSizes, weights: Weights, x: Array) -> Array:
+    """Return the activations, (B, S, M), after one layer; `checkpoint_name` names are MaxText's."""
     w = {name: weight.astype(jnp.bfloat16) for name, weight in weights.items()}
     x = checkpoint_name(x, "decoder_layer_input")
     h = _norm(x, weights["norm_1"])
@@ -164,7 +167,7 @@ def _layer(sizes: LlamaSizes, weights: Weights, x: Array) -> Array:
 
 
 def _policy(sizes: LlamaSizes) -> Callable[..., Any] | None:
-    """Return what the backward pass keeps of a layer; None for its input alone."""
+    """Return the checkpoint policy of a layer; None keeps only the layer's input."""
     policies = jax.checkpoint_policies
     if sizes.saved or sizes.offloaded:
         return policies.save_and_offload_only_these_names(
@@ -189,11 +192,10 @@ def loss(sizes: LlamaSizes, params: Any, tokens: Array, targets: Array) -> Array
     if sizes.scan:
         x, _ = lax.scan(lambda x, weights: (layer(weights, x), None), x, params["layers"])
     else:
-        # JAX traces one jitted function once, however many layers call it.
+        # Without jit JAX would trace the layer once per call, and a deep model has many calls.
         layer = jax.jit(layer)
         for weights in params["layers"]:
             x = layer(weights, x)
-    # A tied model multiplies by the embedding again instead of by a table of its own.
     output = params["embedding" if sizes.tied else "output"].astype(jnp.bfloat16)
     logits = jnp.einsum("bsm,vm->bsv", _norm(x, params["norm"]), output).astype(jnp.float32)
     number = lax.broadcasted_iota(jnp.int32, logits.shape, 2)
@@ -210,7 +212,8 @@ def train_step(
     if sizes.microbatches == 1:
         value, grads = both(params, tokens, targets)
     else:
-        # Microbatches are taken from every device's part of the batch, so that none is moved.
+        # Each microbatch has rows of every device's part of the batch, so that no row moves to
+        # another device.
         parts = tuple(
             jnp.swapaxes(ids.reshape(-1, sizes.microbatches, sizes.seq), 0, 1)
             for ids in (tokens, targets)
@@ -222,7 +225,8 @@ def train_step(
             parts,
         )
     first, second, step = state
-    # Adam with decoupled weight decay (arXiv:1711.05101); moments start at zero, hence 1 - beta^t.
+    # Adam with decoupled weight decay (arXiv:1711.05101). The divisors 1 - beta^t below correct the
+    # bias of moments that start at zero.
     first = jax.tree.map(lambda m, g: (0.9 * m + 0.1 * g).astype(m.dtype), first, grads)
     second = jax.tree.map(lambda m, g: (0.95 * m + 0.05 * g * g).astype(m.dtype), second, grads)
     time = (step + 1).astype(jnp.float32)

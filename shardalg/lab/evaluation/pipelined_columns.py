@@ -2,10 +2,10 @@
 
 The narrow Transformer with its layers pipelined is planned under the paper's layout (stages along
 L, data along X, in-layer sharding along Y, weights not sharded along X), each layer recomputed in
-the backward pass. Embedding and softmax are data parallel along X and L: along X alone, which the
-paper does not exclude, logits would not fit at eight stages. Bubbles and recomputation are shares
-of the whole step, embedding, softmax and optimizer included, and no constant is fitted for them.
-One column gives the factor between seconds of the data sheet and measured ones.
+the backward pass. Embedding and softmax are data parallel along X and L; the paper does not exclude
+X alone, but then the logits would not fit the memory at eight stages. Bubbles and recomputation are
+shares of the whole step with embedding, softmax and optimizer, and no constant is fitted for them.
+One column gives the factor between the seconds of the data sheet and the measured seconds.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def pipelined(column: Column) -> Pipelined:
 
 
 def planned(column: Column) -> Plan:
-    """Plan the train step of a column."""
+    """Return the plan of the train step of a column."""
     return pipelined(column).model.plan(Mesh(column.mesh), TABLE_4, ONCE_A_STEP)
 
 
 def predict(column: Column) -> Mapping[str, Prediction]:
-    """Bubbles and recomputation in per cent of the step; peak memory in the paper's GB."""
+    """Return predictions by quantity: shares in per cent of the step, memory in GB, seconds."""
     plan, on = planned(column), slice_of(column.facts["devices"])
     spent = overheads(plan.program, plan.graph, on)
     return {
@@ -61,4 +61,5 @@ def predict(column: Column) -> Mapping[str, Prediction]:
 
 
 def _seconds(column: Column) -> float:
+    """Return the seconds of a column's step before the anchor's scale is applied."""
     return float(planned(column).cost(slice_of(column.facts["devices"])).step_time_s)

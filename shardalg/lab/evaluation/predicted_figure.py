@@ -1,4 +1,4 @@
-"""One figure of all predictions: seconds predicted against seconds measured, with error bands."""
+"""A figure of all predictions: predicted against measured seconds, with bands of the errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ BANDS = (0.05, 0.10)
 
 @dataclass(frozen=True)
 class Point:
-    """One configuration: measured, predicted, and whether constants were fitted on it."""
+    """The measured and predicted seconds of one configuration.
+
+    Attributes:
+      fitted: True if constants were fitted on the measured value.
+    """
 
     measured: float
     predicted: float
@@ -34,7 +38,7 @@ class Point:
 
     @property
     def error(self) -> float:
-        """Share of the measured value, signed.
+        """The error as a signed share of the measured value.
 
         >>> Point(2.0, 2.5).error
         0.25
@@ -72,8 +76,8 @@ def predicted_against_measured(
 ) -> Figure:
     """Draw a point per configuration; errors of at most 5 % and of at most 10 % are shaded.
 
-    Hollow points are those that constants were fitted on. The lower panel has the errors, which
-    logarithmic scales hide.
+    `found` has the points of each series by its name. A point is hollow if constants were fitted
+    on it. The lower panel shows the errors, because logarithmic scales hide small ones.
     """
     from shardalg.drawing import Drawing
 
@@ -108,13 +112,13 @@ def predicted_against_measured(
 
 
 def figure_of(values: Iterable[Compared]) -> bytes:
-    """Step times of the paper's columns and of the published rows, as a PNG image."""
+    """Return a PNG image with the step times of the paper's columns and of the published runs."""
     return png(predicted_against_measured({**step_times(values), **published_rows()}))
 
 
 def _draw(above: Axes, below: Axes, place: int, name: str, points: Sequence[Point]) -> None:
-    """One series in both panels."""
-    # A colour comes back with another marker, so that each series has a pair of its own.
+    """Draw the series number `place` in both panels: times above, errors below."""
+    # There are fewer colours than series may be: a repeated colour gets another marker.
     turn = place // len(COLORS)
     color, marker = COLORS[place % len(COLORS)], MARKERS[(place + 4 * turn) % len(MARKERS)]
     for fitted in (False, True):

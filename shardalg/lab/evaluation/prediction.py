@@ -1,11 +1,11 @@
-"""A predicted value beside its measured one, and where its constants are from.
+"""Predictions compared with the paper's measured values, and goals for their errors.
 
-How near to each measured value a prediction should come, or why the paper does not determine it.
+A goal limits the median and the largest error of a quantity in the tables with this goal. Errors of
+bytes and seconds are in per cent of the measured value, errors of shares are in points. A value
+that the paper does not determine has the reason instead of a goal.
 
-Goals are for the values of a table together: the median of the errors, and the largest of them.
-Bytes and seconds are compared in per cent of what was measured, shares in points.
-
-One measured column per table replaces the facts that the paper does not state about its steps.
+For Tables 4 to 8 one measured column per table (anchor) replaces the facts that the paper does not
+state about its steps: predictions of the other columns are scaled to it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PERCENT, POINTS = "%", "points"
 
 @dataclass(frozen=True)
 class Goal:
-    """The errors that predictions of one quantity should stay within.
+    """The limits for the errors of the predictions of one quantity.
 
     Attributes:
       median, most: limits of the median and the largest absolute error, in `unit`; None sets no
@@ -45,14 +45,14 @@ class Goal:
         return ", ".join(f"{name} {value:g} {self.unit}" for name, value in limits if value)
 
     def met(self, median: float, most: float) -> bool:
-        """Return True if errors of that median and that largest size are within the goal."""
+        """Return True if this median and this largest error are within the limits."""
         pairs = ((median, self.median), (most, self.most))
         return all(limit is None or found <= limit for found, limit in pairs)
 
 
 @dataclass(frozen=True)
 class Undetermined:
-    """Why the paper says too little for a value to be predicted."""
+    """A value that cannot be predicted, with the reason: a fact that the paper does not state."""
 
     reason: str
 
@@ -79,7 +79,8 @@ _SPARSE, _HYBRID, _SPATIAL = (
     for what in ("layers, widths and sequence length", "layers, M, D and S", "channel widths")
 )
 _ROUNDED = Undetermined("sizes are not stated, and the share is rounded to a per cent")
-# Tables 5 to 8 leave sizes open, so that their seconds need one anchor each.
+# Tables 5 to 8 leave sizes open: their bytes and flops are undetermined, and an anchor gives the
+# scale of their seconds.
 GOALS: Mapping[int, Mapping[str, Goal | Undetermined]] = {
     2: _TWO_D,
     3: _TWO_D,
@@ -108,28 +109,28 @@ def goal(column: Column, quantity: str) -> Goal | Undetermined:
     return MISPRINTS.get((column.id, quantity)) or GOALS[column.table][quantity]
 
 
-# The suffix of keys in plain data for each unit of errors.
 KEYS = {PERCENT: "pct", POINTS: "points"}
+"""The suffix of keys in plain data for each unit of errors."""
 NO_CONSTANT, TRAINED, HELD_OUT, ANCHOR = "no constant", "trained", "held out", "anchor"
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A model's value for one measured value.
+    """The predicted value of a measured quantity.
 
     Attributes:
-      value: in the unit of the measured one.
-      how: "no constant" was fitted for it; "trained": the value, or its column, is one that
-        constants were fitted on; "held out": fitted constants, on other columns; "anchor": the one
-        value of its table that stands for what the paper does not state.
+      value: the prediction, in the unit of the measured value.
+      how: the origin of the constants. "no constant": none was fitted. "trained": constants were
+        fitted on this column. "held out": constants were fitted on other columns. "anchor": the
+        other predictions of the table are scaled to this measured value.
     """
 
     value: float
     how: str = NO_CONSTANT
 
 
-# Predictions of a column by quantity; a quantity that it leaves out is not predicted.
 Predictor = Callable[[Column], Mapping[str, Prediction]]
+"""A function from a column to predictions by quantity, without those that it cannot predict."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class Compared:
 
     @property
     def error(self) -> float | None:
-        """Predicted less measured: in per cent of the measured value, of a share in points."""
+        """Predicted minus measured value in `unit`; None without a prediction."""
         if self.prediction is None:
             return None
         difference = self.prediction.value - self.measured
@@ -170,7 +171,7 @@ class Compared:
         return not fitted and isinstance(self.goal, Goal)
 
     def record(self) -> dict[str, Any]:
-        """Plain data, of numbers and texts."""
+        """Return the value, its prediction, error and goal as plain data."""
         found = self.prediction
         return {
             "table": self.column.table,
@@ -198,7 +199,7 @@ def compared(columns: Iterable[Column], predictors: Mapping[int, Predictor]) -> 
     """Return every measured value of the columns with its prediction.
 
     Args:
-      predictors: by table number; a table without one is not modelled.
+      predictors: a predictor by table number; columns of other tables have no predictions.
     """
     found: list[Compared] = []
     for each in columns:
@@ -215,7 +216,7 @@ def summary(values: Iterable[Compared]) -> Table:
 
 
 def _row(found: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return a row of the summary as a table shows it."""
+    """Return a row of the table `summary` from a record of `summary_records`."""
     quantity, tables, count, median, most, limits, met = found.values()
     if met is None:
         return quantity, tables, 0, "", "", limits, "not modelled yet"
@@ -233,6 +234,7 @@ def summary_records(values: Iterable[Compared]) -> list[dict[str, Any]]:
 
 
 def _judged(quantity: str, group: list[Compared]) -> dict[str, Any]:
+    """Return the record of one quantity and one goal: the errors of a group, and if it is met."""
     target = group[0].goal
     assert isinstance(target, Goal), "groups have goals"
     tables = ", ".join(map(str, sorted({value.column.table for value in group})))
@@ -250,7 +252,6 @@ def _judged(quantity: str, group: list[Compared]) -> dict[str, Any]:
     }
 
 
-# The anchor column of each table.
 ANCHORS = {
     4: "narrow-pipe-bench.c2",
     5: "conformer-pipe-bench.c2",
@@ -258,6 +259,7 @@ ANCHORS = {
     7: "hybrid-bench.c2",
     8: "unet-bench.c2",
 }
+"""The id of the anchor column by table number."""
 CHIP, CORES = "tpu_v3", 2
 
 
@@ -280,8 +282,9 @@ def anchored(
     """Return a model's value for a column, scaled to the measured value of the anchor's column.
 
     Args:
-      anchor: id of the column; of itself the prediction is the measured value, and marked so.
-      seconds: the model, in any unit.
+      anchor: the id of the anchor's column. For this column the prediction is the measured value,
+        marked "anchor".
+      seconds: the model's value of a column; its unit cancels.
     """
     there = column(anchor)
     if here.id == anchor:

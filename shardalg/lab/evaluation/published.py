@@ -19,7 +19,6 @@ from shardalg.errors import TableError
 
 PARAMETER_UNIT = 2**30
 """The paper's billion of parameters, derived: 32 of its layers are 64 * 2**30 exactly."""
-# The paper's table numbers, by the names of the tables in its source.
 NUMBERS = {
     "dense-bench": 2,
     "narrow-bench": 3,
@@ -29,6 +28,7 @@ NUMBERS = {
     "hybrid-bench": 7,
     "unet-bench": 8,
 }
+"""The paper's table numbers, by the names of the tables in its LaTeX source."""
 _UNITS = {"B": 1, "T": 1024}
 
 
@@ -48,7 +48,7 @@ class Column:
 
     @property
     def table(self) -> int:
-        """The number of its table.
+        """The number of the column's table in the paper.
 
         >>> column("hybrid-bench.c1").table
         7
@@ -76,7 +76,9 @@ class Column:
 
     @property
     def stated_parameters(self) -> float | None:
-        """The parameter count of the table's head, its billions being `PARAMETER_UNIT`.
+        """The parameter count in the head of the column; None if the paper does not state one.
+
+        The paper's billion is `PARAMETER_UNIT`.
 
         >>> column("dense-bench.c7").stated_parameters == 1024 * PARAMETER_UNIT
         True

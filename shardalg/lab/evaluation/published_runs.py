@@ -1,7 +1,8 @@
-"""Published training steps of dense models, and their prices by the plan of a plain JAX function.
+"""Published training steps of dense models, priced by the plan of a plain JAX function.
 
 `published_runs.json` has every run with its source: MaxText on TPU v4 to TPU7x and on H100,
-llm-foundry and torchtitan on A100 and H100. A run with `skip` is listed, never fitted.
+llm-foundry and torchtitan on A100 and H100. A run with a reason under `skip` is listed only: it is
+neither priced nor used in a fit.
 """
 
 from __future__ import annotations
@@ -65,13 +66,13 @@ class PublishedRun:
 
     @property
     def utilisation(self) -> float:
-        """Model flops utilization that was measured: 6 N D and whole attention over the peak."""
+        """The measured model flops utilisation: `LlamaSizes.step_flops` over the peak."""
         devices = math.prod(self.mesh.values())
         peak = self.machine.chip.peak("bfloat16")
         return self.sizes.step_flops / (devices * peak * self.step_s)
 
     def plans(self) -> dict[int, Plan]:
-        """Return plans of few layers, by their number: between two of them costs are linear."""
+        """Return plans by their number of layers: of all layers, or of those in `SHALLOW`."""
         depths = (self.sizes.layers,) if self.sizes.layers <= max(SHALLOW) else SHALLOW
         mesh = Mesh(dict(self.mesh))
         return {n: plan_step(replace(self.sizes, layers=n), mesh) for n in depths}
@@ -97,6 +98,7 @@ def published_runs() -> tuple[PublishedRun, ...]:
 
 
 def _run(row: Mapping[str, Any]) -> PublishedRun:
+    """Return the run of a row of `published_runs.json`."""
     given = {name: row[name] for name in _SIZES if name in row}
     lists = {name: tuple(given.get(name, ())) for name in ("saved", "offloaded")}
     rest = {f.name: row[f.name] for f in fields(PublishedRun) if f.name != "sizes"}
@@ -104,10 +106,10 @@ def _run(row: Mapping[str, Any]) -> PublishedRun:
 
 
 def errors_by_chip() -> Table:
-    """Return a row per chip and software: runs, and the errors of their prices, left out.
+    """Return a row per chip and software with the errors of the predicted step times.
 
-    Columns: chip, software, runs (priced), median and worst (leave-one-out, per cent), and skipped
-    runs, which are listed only.
+    Columns: chip, software, number of priced runs, median and worst error in per cent (leave one
+    out), number of skipped runs.
 
     >>> row = next(row for row in errors_by_chip() if row["chip"] == "tpu_v6e")
     >>> row["software"], row["runs"], row["median_pct"] < 4

@@ -1,7 +1,7 @@
 """The constants of TPU v3: the five columns that they are fitted on, and the fit.
 
-The columns are chosen before any measurement is read. They are the five, of both tables, that tell
-the two fitted constants apart best: the information matrix of their relative errors at the
+The choice of the columns uses no measured value. They are the five columns of Tables 2 and 3 that
+determine the two fitted constants best: the information matrix of their relative errors at the
 datasheet's seconds has the largest determinant (a D-optimal design). The memory traffic of matrix
 products takes no time of its own, because it overlaps with their arithmetic. A third constant slows
 pipelined steps, which the paper measured 1.1 to 1.7 times slower than the two constants predict.
@@ -33,7 +33,8 @@ from shardalg.models.deeper import work_of
 if TYPE_CHECKING:
     from shardalg.costs.calibration.by_cause import ProgramAmounts
 
-# Communication has one share here: the tables have no columns without tensor parallelism.
+# The three exposed shares are fitted as one, because every column has tensor parallelism: no column
+# shows the share of the other communication alone.
 FITTED = (
     Free(("matrix_efficiency",), (CHIP,)),
     Free(("exposed_weights", "exposed_data", "exposed_tensor"), (CHIP,)),
@@ -45,12 +46,12 @@ PROVENANCE = "GSPMD (arXiv:2105.04663), step times of five columns of Tables 2 a
 
 @cache
 def done(column: Column) -> ProgramAmounts:
-    """Return the work of a 2D column's step by cause, on the slice that it ran on."""
+    """Return the amounts of work of a column of Tables 2 and 3, on the slice that it ran on."""
     return done_on(column, topology(column))
 
 
 def done_on(column: Column, machine: Topology | Hardware) -> ProgramAmounts:
-    """Return the work of the step by cause on another machine."""
+    """Return the amounts of work of the column's step on this machine."""
     return work_of(column.facts["L"], plans(column), machine)
 
 
@@ -94,7 +95,7 @@ def fitted(steps: Sequence[Measured]) -> Fit:
 
 
 def with_pipelines(constants: Calibration) -> Calibration:
-    """Add the constant of pipelined steps that gives the anchor's measured time."""
+    """Return the constants with that of pipelined steps, solved for the anchor's measured time."""
     anchor = column(ANCHORS[4])
     plan = planned(anchor)
     work = amounts(plan.program, plan.graph, topology(anchor))

@@ -1,8 +1,9 @@
 """The 13 columns of Tables 2 and 3, predicted from real plans at the paper's sizes.
 
 The whole train step (embedding, loss, Adafactor, nothing rematerialised) is planned under the
-finalized strategy on the column's mesh, laid on the slice of TPU v3 that has so many cores. Every
-layer costs the same, so that two shallow plans give all of them, exactly (`models.deeper`).
+finalized strategy on the column's mesh, on the slice of TPU v3 with as many cores as the mesh has
+devices. All layers cost the same, so that plans of two and of three layers give the exact cost of
+any number of layers (`models.deeper`).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ figure 7.)"""
 
 
 def picture(settings: Settings, plans: Mapping[str, Plan]) -> Picture:
-    """Draw all programs, one below the other."""
+    """Return a picture of the plans' programs, one below the other; `plans` is by strategy."""
     panels = [
         Panel(name, made.program, made.graph, dim_names=settings.dim_names)
         for name, made in plans.items()
@@ -29,7 +29,7 @@ def picture(settings: Settings, plans: Mapping[str, Plan]) -> Picture:
 
 
 def section(settings: Settings, plans: Mapping[str, Plan]) -> Section:
-    """Return the drawing, and the last strategy's program as text."""
+    """Return a section with the drawing of all plans, and the last plan's program as text."""
     name, last = list(plans.items())[-1]
     parts = (INTRODUCTION, picture(settings, plans), f"The same of **{name}** as text:")
     return Section("The partitioned feed-forward layer", (*parts, last.listing()))

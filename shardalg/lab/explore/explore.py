@@ -1,7 +1,7 @@
-"""The whole exploration: plans, drawings, runs and proofs, as one page.
+"""The exploration of a Transformer: plans, drawings, runs and proofs, as one page.
 
-`Progress` prints a line with the seconds since the start for each piece of work. The terminal shows
-the brief tables and the conclusion; the files have everything.
+The files have the whole page; the terminal shows its short tables and the conclusion. `Progress`
+prints a line with the seconds since the start when a part of the work begins.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Progress:
     start: float = field(default_factory=time.perf_counter)
 
     def __call__(self, what: str) -> None:
-        """Write the line."""
+        """Write a line with the seconds since `start` and the name of the work."""
         self.write(f"[{self.clock() - self.start:5.1f} s] {what}")
 
 
@@ -97,7 +97,7 @@ class Exploration:
 
     @cached_property
     def layers(self) -> Plans:
-        """A layer with its gradient, per strategy."""
+        """The plan of a layer with its gradient, by strategy."""
         self.say(f"planning a layer under {', '.join(self.settings.strategies)}")
         return strategies.plans_of(self.settings, strategies.LAYER)
 
@@ -108,18 +108,18 @@ class Exploration:
 
     @cached_property
     def steps(self) -> Plans:
-        """The whole train step, its layers scanned, per strategy."""
+        """The plan of the whole train step with scanned layers, by strategy."""
         self.say(f"planning the train step of {self.settings.config.L} scanned layers")
         return strategies.plans_of(self.train_settings, strategies.TRAIN_STEP)
 
     @cached_property
     def priced(self) -> Plans:
-        """The paper's train step, its layers scanned and rematerialised, per strategy."""
+        """The plan of the paper's train step, layers scanned and rematerialised, by strategy."""
         self.say(f"planning the train step of the paper's {NAME}")
         return strategies.plans_of(PAPER, strategies.TRAIN_STEP)
 
     def page(self) -> Page:
-        """Return the report."""
+        """Return the report as a page with all sections."""
         config = self.settings.config
         sizes = ", ".join(f"{k}={getattr(config, k)}" for k in "BSMHNDVL")
         return Page(
@@ -155,7 +155,7 @@ class Exploration:
 
     @property
     def last_step(self) -> Plan:
-        """The train step under the last strategy: the one that is run and saved."""
+        """The plan of the train step under the last strategy; this plan is run and saved."""
         return self.steps[self.settings.strategies[-1]]
 
     def ran(self) -> Section:
@@ -199,7 +199,8 @@ def write_report(exploration: Exploration) -> tuple[Page, tuple[Path, ...]]:
       DeviceError: jax has started with fewer devices than the mesh needs.
     """
     settings, say = exploration.settings, exploration.say
-    settings.out.mkdir(parents=True, exist_ok=True)  # fails now rather than after the work
+    # A folder that cannot be made, or too few devices, raise now and not after minutes of work.
+    settings.out.mkdir(parents=True, exist_ok=True)
     if settings.can_run:
         host_devices(settings.mesh.size)
     page = exploration.page()

@@ -30,7 +30,12 @@ The losses differ by at most {error:.1e}, relatively."""
 
 @dataclass(frozen=True)
 class Trained:
-    """The plan of the foreign step, and losses of ours and of one device; empty if not run."""
+    """The plan of the third-party step, and the losses of its runs.
+
+    Attributes:
+      losses: the loss of each step of our program; () if it was not run.
+      expected: the loss of each step on one device; () if it was not run.
+    """
 
     plan: Plan
     losses: tuple[float, ...] = ()
@@ -38,13 +43,13 @@ class Trained:
 
     @property
     def error(self) -> float:
-        """Largest relative difference of a loss."""
+        """The largest relative difference of a loss from that on one device; 0 if not run."""
         pairs = zip(self.losses, self.expected, strict=True)
         return max((abs(a - b) / abs(b) for a, b in pairs), default=0.0)
 
     @property
     def kept(self) -> tuple[bool, ...]:
-        """True per array of the state if a step returns it in the sharding that it came in."""
+        """For each donated array: True if the step returns it with the sharding of its argument."""
         program, donated = self.plan.program, self.plan._traced.donated
         given = (program.argument_shardings[leaf] for leaf in donated)
         return tuple(a == b for a, b in zip(given, program.result_shardings, strict=False))
@@ -56,7 +61,7 @@ def missing() -> tuple[str, ...]:
 
 
 def plan_step(settings: Settings, step: Foreign) -> Plan:
-    """Plan the step, its state donated."""
+    """Return the plan of the third-party step, with parameters and optimizer state donated."""
     from shardalg.lab.foreign import DONATED, ROLES
 
     return plan(
@@ -71,9 +76,9 @@ def plan_step(settings: Settings, step: Foreign) -> Plan:
 
 
 def trained(settings: Settings) -> Trained:
-    """Plan the step, and run it if there are enough devices.
+    """Return the plan of the third-party step, and its losses if there are enough devices.
 
-    The packages are loaded here and not before: they are no dependencies of shardalg.
+    The packages of the step are imported here, because shardalg does not depend on them.
     """
     from shardalg.lab.foreign import build, train
     from shardalg.lower.three_ways import one_device
@@ -89,7 +94,7 @@ def trained(settings: Settings) -> Trained:
 
 
 def why_not(settings: Settings) -> str:
-    """Return why the step is left out; empty if it is not."""
+    """Return the reason why the third-party step is left out; "" if it is not left out."""
     if settings.quick:
         return "a quick exploration has no train steps"
     absent = missing()

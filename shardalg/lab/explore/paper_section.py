@@ -1,4 +1,4 @@
-"""The paper's 64B model in numbers, beside what the paper measured."""
+"""The predicted cost of the paper's 64B model, compared with the paper's measured values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from shardalg.models.transformer import WIDE_64B
 from shardalg.show.html import Section
 from shardalg.tables import Table
 
-# Layers unrolled and nothing rematerialised, as the paper's two-dimensional configurations are.
+# Unrolled and without rematerialisation, because the paper's two-dimensional configurations
+# rematerialise nothing: other forms of the model have other costs.
 UNROLLED = replace(PAPER, config=WIDE_64B, strategies=("finalized",))
 CHIP = "tpu_v3"
 INTRODUCTION = """The train step of {layers} unrolled layers with a batch of {batch} on {mesh},
@@ -82,7 +83,7 @@ def _why_two_times(unrolled: Cost, scanned: Cost) -> str:
 
 
 def beside_paper(cost: Cost) -> Table:
-    """Estimates, measurements and the relative difference."""
+    """Return a row per quantity: the estimate, the paper's measurement, the difference."""
     ours = {
         "peak_memory_gb": cost.peak_memory_bytes / 1e9,
         "step_time_s": cost.step_time_s,
@@ -96,14 +97,14 @@ def beside_paper(cost: Cost) -> Table:
 
 
 def by_class(peak: Liveness) -> Table:
-    """GB at the peak per class of value, the largest first."""
+    """Return a row per class of value with its GB at the peak, the largest first."""
     ordered = sorted(peak.by_class.items(), key=lambda pair: -pair[1])
     rows = ((name, round(size / 1e9, 4), f"{size / peak.peak_bytes:.1%}") for name, size in ordered)
     return Table(("memory_class", "gb", "share"), tuple(rows))
 
 
 def alive(peak: Liveness) -> Table:
-    """Return the values at the peak, joined per operator and source line, the largest first."""
+    """Return a row per class and source line with the values at the peak, the largest first."""
     groups: dict[tuple[str, str], list[int]] = {}
     for value in peak.alive:
         key = (value.memory_class, without_number(value.name))
@@ -127,7 +128,7 @@ def without_number(name: str) -> str:
 
 
 def moved(cost: Cost) -> Table:
-    """GB and seconds per step of each kind of collective, the most bytes first."""
+    """Return a row per kind of collective with its GB and seconds per step, most bytes first."""
     sums: dict[tuple[str, str, str], list[float]] = {}
     for item in cost.items:
         if item.is_communication:

@@ -1,4 +1,4 @@
-"""The proofs of the plans."""
+"""The report's section with the proofs of the plans."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLUMNS = ("plan", "merges", "merges_proved", "proofs_ms", "all_claims")
 
 
 def section(plans: Mapping[str, Plan]) -> Section:
-    """Return claims per plan, claims of the last plan by kind, and its slowest proofs."""
+    """Return a section with the claims per plan, and the proofs of the last plan in detail."""
     reports = {name: made.verify() for name, made in plans.items()}
     last, report = list(reports.items())[-1]
     slowest = statements(report.cells)

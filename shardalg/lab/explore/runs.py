@@ -1,4 +1,4 @@
-"""Plans run on CPU devices, beside XLA's partitioning of the same functions."""
+"""Runs of plans on CPU devices, compared with XLA's partitioning of the same functions."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from shardalg.show.figures import measured_times
 from shardalg.show.html import Picture, Section
 from shardalg.tables import Table, bytes_text, seconds_text
 
-# All devices share this machine's memory.
 MOST_BYTES = 2 << 30
+"""The largest sum of the peaks of all CPU devices, which share this machine's memory."""
 INTRODUCTION = """Each plan ran on {devices} CPU devices of this machine, in turns with the
 program that XLA's own partitioner makes of the same function and annotations. `error` is the
 largest relative difference of a result from the same function on one device, `xla_error` is
@@ -47,7 +47,7 @@ gathered again for the backward pass and freed in between, as in the paper;
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Arguments of a function, and its results on one device."""
+    """The arguments of a function, and its results on one device as `expected`."""
 
     arguments: tuple[Any, ...]
     expected: Any
@@ -55,7 +55,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class ExploredPlan:
-    """A plan and the results of running it."""
+    """A plan and the results of its run.
+
+    Attributes:
+      compared: errors, collectives and times of our program and XLA's.
+      hardware: the figures of the machine of the run.
+    """
 
     name: str
     plan: Plan
@@ -69,12 +74,12 @@ class ExploredPlan:
 
     @cached_property
     def beside(self) -> Table:
-        """Our collectives and XLA's, row by row."""
+        """A table of our collectives and XLA's, with a row per kind and axes."""
         theirs = hlo_table(self.compared.xla_collectives)
         return tables.beside(self.plan._collectives_table, theirs)
 
     def summary(self) -> tuple[object, ...]:
-        """Return errors and bytes."""
+        """Return the row of the table `SUMMARY`: errors, and bytes sent by our plan and XLA's."""
         total = next(iter(self.beside.where(kind="all")))
         compared = self.compared
         ours, theirs = total["wire_bytes_per_step"], total["xla_wire_bytes_per_step"]
@@ -84,14 +89,14 @@ class ExploredPlan:
         return (self.name, *(float(f"{e:.1e}") for e in errors), ours, theirs, ratio)
 
     def brief(self) -> tuple[object, ...]:
-        """Return error, bytes and times, ours and XLA's, in readable units."""
+        """Return the row of the table `BRIEF`: error, bytes and times in readable units."""
         name, error, _, ours, theirs, _ = self.summary()
         measured = self.compared.measurement
         times = (seconds_text(timing.median_s) for timing in (measured.ours, measured.xla))
         return (name, error, bytes_text(ours), bytes_text(theirs), *times)
 
     def times(self) -> tuple[object, ...]:
-        """Return times in milliseconds."""
+        """Return the row of the table `TIMED`: measured and estimated times in milliseconds."""
         measured = self.compared.measurement
         spreads = (
             round(value * 1e3, 3)
@@ -104,7 +109,7 @@ class ExploredPlan:
         return (self.name, *spreads, round(measured.ratio, 3), *beside, error)
 
     def memory(self) -> tuple[object, ...]:
-        """Return bytes per device."""
+        """Return the row of the table `HELD`: peak bytes per device, planned and compiled."""
         measured = self.compared.measurement
         compiled = measured.memory.total_bytes, measured.xla_memory.total_bytes
         return (self.name, self.cost.peak_memory_bytes, *compiled)
@@ -126,7 +131,7 @@ def not_run(reason: str) -> Section:
 
 
 def why_not(settings: Settings, plans: Mapping[str, Plan]) -> str:
-    """Return why the plans are not run here; empty if they are."""
+    """Return the reason why the plans are not run on this machine; "" if they are run."""
     needed = settings.mesh.size
     if not settings.can_run:
         return f"the mesh has {needed} devices and --devices allows {settings.devices}"
@@ -153,7 +158,7 @@ def run(settings: Settings, plan: Plan, data: Sample) -> Comparison:
 
 
 def _ran(devices: int, runs: Sequence[ExploredPlan]) -> str:
-    """Return a sentence with the largest error of all runs and the bytes sent beside XLA's."""
+    """Return a sentence with the largest error of all runs, and our bytes as a share of XLA's."""
     worst = max(r.compared.relative_error for r in runs)
     totals = [next(iter(r.beside.where(kind="all"))) for r in runs]
     ours, theirs = (sum(total[n] for total in totals) for n in SENT)

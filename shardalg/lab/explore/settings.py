@@ -1,4 +1,4 @@
-"""Settings of an exploration: model sizes, mesh, strategies, and the amount of runs."""
+"""The settings of an exploration: model sizes, mesh, strategies, and the extent of the runs."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ SIZES = tuple(field.name for field in fields(Config) if len(field.name) == 1)
 
 @dataclass(frozen=True)
 class Settings:
-    """One exploration.
+    """The settings of one exploration.
 
     Attributes:
       config: the Transformer's sizes.
-      mesh: two axes, the paper's X and Y whatever they are called.
+      mesh: a mesh of two axes, which are the paper's X and Y in this order, with any names.
       strategies: names of rows of Table 1.
-      devices: run plans on up to so many CPU devices; 0 runs nothing.
-      quick: fewer timed runs, no whole train steps.
-      steps: training steps of the foreign model.
-      seed: of the numbers that plans run on.
-      out: folder of the report.
+      devices: the largest number of CPU devices that plans run on; 0 runs nothing.
+      quick: True for fewer timed runs, and no whole train steps.
+      steps: the number of training steps of the third-party model.
+      seed: the seed of the random arguments of the runs.
+      out: the folder of the report.
 
     Raises:
-      MeshError: the mesh has not two axes. StrategyError: an unknown strategy, or none.
+      MeshError: the mesh does not have two axes. StrategyError: an unknown strategy, or none.
     """
 
     config: Config = SMALL
@@ -72,12 +72,14 @@ class Settings:
 
     @property
     def repeats(self) -> int:
-        """Timed runs of each executable."""
+        """The number of timed runs of each executable."""
         return 5 if self.quick else 15
 
     @property
     def dim_names(self) -> dict[int, str]:
-        """Size of a dimension of the feed-forward layer to its letter, where no two are equal.
+        """The letter of each dimension of the feed-forward layer by its size.
+
+        Sizes that two dimensions have are left out.
 
         >>> Settings(replace(SMALL, B=32)).dim_names
         {128: 'M', 512: 'H'}
@@ -88,7 +90,7 @@ class Settings:
 
 
 PAPER = Settings(replace(WIDE, scan=True), Mesh({"X": 8, "Y": 16}))
-"""The column `paper_column.COLUMN`, with layers scanned and rematerialised."""
+"""The first column of the paper's Table 2, with layers scanned and rematerialised."""
 
 
 def config_of(model: str, sizes: str = "") -> Config:

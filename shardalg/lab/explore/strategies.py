@@ -1,6 +1,6 @@
-"""The strategies compared: collectives of one layer, forward and backward.
+"""The report's comparison of strategies: collectives of a layer, memory and price of a train step.
 
-`COLUMN` is the paper's column that the report prices.
+`COLUMN` is the paper's column with which the price is compared.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MEASURED = {
     "step_time_s": COLUMN.measured["step_time_s"],
     "flops_utilization": round(COLUMN.measured["flops_util_pct"] / 100, 4),
 }
-"""Under the strategy `finalized`; the paper prints shares in per cent."""
+"""The measured values of `COLUMN`, under the strategy `finalized`; the share is a fraction."""
 
 
 def parameters_text(config: Config) -> str:
@@ -53,7 +53,8 @@ def parameters_text(config: Config) -> str:
 
 LAYER, TRAIN_STEP = "layer_gradient", "train_step"
 SENT = tuple(f"{part}wire_bytes_per_step" for part in ("forward_", "backward_", ""))
-ANY = Hardware("any")  # memory does not depend on it
+ANY = Hardware("any")
+"""Hardware without figures, for memory, which does not depend on a chip's rates."""
 SHOWN = ("phase", "kind", "mesh_axes", "executions", "wire_bytes", "role", "op", "source", "why")
 INTRODUCTION = """One Transformer layer (attention, feed-forward, norms, residuals) with its
 gradient, planned under each row of the paper's Table 1 (GSPMD, arXiv:2105.04663). Nothing below
@@ -74,7 +75,7 @@ rematerialises nothing. For the finalized strategy the paper measured {step_time
 
 
 def plans_of(settings: Settings, name: str) -> dict[str, Plan]:
-    """Plan the same part under each strategy; it is traced once."""
+    """Return the plans of a part of the model by strategy; `name` is one of `training.PARTS`."""
     # Strategies differ in annotations only, so all plans start from one traced graph.
     first, *others = settings.strategies
     plans = {first: plan_part(settings.config, settings.mesh, first, name)}
@@ -93,7 +94,6 @@ def sections(plans: Mapping[str, Plan]) -> tuple[Section, ...]:
         png(wire_bytes_bars(summed)),
         "Bytes that each device sends in one layer, by strategy, phase and kind of collective.",
     )
-    # The brief table has the units that people say.
     sent = (
         (row["strategy"], row["collectives"], *(bytes_text(row[name]) for name in SENT))
         for row in tables.totals(found)
@@ -112,6 +112,7 @@ def sections(plans: Mapping[str, Plan]) -> tuple[Section, ...]:
 
 
 def _least(found: Mapping[str, Table]) -> str:
+    """Return a sentence with the strategy that sends the fewest bytes in a layer."""
     sent = {row["strategy"]: row["wire_bytes_per_step"] for row in tables.totals(found)}
     least = min(sent, key=lambda name: sent[name])
     others = ", ".join(f"{n} {bytes_text(sent[n])}" for n in sent if n != least)
@@ -122,7 +123,7 @@ def _least(found: Mapping[str, Table]) -> str:
 
 
 def memory_section(plans: Mapping[str, Plan]) -> Section:
-    """Peak memory of the train step per strategy, by class of value."""
+    """Return a section with the peak memory of the train step by strategy and class of value."""
     peaks = {name: plan.cost(ANY).memory for name, plan in plans.items()}
     classes = tuple(dict.fromkeys(kind for peak in peaks.values() for kind in peak.by_class))
     rows = (
@@ -134,7 +135,7 @@ def memory_section(plans: Mapping[str, Plan]) -> Section:
 
 
 def price_section(plans: Mapping[str, Plan], chip: str = "tpu_v3") -> Section:
-    """Return the time and memory of a step on a chip, per strategy."""
+    """Return a section with the predicted time and memory of a step on a chip, by strategy."""
     columns = (
         "strategy", "step_time_s", "compute_s", "communication_s", "peak_memory_gb",
         "flops_utilization", "fits",
@@ -146,6 +147,7 @@ def price_section(plans: Mapping[str, Plan], chip: str = "tpu_v3") -> Section:
 
 
 def _priced_as(plans: Mapping[str, Plan], chip: str) -> str:
+    """Return a sentence with the strategies that fit the chip, and the fastest of these."""
     costs = {name: plan.cost(chip) for name, plan in plans.items()}
     # A step that fits is preferred to every step that does not; among equals the faster one.
     best = min(costs, key=lambda name: (not costs[name].fits, costs[name].step_time_s))
@@ -167,6 +169,7 @@ def _priced_as(plans: Mapping[str, Plan], chip: str) -> str:
 
 
 def _price_words(plans: Mapping[str, Plan], chip: str) -> str:
+    """Return the introduction of the section of prices."""
     config, finalized = PAPER.config, plans.get("finalized")
     return PRICE.format(
         name=NAME,

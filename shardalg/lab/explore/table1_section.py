@@ -26,8 +26,8 @@ from shardalg.show.html import Picture, Section
 from shardalg.sizes.formula import Formula
 from shardalg.tables import Table
 
-# The first column of the paper's Table 2: sizes have the paper's letters, and these hints.
 HINTS = Settings(SIZES, MESH)
+"""The first column of the paper's Table 2: its sizes are the hints of the symbolic sizes."""
 INTRODUCTION = """The paper's Table 1 (GSPMD, arXiv:2105.04663), not written down but derived: the
 attention and feed-forward layers are traced with named sizes, planned at the hints {hints} on
 {mesh}, and every byte of the programs is priced in those names. **Memory** is what one device
@@ -56,7 +56,7 @@ CAPTION = "Bytes of one device in one layer, against the size of each mesh axis.
 
 
 def sections(settings: Settings = HINTS) -> tuple[Section, ...]:
-    """Return the table with its comparison to the paper, and its curves."""
+    """Return the sections of Table 1: its orders and the paper's, conditions, norms, curves."""
     parts = layer_costs(settings.config, settings.mesh, settings.strategies)
     layers = plans_of(settings, LAYER)
     return (
@@ -68,6 +68,7 @@ def sections(settings: Settings = HINTS) -> tuple[Section, ...]:
 
 
 def _derived(settings: Settings, parts: Mapping[str, Costs]) -> Section:
+    """Return the section with the derived table; `parts` has the costs by strategy."""
     first = next(iter(parts.values()))
     sizes = ", ".join(f"{n}={v}" for n, v in first.hints.items() if n not in settings.mesh.shape)
     facts = dict.fromkeys(fact for found in parts.values() for fact in found.facts)
@@ -97,7 +98,7 @@ def _choices(layers: Mapping[str, Plan]) -> Section:
 
 
 def nearest(plans: Mapping[str, Plan], count: int = MOST_CHOICES) -> Table:
-    """Per plan, the choices that other sizes would change first."""
+    """Return, for each plan, its `count` choices that other sizes would change first."""
     columns = ("condition", "margin", "place", "decides", "flips")
     rows = []
     for name, plan in plans.items():
@@ -108,7 +109,11 @@ def nearest(plans: Mapping[str, Plan], count: int = MOST_CHOICES) -> Table:
 
 
 def _apart(settings: Settings, parts: Mapping[str, Costs], layers: Mapping[str, Plan]) -> Section:
-    """Return the costs of norms and residuals of a layer, and of a layer in a train step."""
+    """Return a section with the costs that are not in Table 1.
+
+    These are the costs of norms and residuals (the layer without its `parts`), and of one more
+    layer in a train step. `layers` has the plan of a whole layer by strategy.
+    """
     whole = {name: costs_of(layers[name]) for name in parts}
     added = {name: whole[name].scaling - found.scaling for name, found in parts.items()}
     steps = {name: costs_of(plan, per="L") for name, plan in plans_of(settings, TRAIN_STEP).items()}
@@ -119,7 +124,7 @@ def _apart(settings: Settings, parts: Mapping[str, Costs], layers: Mapping[str, 
 
 
 def _statistics(added: Mapping[str, Scaling]) -> str:
-    """Return the sizes of the values that norms and residuals add."""
+    """Return a text with the sizes of the values that norms and residuals add."""
     values = (value for found in added.values() for value in found.values())
     names = {name for value in values for name in Formula.of(value).names}
     features = sorted(names & set("MHND"))
@@ -135,6 +140,6 @@ def _orders(parts: Mapping[str, Costs], whole: Mapping[str, Costs]) -> str:
 
 
 def curves(parts: Mapping[str, Costs]) -> Section:
-    """Each cost against the size of each mesh axis."""
+    """Return a section with the curves of each cost over the size of each mesh axis."""
     picture = Picture("scaling", png(scaling_curves(parts)), CAPTION)
     return Section("Costs against the mesh", (CURVES, picture))
