@@ -397,7 +397,7 @@ UNPLACED = "(unknown line)"
 
 
 def _lines(stages: Stages, told: Completion) -> Iterator[tuple[object, ...]]:
-    """Yield a row per source line and phase, in program order, with collectives of both sides."""
+    """Yield a row per source line and phase, in program order, with our collectives and XLA's."""
     graph, asked = stages.graph, told.graph or stages.graph
     mine = _grouped((_line(graph, _node(stages, m)), m) for m in stages.traffic.collectives)
     other = _grouped((_line(asked, node_of(c.op_name, asked)), c) for c in told.collectives)

@@ -79,7 +79,7 @@ class Reshard(Answer):
 
     @property
     def _here(self) -> Sharding:
-        """The target with the device order of the source's mesh."""
+        """The sharding `target`, on a mesh with the device order of the source's mesh."""
         if self.target.mesh == self.source.mesh:
             return self.target
         return replace(self.target, mesh=self.source.mesh)

@@ -497,7 +497,7 @@ class _Sizes:
 
     @cached_property
     def names(self) -> tuple[Formula, ...]:
-        """The names of sizes of dimensions, each as a formula that is this name."""
+        """The named sizes of dimensions, each as a formula that consists of the name alone."""
         return tuple(symbol(name) for name in self.stages.symbols.sizes)
 
     def is_right(self, formula: Size, place: Place) -> bool:

@@ -27,7 +27,7 @@ SHORT_KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A piece of a label, with mesh axes as its subscript."""
+    """A piece of a box's text, drawn with mesh axes as its subscript."""
 
     text: str
     axes: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ def boxes(
 
 @dataclass(frozen=True)
 class _DiagramReader:
-    """A program with the graph that it computes, and the letters of dimension sizes."""
+    """Makes the boxes of a program, with the graph that it computes and letters for sizes."""
 
     program: SpmdProgram
     graph: Graph

@@ -109,7 +109,7 @@ def _data(verdict: Verdict, seconds: float, proofs: list[Proof]) -> dict[str, ob
 
 
 def _decided(relation: str, pair: tuple[Sharding, Sharding], policy: str) -> tuple[Verdict, float]:
-    """Return the verdict on two shardings, and the processor seconds of it and its reason."""
+    """Return the verdict on two shardings, and the processor seconds to find it with its reason."""
     for _ in range(2):  # the first run also loads modules
         start = time.thread_time()
         verdict = RELATIONS[relation](*pair, policy)

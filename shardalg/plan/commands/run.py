@@ -114,7 +114,11 @@ def _local(options: argparse.Namespace) -> None:
 
 
 def _member(options: argparse.Namespace, carry: Mapping[int, int]) -> int:
-    """Run as one process of a cluster's job, or alone."""
+    """Run the function as one process of a cluster's job, or alone; return the exit status.
+
+    Args:
+      carry: the number of the result that becomes each argument of the next step.
+    """
     from shardalg.lower.axes import FORCED, host_devices
     from shardalg.lower.running.processes import abandon, join, leave
 

@@ -194,7 +194,7 @@ class StrategyComparison(Answer):
 
     @staticmethod
     def of(rows: Iterable[ComparedStrategy]) -> StrategyComparison:
-        """Return the comparison of compared strategies that are in any order, ranked."""
+        """Rank strategies that are given in any order, and return their comparison."""
         ranked = sorted(rows, key=lambda row: (row.plan is None, not row.fits, row.order))
         return StrategyComparison(tuple(ranked))
 

@@ -59,7 +59,7 @@ class CollectiveExplanation(Answer):
 
     @property
     def annotations(self) -> tuple[Annotated, ...]:
-        """The annotations behind both sides, the value's own first."""
+        """The annotations behind the two shardings `has` and `needs`, those of the value first."""
         return tuple(dict.fromkeys((*self.has.annotations, *self.needs.annotations)))
 
     @property
@@ -137,7 +137,7 @@ class CollectiveExplanation(Answer):
         return self.changes
 
     def parts(self) -> Parts:
-        """Return the headline, the two sides, and the changes that would remove it."""
+        """Return the headline, both shardings, and the changes that would remove the collective."""
         return (
             self.headline,
             self.sides,

@@ -225,7 +225,7 @@ class PlanDifference(Answer):
 
     @property
     def is_empty(self) -> bool:
-        """True if both plans are the same."""
+        """True if no value, collective or total differs between the two plans."""
         changed = any(self.totals["difference"])
         return not (changed or len(self.values) or len(self.collectives))
 

@@ -178,7 +178,11 @@ def annotated(sharded: ShardedGraph, reason: Reason) -> Annotated | None:
 
 
 def _site(sharded: ShardedGraph, reason: Reason) -> Annotated | None:
-    """Return the site that makes a value, or the last site that reads it."""
+    """Return the annotated site that makes a step's value, or the last one that reads it, or None.
+
+    Args:
+      reason: the step of completion. If its kind is "annotated", a site makes its value.
+    """
     graph, given = sharded.graph, sharded.annotations.sites
     made = reason.kind == "annotated"
     found = None

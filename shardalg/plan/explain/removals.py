@@ -189,7 +189,7 @@ def _pairs(trials: Trials, moved: MovedValue, tried: tuple[Trial, ...]) -> Itera
 
 
 def _second(trials: Trials, moved: MovedValue, first: AnnotationChange) -> Iterator[Changes]:
-    """Yield pairs of a first change, and a change behind a collective that remains after it."""
+    """Yield pairs of `first` and a change that may remove a collective left by `first`."""
     stages = trials.under(first.applied(trials.stages.annotations))
     for left in _left(trials.stages, stages, moved, MOST_LEFT):
         sides = disagreement(stages.sharded, stages.traffic, left)

@@ -55,12 +55,12 @@ class Group:
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """The shape, if it is known."""
+        """The shape that all arrays of the group have; None if it is not known."""
         return self.arrays[0].shape
 
     @property
     def has_batch(self) -> bool:
-        """True if a dimension is one of the batch, as of activations and data."""
+        """True if the name of a dimension contains "batch", as in activations and data."""
         return any("batch" in name for name in self.names if name)
 
 
@@ -114,7 +114,7 @@ class AppliedRules:
 
     @cached_property
     def in_use(self) -> frozenset[int]:
-        """Positions in the list of the rules that apply to some array."""
+        """The positions (in the list of rules) of all rules that apply to an array."""
         return frozenset(rule for group in self.groups for rule in group.applied.values())
 
     @cached_property
@@ -313,7 +313,7 @@ def _collisions(laid: AppliedRules, group: Group) -> Iterator[Finding]:
 
 
 def _uneven(laid: AppliedRules, group: Group) -> Iterator[Finding]:
-    """Yield a finding per dimension whose size its rule's axes do not divide."""
+    """Yield a finding per dimension whose size is no multiple of the devices on its rule's axes."""
     if group.shape is None:
         return
     for at, i in sorted(group.applied.items()):

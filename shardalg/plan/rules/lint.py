@@ -31,5 +31,5 @@ def lint(rules: LogicalRules, arrays: Any, fn: Any, names: Any) -> Findings:
 
 
 def _order(finding: Finding) -> tuple[bool, int]:
-    """Return the place of a finding: by rule, findings without one last."""
+    """Return the key by which findings are sorted: by rule, those without a rule last."""
     return finding.rule is None, finding.rule or 0

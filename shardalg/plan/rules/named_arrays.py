@@ -55,7 +55,7 @@ class NamedTree(NamedTuple):
     structure: Any
 
     def filled(self, leaves: Sequence[Any]) -> Any:
-        """Return a pytree of the same structure with these leaves."""
+        """Return a pytree with this structure, and `leaves` in place of the arrays."""
         return jax.tree.unflatten(self.structure, leaves)
 
 

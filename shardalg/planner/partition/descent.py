@@ -188,7 +188,7 @@ class UnitProblem:
         )
 
     def total(self, taken: Sequence[int]) -> float:
-        """Return the seconds of the whole step: all units and all moves of values."""
+        """Return the seconds of a step, units and moves of values, if units take these options."""
         compute = sum(options[k].seconds for options, k in zip(self.units, taken, strict=True))
         return compute + sum(self.result_sharding(value, taken)[0] for value in self.values)
 

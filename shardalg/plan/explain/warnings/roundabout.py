@@ -136,7 +136,11 @@ def unread(graph: Graph) -> Table:
 def _warning(
     program: SpmdProgram, graph: Graph, node: Node, steps: list[Execution]
 ) -> tuple[object, ...] | None:
-    """Return the row of an operator that is not partitioned; None if it needs no warning."""
+    """Return the warning about an operator that is not partitioned; None if it needs no warning.
+
+    Args:
+      steps: the instructions of the program that belong to the operator.
+    """
     rows = None if node.bodies else rules(node.signature)
     if (
         node.bodies

@@ -221,7 +221,7 @@ def best_independent(values: Values, conflicts: Conflicts) -> frozenset[int]:
 
 
 def _components(left: frozenset[int], conflicts: Conflicts) -> list[frozenset[int]]:
-    """Return the classes in groups between which there is no conflict."""
+    """Split the classes `left` into groups; classes of different groups never conflict."""
     waiting, found = set(left), []
     while waiting:
         group, open_ = set[int](), {min(waiting)}
