@@ -97,7 +97,7 @@ def exposed_s(item: Item, calibration: Calibration) -> Any:
         causes = {cause for cause, _ in item.seconds}
         slowest = next((cause for cause in shares if cause in causes), LINK)
         shares = dict.fromkeys(causes, shares[slowest])
-    # A zero stays a whole number, which is added to formulas.
+    # Zeros are left out: a share of a zero is a float, and formulas take only exact numbers.
     found = ((seconds, shares.get(cause, 1.0)) for cause, seconds in item.seconds)
     return total(times(s, share) for s, share in found if has_formula((s,)) or s)
 

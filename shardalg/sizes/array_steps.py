@@ -111,7 +111,7 @@ class Code:
         if users < 2:
             parts = [self.product(powers, c) for powers, c in terms.items()]
             return _fold(self, "add", parts)
-        # Factor out the smallest power that all of these terms have.
+        # As in Horner's scheme, a power that all of these terms have is multiplied only once.
         least = min(e for powers in terms for b, e in powers if b == base)
         inside = {
             frozenset(

@@ -93,7 +93,7 @@ def _quotient(above: Formula, below: Formula) -> str:
     above, below = above / common, below / common
     if len(below.terms) == 1:
         ((monomial, factor),) = below.terms.items()
-        # One term below the line divides every term above it.
+        # A denominator of one term divides each term above it, so the text needs no brackets.
         return _text(above / Formula({monomial: 1}), factor)
     scale = max(below.terms.values())
     top = _text(above, scale)

@@ -199,7 +199,7 @@ def less(first: Formula, second: Formula) -> str:
     if not difference:
         return "never"
     above, _ = difference.fraction
-    # Divide by the largest product of sizes and the largest number that divide all terms.
+    # A positive factor of all terms does not change the sign, so the inequality is divided by it.
     powers = [dict(monomial) for monomial in above.terms]
     least = {f: min(found.get(f, 0) for found in powers) for f in {f for p in powers for f in p}}
     numbers = [Fraction(c).numerator for c in above.terms.values()]

@@ -96,7 +96,7 @@ def bits_of(equation: Any) -> Any | None:
     def bits(words: Any) -> Any:
         return kind.random_bits(words, width, shape)
 
-    # One `vmap` per dimension of the array of keys.
+    # `bits` takes a single key, so each dimension of the array of keys needs a `vmap`.
     for _ in keys.shape:
         bits = jax.vmap(bits)
     spec = jax.ShapeDtypeStruct(keys.shape, keys.dtype)
@@ -193,7 +193,7 @@ def _stacked(equation: Any) -> Any:
         return _body(
             lambda *xs: lax.concatenate([lax.expand_dims(x, (axis,)) for x in xs], axis), equation
         )
-    # An unstack is one slice per result, without the dimension.
+    # `unstack` removes the dimension, which a slice alone would keep with size 1.
     return _body(
         lambda x: [
             lax.index_in_dim(x, k, axis, keepdims=False) for k in range(len(equation.outvars))

@@ -263,7 +263,7 @@ def points_of(
     arrays = {name: np.asarray(value) for name, value in given.items()}
     swept = {name: array for name, array in arrays.items() if array.ndim}
     known = point_of(named, {n: v for n, v in given.items() if n not in swept})
-    # The same checks apply to the names of swept sizes.
+    # The names of swept sizes are checked too; the number 1 stands for their arrays.
     point_of(named, dict.fromkeys(swept, 1))
     if not swept:
         raise SymbolError(
