@@ -146,7 +146,7 @@ def _equal_to_earlier(graph: Graph, block: Block) -> Iterator[int]:
     known: dict[object, tuple[int, ...]] = {}
     for position, instruction in enumerate(block.instructions):
         attributes, node = instruction.attributes, instruction.node
-        # Only an operator depends on the node that it is for; a move is what its attributes say.
+        # Collectives are equal if their attributes are; an operator's parameters are in its node.
         own = None
         if node is not None and isinstance(attributes, Operator):
             own = graph.nodes[node].signature
@@ -169,7 +169,8 @@ def _latest_beside(block: Block, position: int, made: Made) -> tuple[int, ...]:
     Args:
       position: position of the collective. made: position of the instruction of each local.
     """
-    # Follow the result through operators without another operand, such as transposes.
+    # Operators without another operand, such as transposes, have no operand to wait for: search
+    # the consumers of their results.
     mine = set(block.instructions[position].results)
     for instruction in block.instructions[position + 1 :]:
         if mine.isdisjoint(instruction.operands):
@@ -263,7 +264,7 @@ def _without_mesh(value: Any, known: dict[Any, Any]) -> Any:
         return known[value]
     if isinstance(value, jax.core.AbstractValue):
         return _type_without_mesh(value)
-    if is_dataclass(value) and not isinstance(value, type):  # blocks and their maps of indices
+    if is_dataclass(value) and not isinstance(value, type):  # a kernel's block mapping has jaxprs
         mine = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
         made = {name: _without_mesh(inner, known) for name, inner in mine.items()}
         return replace(value, **made) if any(made[n] is not mine[n] for n in mine) else value

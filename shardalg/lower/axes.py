@@ -210,6 +210,7 @@ class Blocks:
         """
 
         def block(index: Any) -> np.ndarray:
+            # JAX asks for blocks of the padded array, and `read` knows the array without padding.
             full = [range(*i.indices(n)) for i, n in zip(index, padded, strict=True)]
             kept = [slice(r.start, min(r.stop, n)) for r, n in zip(full, self.shape, strict=True)]
             sizes = [max(0, s.stop - s.start) for s in kept]
@@ -223,6 +224,11 @@ class Blocks:
         return jax.make_array_from_callback(padded, target, block)
 
     def _read(self, index: tuple[slice, ...], sizes: tuple[int, ...]) -> np.ndarray:
+        """Return the elements of a block, checked if the user's function returns them.
+
+        Args:
+          index: the block's slice per dimension. sizes: the block's shape.
+        """
         found = np.asarray(self.read(index))
         held = jax.dtypes.canonicalize_dtype(found.dtype) if found.dtype.kind in "biufc" else None
         if self.checked and (found.shape != sizes or (held or found.dtype) != self.dtype):

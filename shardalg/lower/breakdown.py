@@ -165,7 +165,7 @@ def recorded(run: Callable[[], Any], module: HloModule) -> list[DeviceEvent]:
         with jax.profiler.trace(folder):
             run()
         with warnings.catch_warnings():
-            # The reader's types warn when first used (jaxlib 0.11); as an error that ends Python.
+            # jaxlib 0.11 warns on the first use of the reader; raised as an error, it ends Python.
             warnings.simplefilter("ignore", DeprecationWarning)
             return list(events(Path(folder), module))
 
@@ -179,7 +179,7 @@ def events(folder: Path, module: HloModule) -> Iterable[DeviceEvent]:
     """
     ops = {name: op for ops in module.computations.values() for name, op in ops.items()}
     for file in folder.rglob("*.xplane.pb"):
-        data = jax.profiler.ProfileData.from_file(str(file))  # its parts live as long as it does
+        data = jax.profiler.ProfileData.from_file(str(file))  # a name keeps its planes alive
         for plane in data.planes:
             for event in (event for line in plane.lines for event in line.events):
                 stats = dict(event.stats)

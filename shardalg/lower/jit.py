@@ -135,6 +135,7 @@ class Twin:
         return jax.lax.with_sharding_constraint(x, self.axes.named(border.sharding))
 
     def _constrain(self, node: Node, x: jax.Array) -> jax.Array:
+        """Return the value of an annotation node with its sharding; unchanged if it has none."""
         sharding = self.sites.get(node.index)
         if sharding is None:
             return x

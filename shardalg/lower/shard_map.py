@@ -110,7 +110,7 @@ class Lowered:
         for path, dtype, sharding in zip(paths, dtypes, shardings, strict=True):
             plain = replace(sharding, mesh=mesh)
             made = border(path, dtype, plain, run=self.run, user=self.user)
-            # JAX compares the axis names of all shardings of such a program.
+            # JAX refuses such a program if its shardings have different axis names.
             if self._names_one_mesh:
                 made = on_axes(made, self.run)
             if sharding.mesh != mesh:
@@ -164,7 +164,7 @@ class Lowered:
             out_shardings=[b.run for b in self.results],
             donate_argnums=self.donated,
         )
-        # Whatever mesh the caller has set, inside this program there is only ours.
+        # The caller may have set another mesh, which JAX would use inside of this program.
         with jax.sharding.use_abstract_mesh(self.run.mesh.abstract_mesh):
             try:
                 traced = jitted.trace(*(b.struct for b in self.arguments))

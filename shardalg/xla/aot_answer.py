@@ -143,6 +143,7 @@ class BesideCompiler(Answer):
         return Table(COLUMNS, tuple(self._rows()))
 
     def _rows(self) -> Iterator[tuple[object, ...]]:
+        """Yield the rows of `table`."""
         for name in MEMORY:
             values = (getattr(a, name) for a in (self.planned, self.compiled, self.xla))
             yield _row(name, "", *values)
@@ -269,7 +270,8 @@ def _cause(kind: str, axes: str, both: tuple[Moved, Moved], near: bool) -> str:
     if kind == "all_gather" and its_count != count:
         verb = "gathered again" if its_count > count else "copy kept"
         return f"{verb}: {its_count} all-gathers, planned {count}"
-    # Per kind of reduction, how many the compiler has fewer than the plan, and their bytes.
+    # A reduce-scatter that became an all-reduce is one fewer of the first kind and one more of the
+    # second. So both differences are needed.
     fewer = []
     for name in _REDUCES:
         (ours, sent), (theirs, its) = (m.get((name, axes), (0, 0)) for m in both)

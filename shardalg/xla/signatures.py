@@ -144,6 +144,7 @@ class GraphSide:
         return self._above[value]
 
     def _found(self, value: int) -> Above:
+        """Compute `above` for a value: through operators that are no anchors, to their operands."""
         if self._sources[value]:
             return NOTHING.union(*map(self.above, self._sources[value]))
         producer = self.graph.producer[value]
@@ -155,6 +156,7 @@ class GraphSide:
         return NOTHING.union(*map(self.above, node.operands))
 
     def _signature(self, node: Node) -> int:
+        """Return the number of the signature of a node that is an anchor."""
         graph = self.graph
         data = [v for v in node.operands if graph.values[v].kind != "constant"]
         shape = graph.values[node.results[0]].type.shape
@@ -206,6 +208,7 @@ class HloSide:
         return self._above[key]
 
     def _found(self, instruction: HloInstruction, element: int | None) -> Above:
+        """Compute `above`; only some operators pass elements of a tuple on."""
         through = _THROUGH.get(instruction.opcode)
         if through is not None:
             return through(self, instruction, element)
@@ -219,8 +222,9 @@ class HloSide:
         return [here[name] for name in instruction.operands if name in here]
 
     def _signature(self, instruction: HloInstruction) -> int:
+        """Return the number of the signature of an instruction that is an anchor."""
         operands = self._operands(instruction)
-        # A reduction's second half of operands are initial values.
+        # A reduction of XLA has its initial values as operands; one of the graph has only data.
         if instruction.opcode == "reduce":
             operands = operands[: max(1, len(operands) // 2)]
         data = [self.above(o) for o in operands if o.opcode != "constant"]

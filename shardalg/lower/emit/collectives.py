@@ -327,6 +327,7 @@ def folded(blocks: Array, combine: str) -> Array:
 def _reduce_scatter(
     emitter: Emitter, instruction: Instruction[ReduceScatter], x: Array
 ) -> list[Array]:
+    """Emit a reduce-scatter along one dimension, by any combination."""
     a = instruction.attributes
     names = emitter.axes.names(a.digits)
     if not names:

@@ -60,6 +60,7 @@ def inserted(a: Insert, ids: Ids, x: Array, new: Array, starts: Sequence[Array])
         size, shift = new.shape[dim], at[dim] - first[dim]
         new = _shifted(new, dim, shift, shape[dim])
         place = lax.broadcasted_iota(jnp.int32, shape, dim) + shift
+        # Elements of the block that are outside of the box keep their values.
         here = here & (place >= 0) & (place < size)
     return lax.dynamic_update_slice(x, jnp.where(here, new, held), at)
 
@@ -140,13 +141,14 @@ def _insert(
 def _dynamic_slice(
     emitter: Emitter, instruction: Instruction[DynamicSlice], x: Array
 ) -> list[Array]:
+    """Emit the slice along a dimension that is the device's block."""
     a = instruction.attributes
     start = emitter.partition_id(a.digits) * a.block
     size = emitter.program.locals[instruction.results[0]].sharding.shape[a.dim]
     if emitter.tiled or not a.block <= size < x.shape[a.dim]:
         return [lax.dynamic_slice_in_dim(x, start, a.block, a.dim)]
-    # XLA's CPU compiler writes the whole with its padding, where a block has more than one reader:
-    # here the block alone is padded, and shifted to where its elements belong.
+    # If a block has more than one reader, XLA's CPU compiler writes the whole padded array to
+    # memory. Here only the block is padded, and its elements are shifted to their places.
     first = jnp.minimum(start, size - a.block)
     whole = lax.slice_in_dim(x, 0, size, axis=a.dim)
     block = lax.dynamic_slice_in_dim(whole, first, a.block, a.dim)

@@ -57,6 +57,7 @@ def _halves(array: jax.Array, *, shape: tuple[int, ...]) -> list[jax.Array]:
     words = _words(array)
     place = jnp.zeros(words.shape, jnp.uint32)
     real = jnp.ones(words.shape, bool)
+    # Places are numbered per dimension, not in memory, so that they do not depend on padding.
     for dim in range(words.ndim):
         at = lax.broadcasted_iota(jnp.uint32, words.shape, dim)
         real &= at < shape[dim] if dim < len(shape) else True
@@ -211,6 +212,7 @@ def load(path: str | Path, borders: Sequence[ArrayBorder], state: Any) -> Any:
 
 
 def _arrays(borders: Sequence[ArrayBorder], state: Any) -> list[StoredArray]:
+    """Return the arrays of a state, named by their paths in its pytree."""
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
     if len(paths) != len(borders):
         raise CheckpointError(

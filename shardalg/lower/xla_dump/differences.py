@@ -143,7 +143,7 @@ def _reason(here: Sent, there: Sent, every: tuple[dict[int, Sent], dict[int | No
     """
     ours, theirs = every
     if not there.kinds:
-        # A larger collective of the same kind and axes carries this one's bytes.
+        # XLA combines collectives of the same kind and axes: a larger one has this one's bytes.
         kinds = set(here.kinds)
         sums = [s for s in theirs.values() if set(s.kinds) == kinds and s.axes == here.axes]
         if any(other.wire_bytes > here.wire_bytes for other in sums):

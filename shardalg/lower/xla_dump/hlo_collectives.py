@@ -199,7 +199,7 @@ def layout(text: str, shape: Sequence[int], mesh: Mesh) -> Sharding | None:
     numbered = mesh if mesh.device_ids is None else Mesh(mesh.axes)
     try:
         read = Sharding.from_hlo(text, shape, numbered)
-    except NotationError:  # GSPMD mirrors the devices of what is reversed
+    except NotationError:  # GSPMD reverses the devices of a reversed value, as no digits do
         return None
     return replace(read, mesh=mesh) if read.mesh == numbered else None
 

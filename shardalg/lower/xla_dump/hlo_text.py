@@ -334,6 +334,7 @@ def _instruction(name: str, text: str, computation: str) -> HloInstruction:
 
 
 def _attributes(text: str) -> dict[str, str]:
+    """Return the text of each attribute by name; `text` is the line after the operands."""
     attributes: dict[str, str] = {}
     for part in split_top(text):
         key, _, value = part.partition("=")

@@ -60,6 +60,7 @@ def _cholesky(step: TextStep, x: Any) -> Any:
 
 
 def _triangular_solve(step: TextStep, a: Any, b: Any) -> Any:
+    """Read LAPACK's `trsm`, which solves with a triangular matrix `a`."""
     how = _said(step, "trans_x")
     return lax.linalg.triangular_solve(
         a,
@@ -85,6 +86,7 @@ def _eigh(step: TextStep, x: Any) -> Any:
 
 
 def _svd(step: TextStep, x: Any) -> Any:
+    """Return the operand, the singular values, both factors and the status, as `gesdd` does."""
     mode = _said(step, "mode")
     if mode == "N":
         values = lax.linalg.svd(x, full_matrices=False, compute_uv=False)

@@ -151,6 +151,7 @@ def _cholesky(step: TextStep, x: Any) -> Any:
 
 
 def _triangular_solve(step: TextStep, a: Any, b: Any) -> Any:
+    """Read the operator `triangular_solve`, which solves with a triangular matrix `a`."""
     how = step.word("transpose_a")
     return lax.linalg.triangular_solve(
         a,

@@ -96,6 +96,7 @@ def _keeps_first(step: TextStep, kept: Callable[..., Any], types: tuple[Any, Any
     i, j = (cases[:, column].astype(types[1]) for column in (1, 3))
     with jax.ensure_compile_time_eval():
         got = jax.vmap(step.region(0))(a, i, b, j)[1]
+        # `kept` returns an index, which is the place if the values are in the order of the places.
         both = np.where((i < j)[:, None], np.stack([a, b], 1), np.stack([b, a], 1))
         want = kept(both, 1, types[1])
     return bool(np.array_equal(got, want))
@@ -109,6 +110,8 @@ def _window(step: TextStep, x: Any, init: Any) -> Any:
     strides, base, dilation = (
         step.ints(name, ones) for name in ("window_strides", "base_dilations", "window_dilations")
     )
+    # JAX's cumulative operators may appear as a window as long as the dimension, padded on one
+    # side. Read as `cumsum`, they have the planner's rule for prefixes.
     running = _RUNNING.get(step.only())
     wide = [dim for dim, size in enumerate(sizes) if size > 1]
     if running and len(wide) == 1 and {*strides, *base, *dilation} == {1}:
@@ -168,6 +171,7 @@ def _is_upwards(step: TextStep, keys: int, types: Sequence[Any]) -> bool:
     """
     if not 1 <= keys <= _MOST_KEYS:
         return False
+    # For each key, the cases have every order of two values: less, equal and greater.
     cases = list(product((0, 1, 2), repeat=2 * keys))
     want = [case[::2] < case[1::2] for case in cases]
     columns = [*np.array(cases).T, *[np.zeros(len(cases))] * (2 * (len(types) - keys))]
