@@ -85,8 +85,8 @@ def _asked_facts(guards: Guards) -> Iterator[AskedFact]:
 
     If a comparison of two choices is among its questions, that comparison is given.
     """
-    # A fact of the run itself needs no call to be explained, so a call replaces it only below, if
-    # the call has a comparison of two choices.
+    # A fact of the run itself has the question of the run; a call replaces this question
+    # below only if it compares two choices.
     own = {**dict.fromkeys(guards.traced), **guards.whole.facts}
     found = {f: AskedFact(f, asked or RunQuestion("")) for f, asked in own.items()}
     for call, asked in _askers(guards.whole).items():

@@ -57,7 +57,7 @@ class Recipe:
     """A strategy for any function, as a value.
 
     Attributes:
-      parts: what each mesh axis does. wishes: pins and bans.
+      parts: the kinds of parallelism, each with its mesh axes. wishes: pins and bans.
 
     Raises:
       StrategyError: an axis that two parts cannot share, or a part that is given twice.

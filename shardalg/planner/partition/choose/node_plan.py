@@ -163,7 +163,7 @@ def node_plan(key: NodeKey) -> NodePlan:
         *_combines(rule, loops),
         *scans,
     )
-    # Until it is combined, a result of another combine than a sum is partial, too.
+    # A maximum, for example, is as partial as a sum until a collective in `after` combines it.
     raw, partial_ = choice.produced, reduced_digits(rule, loops)
     if partial_ and rule.combine not in (SUM, PICK):
         raw = tuple(replace(p, unreduced=p.unreduced + partial_) for p in choice.produced)

@@ -352,7 +352,7 @@ class PartitionContext(BlockListing):
         for phase in (ANY_PHASE, cause.phase):
             if (value, source, phase) in self.copies:
                 return source, self.copies[value, source, phase]
-        # A copy without communication is computed when it is first read.
+        # A copy without communication may never be read, so it is computed at its first read.
         local = self.copies[value, source, cause.phase] = self.again[value, source](source, cause)
         return source, local
 
