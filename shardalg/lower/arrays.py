@@ -220,7 +220,7 @@ def turned(
 
 
 def on_axes(plain: ArrayBorder, axes: Axes) -> ArrayBorder:
-    """Return the border for a program that names only these axes."""
+    """Return the same border with `seen` on these axes, for a program that names no others."""
     held = whole(plain.sharding) if plain.is_empty else plain.sharding
     return replace(plain, seen=axes.named(held))
 
@@ -336,7 +336,7 @@ _AROUND = 60
 
 
 def _check(pairs: Sequence[tuple[ArrayBorder, Any]]) -> None:
-    """Raise unless each array exists, is as planned, and can be sharded.
+    """Raise unless each array exists, has the planned shape and type, and can be sharded.
 
     XLA ends the process where an array is given again that a call has consumed (jaxlib 0.10.2).
     """
@@ -400,7 +400,7 @@ def called(compiled: Any, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
 
 
 def filled(graph: Graph, leaves: list[Any]) -> Any:
-    """Return the function's results in their pytree, with the leaves of type float0."""
+    """Return the flat results in the function's pytree, with arrays for leaves of type float0."""
     return leaves if graph.trees is None else with_float0(graph.trees[1].unflatten(leaves))
 
 

@@ -50,11 +50,11 @@ class Axes:
 
     @property
     def all_names(self) -> tuple[str, ...]:
-        """Every axis: their common index is the position."""
+        """All axes, major first; the index along all of them is the device's position."""
         return tuple(name for name, _ in self.places)
 
     def turned(self, positions: np.ndarray) -> Axes:
-        """Return the same axes over the devices at these positions."""
+        """Return the same axes on a mesh whose device `i` is this mesh's at `positions[i]`."""
         devices = np.asarray(self.mesh.devices).ravel()[positions].reshape(self.mesh.devices.shape)
         mesh = JaxMesh(devices, self.mesh.axis_names, axis_types=self.mesh.axis_types)
         return replace(self, mesh=mesh)
@@ -132,7 +132,7 @@ def axes_of(mesh: Mesh, digits: set[Digit], jax_mesh: JaxMesh | AbstractMesh) ->
 
 
 def _cut(jax_mesh: JaxMesh | AbstractMesh, places: tuple[tuple[str, Digit], ...]) -> Any:
-    """Return the same devices, or none, on a mesh of places."""
+    """Return a mesh with an axis per place and the devices of `jax_mesh`; abstract if it is."""
     shape, names = tuple(place.size for _, place in places), tuple(name for name, _ in places)
     types = (AxisType.Auto,) * len(names)
     if isinstance(jax_mesh, AbstractMesh):

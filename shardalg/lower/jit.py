@@ -29,7 +29,7 @@ class UserCall(Protocol):
 
     @property
     def through(self) -> Callable[[Inner, tuple[Any, ...], Mapping[str, Any]], Any]:
-        """(inner, args, kwargs) -> what the user's function returns, `inner` called on arrays."""
+        """Function (inner, args, kwargs) -> the user's result, which calls `inner` on arrays."""
 
     def inside(self, work: Inner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the result of `work` on the arrays of a call, without calling the function."""

@@ -25,7 +25,7 @@ TARGETS = ("argument", "result", "dot", "conv", "reduce", "constraint")
 
 @dataclass(frozen=True)
 class Match:
-    """One value in both completions.
+    """The sharding of one value in our completion and in XLA's.
 
     Attributes:
       value: index of the value in the graph; for a result, of the returned value.

@@ -44,7 +44,7 @@ _CALLBACKS = ("pure_callback", "io_callback")
 
 @dataclass(frozen=True, eq=False)
 class Completion:
-    """XLA's completion of one function.
+    """The shardings that XLA's partitioner completes for one function, and its collectives.
 
     Attributes:
       partitioner: "gspmd" or "shardy".

@@ -144,7 +144,7 @@ class GraphSide:
         return self._above[value]
 
     def _found(self, value: int) -> Above:
-        """Compute `above` for a value: through operators that are no anchors, to their operands."""
+        """Return the nearest anchors above a value; `above` stores the result."""
         if self._sources[value]:
             return NOTHING.union(*map(self.above, self._sources[value]))
         producer = self.graph.producer[value]
@@ -208,7 +208,7 @@ class HloSide:
         return self._above[key]
 
     def _found(self, instruction: HloInstruction, element: int | None) -> Above:
-        """Compute `above`; only some operators pass elements of a tuple on."""
+        """Return the nearest anchors above an instruction's element; `above` stores the result."""
         through = _THROUGH.get(instruction.opcode)
         if through is not None:
             return through(self, instruction, element)

@@ -110,7 +110,11 @@ def swapped(sent: Array, names: tuple[str, ...]) -> Array:
 
 
 def _by_member(sent: Array, digits: Digits, cut: Digits) -> Array:
-    """Reorder pieces from their receivers' ids in `cut` to their ids in `digits`."""
+    """Return pieces in the order of their receivers' partition ids along `digits`.
+
+    Args:
+      sent: pieces in the order of the ids along `cut`, which has the digits in another order.
+    """
     if cut == digits:
         return sent
     grid = sent.reshape(*(digit.size for digit in cut), *sent.shape[1:])
@@ -155,7 +159,7 @@ def _permute(
 def _halo_exchange(
     emitter: Emitter, instruction: Instruction[HaloExchange], *xs: Array
 ) -> list[Array]:
-    """Emit the permutes once; a reading takes the block that arrives, or else the own block."""
+    """Emit each permute once; select every result from the received blocks and the own block."""
     a, names = instruction.attributes, emitter.axes.all_names
     arrived = []
     for edges in a.permutes:
@@ -255,7 +259,10 @@ def _reduced(x: Array, names: tuple[str, ...], combine: str) -> Array:
 def as_bits(x: Array, send: Callable[[Array], Array]) -> Array:
     """Send the bits as integers if at most one device has nonzero bits; this keeps a zero's sign.
 
-    A sum of floats would start from +0 (CPU), or add that of a device which has nothing.
+    A sum of floats would start from +0 (CPU), or add the +0 of a device that has no value.
+
+    Args:
+      send: the collective, which sums integers.
     """
     if x.dtype.kind == "c":
         pairs = as_bits(jnp.stack([x.real, x.imag], -1), send)

@@ -192,7 +192,13 @@ Computation = dict[str, HloInstruction]
 
 @dataclass(frozen=True)
 class HloModule:
-    """Computations by name, each its instructions by name in order; `roots` are their results."""
+    """A program in HLO.
+
+    Attributes:
+      computations: per computation, its instructions by name, in order.
+      roots: per computation, the instruction that is its result.
+      entry: name of the computation with which the program starts.
+    """
 
     computations: dict[str, Computation]
     roots: dict[str, HloInstruction]

@@ -162,7 +162,10 @@ class Loops:
 
     @cached_property
     def ways(self) -> list[tuple[dict[str, Digits], dict[str, Digits]]]:
-        """All pairs (digits per loop of the result, digits per summed loop)."""
+        """All divisions: pairs (digits per loop of the result, digits per summed loop).
+
+        The list is empty if the bound does not cover the operator.
+        """
         places = [(name, self._choices(name)) for name in self._of_result]
         sums = [(name, self._subsets(name)) for name in self._summed]
         if self._has_divided_taps:
@@ -207,7 +210,7 @@ class Loops:
         return frozenset(v for i in dims if i.loop is None for v in i.variables)
 
     def _choices(self, name: str) -> tuple[Digits, ...]:
-        """Return the digits that each tensor has along a loop, and the empty choice."""
+        """Return the digits by which a division may cut a loop: those of each tensor, or none."""
         return tuple(dict.fromkeys((*self._held(name), ())))
 
     def _held(self, name: str) -> Iterator[Digits]:
@@ -235,7 +238,7 @@ class Loops:
 
 
 def _apart(digits: list[Digit]) -> bool:
-    """Return whether no two digits overlap."""
+    """Return whether no two digits share a factor of the device's position."""
     return not any(overlap(a, b) for k, a in enumerate(digits) for b in digits[:k])
 
 

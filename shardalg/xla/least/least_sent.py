@@ -80,7 +80,7 @@ def _manual_axes(graph: Graph, region: int | None) -> int:
 
 @dataclass(frozen=True, eq=False)
 class _Least:
-    """The lower bound of one completed graph."""
+    """The lower bound of one completed graph; operators with equal facts are computed once."""
 
     graph: Graph
     sharded: ShardedGraph

@@ -54,7 +54,7 @@ class Values:
 
     @cached_property
     def roots(self) -> tuple[int, ...]:
-        """Per value, the number of the value of which it is a formatted copy."""
+        """Per value, the value that it is a copy of after operators of `FORMATTING`, or itself."""
         root = list(range(len(self.graph.values)))
         for node in self.graph.walk():
             if node.primitive in FORMATTING and len(node.operands) == len(node.results) == 1:

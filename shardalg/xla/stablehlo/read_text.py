@@ -70,7 +70,7 @@ def read_stablehlo(text: str | Path) -> Any:
 
 
 def _text(text: str | Path) -> tuple[str, str]:
-    """Return the text and the name of its source."""
+    """Return the text and its path; the path is "text.mlir" if the text itself is given."""
     if not isinstance(text, str | Path):
         raise TraceError(
             f"{text!r:.80} is no text: pass what jax.jit(f).lower(...).as_text() prints, or a path."
@@ -131,7 +131,11 @@ def _traced(module: Any, path: str) -> Any:
 
 
 def _attributes(main: Any, name: str, count: int) -> list[Any]:
-    """Return the attributes of each argument or result."""
+    """Return the attributes of each argument or result of a function.
+
+    Args:
+      name: "arg_attrs" or "res_attrs". count: number of arguments or results.
+    """
     return [*main.attributes[name]] if name in main.attributes else [{}] * count
 
 

@@ -67,7 +67,7 @@ class TextStep:
         return name in self.attributes
 
     def ints(self, name: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
-        """Return an attribute that is a list of numbers."""
+        """Return an attribute that is a list of numbers; `default` if it is absent."""
         return tuple(map(int, self.attributes[name])) if self.has(name) else default
 
     def pairs(self, name: str, count: int) -> tuple[tuple[int, int], ...]:
