@@ -90,7 +90,7 @@ def paper_order(denominators: Denominators) -> Order:
     >>> paper_order(("X", "Y")), paper_order(("XY",)), paper_order(())
     (O(1/X + 1/Y), O(1/(X*Y)), 0)
     """
-    # "XY" is the product of both axes, and an empty tuple a cost of zero.
+    # The terms are sorted by their text, because equal orders must be equal tuples.
     products = (1 / math.prod(map(symbol, axes), start=Formula.of(1)) for axes in denominators)
     return Order(tuple(sorted(products, key=str)))
 
@@ -297,7 +297,7 @@ def layer_costs(
 
 def _together(plans: list[Plan]) -> Costs:
     """Return the sum of the costs of two plans."""
-    # Attention and feed-forward run one after the other, so their costs add up.
+    # Costs add up, because attention and feed-forward run one after the other on each device.
     programs = [_symbolised(plan) for plan in plans]
     first, second = (costs_of(plan).scaling for plan in plans)
     return costs(first + second, programs)

@@ -92,7 +92,8 @@ def _strategy(row: Activations, mesh: Mesh, config: Config, part: str = "train_s
         tokens = spec(row.bsm[:2])
         arguments, results = (weights, state, tokens, tokens), (weights, state, spec(()))
     else:
-        # Input and result of every part are activations (B, S, M); `dy` has the result's sharding.
+        # Parts are parts of a layer, between residuals: input and result have the sharding of BSM,
+        # and so have their gradients.
         x = spec(row.bsm)
         forward, gradient = ((weights, x), x), ((weights, x, x), (x, weights, x))
         arguments, results = gradient if chosen.gradient else forward

@@ -115,7 +115,7 @@ def strategy(level: int, mesh: Mesh, config: Config, optimizer: str = "adam") ->
         return jax.tree.map(lambda leaf: split if is_split and leaf.shape else whole, tree)
 
     params, state, *_ = arguments(config, optimizer)
-    # Each level contains the previous one: state from 1, gradients from 2, weights from 3.
+    # The comparisons are >= because each level of ZeRO contains the previous ones.
     params, state = laid(params, level >= 3), laid(state, level >= 1)
     sites = {"gradients": split} if level >= 2 else {}
     return Strategy(mesh, (params, state, split, split), (params, state, whole), sites)

@@ -167,7 +167,7 @@ def interpolated_memory(low: Liveness, high: Liveness, share: float) -> Liveness
         return round(one + (other - one) * share)
 
     classes = dict.fromkeys((*low.by_class, *high.by_class))
-    # A class that one model lacks has no bytes there.
+    # The line needs both ends: a class of values that one model lacks has zero bytes there.
     sizes = {c: line(low.by_class.get(c, 0), high.by_class.get(c, 0)) for c in classes}
     alive = tuple(Alive(-1, name, name, size) for name, size in sizes.items())
     return Liveness(
@@ -215,7 +215,7 @@ def aligned(low: Sequence[Key], high: Sequence[Key]) -> list[tuple[int, int]] | 
             more[i] = shift
             i += 1
             continue
-        # The longer program has another repetition here: skip the run that aligns best.
+        # The keys disagree where the longer program has one repetition more: it is skipped.
         run = _run(low, high, i, i + shift)
         if run is None:
             return None
@@ -248,7 +248,8 @@ def _moved(more: list[int], high: Sequence[Key], i: int, shift: int, run: int) -
     behind the first repetition and before `i` grow by `run`: the last repetition has these keys.
     """
     start = i + shift
-    # Move the skipped run as far forward as it repeats, so that the last repetition is kept.
+    # The skipped run may be any of the repetitions. Skipping the second one pairs the first and the
+    # last ones of both programs, whose live bytes are linear in the number of layers.
     while start and start + run - 1 < len(high) and high[start - 1] == high[start - 1 + run]:
         start -= 1
     for at in range(max(start + run - shift, 0), i):
@@ -277,7 +278,7 @@ def machine_for(mesh: Mesh, hardware: str | Hardware | Topology) -> Topology | H
     slices = mesh.shape.get(SLICE, 1)
     crossing = (SLICE,) if slices > 1 else ()
     if isinstance(found, Topology):
-        # A topology that says which axes cross the network is used unchanged.
+        # The user's own choice of the axes that cross the network has priority over ours.
         is_given = found.network_axes or found.order or found.slices == 1
         return found if is_given or not crossing else replace(found, network_axes=crossing)
     # A chip without a known shape stays a chip: each axis has links of its own.

@@ -137,10 +137,10 @@ def _weight_dims(layout: StrategyAxes, mesh: Mesh, weight: str, shape: tuple[int
     sizes = dict(mesh.axes)
     count = [math.prod(sizes[a] for a in axes) for axes in (layout.weights, layout.tensor)]
     found: list[Axes] = [()] * len(shape)
-    # Tensor parallelism has priority on its dimension; it is skipped if the size does not divide.
+    # JAX refuses arguments with uneven blocks, so an axis that does not divide is left out.
     if shape[cut] % count[1] == 0:
         found[cut] = layout.tensor
-    # The model's features come first, because every weight has them.
+    # Every weight has the model's features, so that this choice gives all weights one sharding.
     free = [features, *(d for d in range(len(shape)) if d not in (features, cut))]
     whole = [d for d in free if shape[d] % count[0] == 0] if not found[cut] else [features]
     place = (whole or [features])[0]

@@ -151,8 +151,7 @@ class Pipeline:
         feed = jax.tree.map(self._input_slots, x)
         weights = jax.tree.map(self._by_stage, weights)
         state = jax.tree.map(lambda leaf: self._by_stage(jnp.zeros_like(leaf[:, 0])), feed)
-        # A single streamed round needs no store: a microbatch leaves as soon as the last stage has
-        # it.
+        # A single streamed round needs no store, because a finished microbatch leaves at once.
         done = None
         if self._stores:
             slots = (self.schedule.stages, self.schedule.microbatches)
@@ -162,7 +161,8 @@ class Pipeline:
         if not self.stream_io:
             step = partial(self._iteration, weights, feed)
             (_, done), _ = lax.scan(step, (state, done), self._times)
-            # Results leave the last stage once, after the loop, not once per iteration.
+            # Taken here, after the loop, the results leave the last stage once; in the loop they
+            # would leave it once per iteration.
             return jax.tree.map(lambda leaf: _in_order(leaf[-1]), done)
 
         # The ring of slots carries inputs that still have to enter and results that have left.
@@ -208,8 +208,8 @@ class Pipeline:
         # read.
         turn = jnp.clip((t - stage) // batches, 0, self.schedule.rounds - 1)
         state = jax.tree.map(self._by_stage, jax.vmap(self._stage)(weights, x, turn))
-        # The last stage finishes at time t the microbatch that entered stages - 1 iterations
-        # before.
+        # All stages write the slot of the microbatch that the last stage finishes, because only the
+        # last stage's results are read; it entered stages - 1 iterations before.
         slot = (t - (stages - 1)) % batches
         if self._stores:
             done = jax.tree.map(partial(self._put, slot), done, state)
@@ -235,7 +235,8 @@ class Pipeline:
             # 3.3).
             shifted = jnp.pad(state, [(1, 0), *[(0, 0)] * (state.ndim - 1)])[:-1]
             return self._by_stage(jnp.where(stage == 0, fresh, shifted), SHIFTED)
-        # A microbatch is stored until stage 0 is free for its next round.
+        # With more microbatches than stages, stage 0 is still busy with other microbatches of this
+        # round: a finished microbatch waits in its slot for the next round.
         waited = lax.dynamic_index_in_dim(done, t % batches, 1, keepdims=False)
         turned = rotated(jnp.where(stage == stages - 1, waited, state), 1)
         return self._by_stage(jnp.where((stage == 0) & (t < batches), fresh, turned), SHIFTED)

@@ -116,7 +116,8 @@ class StagePlan:
         """
         forward = timed(self.forward.program, self.forward.graph, hardware)
         backward = timed(self.backward.program, self.backward.graph, hardware)
-        # The scan over microbatches is the loop; the reductions of gradients come once, after it.
+        # The only loop is the scan over microbatches: its time is shared by all of them. The
+        # reductions of the gradients come after it, once per step.
         inside = [each for each in backward if each.step.loops]
         after = [each for each in backward if not each.step.loops]
         each = (replace(p, seconds=p.seconds / microbatches) for p in parts(inside, None))
@@ -219,7 +220,7 @@ class UnequalPipeline:
         rates = chip.chip
 
         def seconds(senders: int, receivers: int, block: int) -> float:
-            # With fewer senders than receivers each sender sends several blocks.
+            # All blocks of the receivers must be sent: with fewer senders each sends several.
             most = max(block, block * receivers / senders)
             return rates.latency_s + most / rates.link_bytes_per_s
 
@@ -368,7 +369,8 @@ def _planned(
         in_shardings=(stage.specs, _under_loop(stage.x), None),
         out_shardings=(stage.specs, _under_loop(stage.x) if returns else None),
         roles=("parameters", "data", "data"),
-        # Gradients of weights stay partial sums in the loop and are reduced once after it.
+        # Without this option the weights' gradients would be reduced for every microbatch; with it
+        # they stay partial sums in the loop and are reduced once, after it.
         options=Options(switches=Switches(defer_in_loops=True)),
     )
     return StagePlan(forward, backward, len(jax.tree.leaves(stage.weights)))

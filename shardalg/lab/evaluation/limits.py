@@ -149,7 +149,7 @@ def products(plan: Plan, chip: Hardware) -> Table:
         shape = " x ".join(map(str, blocks[-1].shape))
         rows.append((shape, instruction.phase, flops, moved, flops / moved, bound))
     columns = ("result", "phase", "flops", "moved_bytes", "flops_per_byte", "bound_by")
-    # Equal layers give equal rows, of which one is shown.
+    # Every layer has the same products: without removing equal rows each would be listed per layer.
     return Table(columns, tuple(dict.fromkeys(rows)))
 
 

@@ -131,7 +131,8 @@ def _attended(sizes: LlamaSizes, q: Array, k: Array, v: Array) -> Array:
     """Return the causal attention of queries, keys and values, each (B, S, heads, D)."""
     if sizes.kv_heads < sizes.heads:
         k, v = (jnp.repeat(x, sizes.heads // sizes.kv_heads, axis=2) for x in (k, v))
-    # The name ON_CHIP tells the cost model that a kernel keeps the scores out of memory.
+    # Plain JAX writes the scores to memory, a flash kernel does not: ON_CHIP tells this to the cost
+    # model.
     inside = partial(annotate, name=ON_CHIP) if sizes.flash else lambda x: x
     scores = inside(jnp.einsum("bsnd,btnd->bnst", q, k)) * sizes.head_dim**-0.5
     query = lax.broadcasted_iota(jnp.int32, scores.shape[2:], 0)
@@ -265,7 +266,7 @@ def strategy(sizes: LlamaSizes, mesh: Mesh) -> Strategy:
     def entry(axes: tuple[str, ...]) -> Any:
         return None if not axes else axes[0] if len(axes) == 1 else axes
 
-    # Axes that the mesh does not have, or that have one device, are left out of the specs.
+    # A PartitionSpec must not name an axis that the mesh lacks, and one strategy serves all meshes.
     batch = entry(tuple(axis for axis in BATCH_AXES if axis in names))
     shard = entry(tuple(axis for axis in WEIGHT_AXES if axis in names))
     tensor = entry(tuple(axis for axis in ("tensor",) if axis in names))

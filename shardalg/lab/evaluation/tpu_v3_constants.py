@@ -68,7 +68,8 @@ def measured(column: Column, machine: Hardware | None = None) -> Measured:
 def training_columns(candidates: tuple[Column, ...] | None = None) -> tuple[Column, ...]:
     """Return the columns that the constants are fitted on, at least one of each table."""
     given = candidates or (*columns(2), *columns(3))
-    # The sensitivity of a column: the shares of its datasheet's step that each constant multiplies.
+    # The derivative of a step's relative error by a constant is the share of the step that this
+    # constant multiplies, so the design needs no measured value.
     rows = {}
     for each in given:
         seconds = done(each).by_cause()
@@ -77,10 +78,11 @@ def training_columns(candidates: tuple[Column, ...] | None = None) -> tuple[Colu
 
     def information(chosen: tuple[Column, ...]) -> float:
         matrix = np.array([rows[each] for each in chosen])
-        # Matrix of second derivatives of the squared relative errors, by the two constants.
+        # The matrix of second derivatives of the squared errors: the larger its determinant, the
+        # better do the errors determine both constants.
         return float(np.linalg.det(matrix.T @ matrix))
 
-    # D-optimal design: the largest determinant has the smallest confidence region.
+    # The choice has columns of both tables, because the constants are used for both.
     mixed = (c for c in combinations(given, TRAINING) if len({one.table for one in c}) > 1)
     return max(mixed, key=information)
 

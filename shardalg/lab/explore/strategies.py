@@ -149,7 +149,7 @@ def price_section(plans: Mapping[str, Plan], chip: str = "tpu_v3") -> Section:
 def _priced_as(plans: Mapping[str, Plan], chip: str) -> str:
     """Return a sentence with the strategies that fit the chip, and the fastest of these."""
     costs = {name: plan.cost(chip) for name, plan in plans.items()}
-    # A step that fits is preferred to every step that does not; among equals the faster one.
+    # A fast step that does not fit the memory cannot run, so fitting counts before time.
     best = min(costs, key=lambda name: (not costs[name].fits, costs[name].step_time_s))
     cost, fit = costs[best], [name for name in costs if costs[name].fits]
     peak, took = bytes_text(cost.peak_memory_bytes), seconds_text(cost.step_time_s)

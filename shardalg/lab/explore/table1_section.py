@@ -102,7 +102,8 @@ def nearest(plans: Mapping[str, Plan], count: int = MOST_CHOICES) -> Table:
     columns = ("condition", "margin", "place", "decides", "flips")
     rows = []
     for name, plan in plans.items():
-        # Conditions that decide between two programs are worded "rather than".
+        # Only a condition between two choices has these words; other conditions, such as
+        # divisibility, are not choices.
         weighed = (row for row in plan._conditions_table if "rather than" in row["decides"])
         rows += [(name, *(row[c] for c in columns)) for row in islice(weighed, count)]
     return Table(("strategy", *columns), tuple(rows))

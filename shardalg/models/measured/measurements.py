@@ -165,8 +165,8 @@ def _model(given: Row, devices: int) -> DenseTransformer:
         sizes["gated"] = given["ffn_matrices"] == 3
     if "activation_checkpointing" in given:
         sizes["remat"] = "full" if given["activation_checkpointing"] else False
-    # Published tables describe optimizer and attention in free text, such as "adamw". llm-foundry's
-    # tables have no such columns, because all rows have Adam and flash attention: the defaults.
+    # Published tables describe optimizer and attention in free text, so the name is only a part of
+    # the cell: comparing whole cells would refuse most tables.
     words = str(given.get("optimizer", "adam"))
     sizes["optimizer"] = "adam" if "adamw" in words else words
     attention = str(given.get("attention", "flash"))

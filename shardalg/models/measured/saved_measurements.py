@@ -168,7 +168,8 @@ def _rows(name: str, file: Mapping[str, Any]) -> Iterable[CoreTime]:
     ]
     for named, timing, amounts in parts:
         step = statistics.median(timing["busy_s"] or timing["seconds"])
-        # CPU devices share cores: their work is processor seconds of all of them.
+        # `busy_s` of CPU devices is processor time divided by the number of shared cores: this factor
+        # gives the processor time again. Other devices are each busy for the whole step.
         seconds = step * (cores if math.isfinite(cores) else devices)
         if seconds:
             yield CoreTime(named, {n: a * devices for n, a in amounts.items()}, seconds)

@@ -155,6 +155,6 @@ def _across(config: transformer.Config, weights: Any, x: Array, encoded: Array) 
     q = annotate(jnp.einsum("bsm,mnd->bsnd", x, w_q), "attention_heads")
     k, v = (jnp.einsum("btm,mnd->btnd", encoded, w) for w in (w_k, w_v))
     scores = jnp.einsum("bsnd,btnd->bnst", q, k).astype(jnp.float32) * config.D**-0.5
-    # No causal mask: each target token may read the whole source.
+    # There is no causal mask here, because each target token may read the whole source.
     heads = jnp.einsum("bnst,btnd->bsnd", jax.nn.softmax(scores, -1).astype(config.dtype), v)
     return jnp.einsum("bsnd,ndm->bsm", heads, w_o)

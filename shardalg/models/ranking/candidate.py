@@ -156,7 +156,7 @@ class Candidate:
             )
         if model.batch % count:
             raise _uneven(model.batch, (model.batch, model.seq), count, axes)
-        # Two int32 arrays of equal shape: the tokens and their targets.
+        # The factor 2 is for the tokens and their targets, arrays of equal shape and type.
         return 2 * model.batch * model.seq * _TOKEN_BYTES // count
 
     def state_bytes(self) -> int:

@@ -160,7 +160,7 @@ class CandidatePricing:
                 plan = _planned(left[0], templates, on, names)
                 holds = plan.guards.holding(points).tolist()
             except (ArithmeticError, LookupError, TypeError, ValueError):
-                # Without recorded sizes the error is one of the candidate itself.
+                # Without recorded sizes the error does not come from the record: it is real.
                 if not names:
                     raise
                 plan = _planned(left[0], templates, on, ())
@@ -273,7 +273,7 @@ def _planned(
     else:
         low, high = sorted(programs)
         live, _ = held_bytes(programs[low], programs[high], (depth - low) // (high - low))
-    # Equal layers have equal formulas: each formula is evaluated once.
+    # Layers repeat, so many instants have one formula: the maximum needs each formula only once.
     live_bytes = tuple(dict.fromkeys(map(formula_of, live)))
     return _StepPlan(depth, one.mesh.size, chip, Guards(record), done, live_bytes)
 

@@ -346,7 +346,8 @@ class _CandidateSearch:
     def task(self, group: Sequence[Candidate]) -> PricingTask:
         """Return the pricing of a group's candidates that may fit; the others are rejected."""
         try:
-            # Parameters and state do not depend on the batch: one check serves the group.
+            # The group's candidates differ only in batch and microbatches, on which parameters and
+            # state do not depend: one check serves all.
             state = group[0].state_bytes()
         except ShardalgError as error:
             for one in group:

@@ -380,7 +380,7 @@ def _check(graphs: tuple[Graph, ...]) -> None:
     forms = [
         (
             [(n.primitive, n.operands, n.results, n.region, n.bodies) for n in graph.nodes],
-            # The rank without the sizes: the sizes are the numbers that the template interpolates.
+            # Sizes may differ from trace to trace, ranks may not: another rank is another program.
             [(len(v.type.shape), v.type.dtype, v.kind) for v in graph.values],
             (graph.arguments, graph.results, [i for i, _ in graph.constants]),
             graph.sites and [site.name for site in graph.sites],
