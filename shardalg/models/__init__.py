@@ -7,8 +7,8 @@
 >>> model.plan({"X": 2, "Y": 4}, "finalized").mesh
 Mesh(X=2, Y=4)
 
-`Config` has the sizes of the paper's Transformer, and `part` a piece of it to plan by itself, as
-"ffn", "layer_gradient" or "train_step"; `sa.paper` has their strategies. Its other models are here
+`Config` has the sizes of the paper's Transformer. `part` returns a part of it to plan alone, such as
+"ffn", "layer_gradient" or "train_step"; `sa.paper` has the strategies. The paper's other models are
 with their layouts: `Pipelined` with a `Schedule` (`TABLE_4`), `MoEConfig` (`SPARSE`, `HYBRID`),
 `Conformer` (`PIPELINED`), `UNet3D` (`SPATIAL`) and `EncoderDecoder` (`FIGURE_2`).
 """

@@ -1,8 +1,8 @@
 """Adafactor with factored second moments (arXiv:1804.04235, algorithm 4), written plainly.
 
-A weight counts as the matrix from what it contracts (rows) to what it makes (columns): an
-attention projection (M, N, D) has M rows and N*D columns. Of the squared gradients only the
-means over rows and over columns are kept, in the layout of the remaining dimensions:
+A weight counts as a matrix: its contracted dimensions are the rows, the others the columns. For
+example, an attention projection (M, N, D) has M rows and N*D columns. The state keeps only the
+means of the squared gradients over rows and over columns, sharded like the remaining dimensions:
     R = beta R + (1 - beta) mean_columns(G^2 + 1e-30),    C likewise over rows
     U = G / sqrt(R C / mean(R)),    U = U / max(1, rms(U)),    beta = 1 - step^-0.8
     W = W - max(1e-3, rms(W)) min(1e-2, 1 / sqrt(step)) U
@@ -25,8 +25,8 @@ class Factoring:
     """The dimensions of a parameter that are rows of its factored moments.
 
     Attributes:
-      rows: dimensions that are rows; those after them are columns.
-      stacked: leading dimensions that only number independent matrices.
+      rows: the number of dimensions that are rows; all dimensions after them are columns.
+      stacked: the number of leading dimensions that only count independent matrices.
 
     >>> Factoring(rows=1).split(("X", "Y", None))
     (('X',), ('Y', None))

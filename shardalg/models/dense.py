@@ -49,12 +49,13 @@ class DenseTransformer:
     """A decoder of `layers` equal layers, trained with one optimizer on one global batch.
 
     Attributes:
-      layers: attention and feed-forward, each behind a norm and a residual.
+      layers: the number of layers, each with attention and feed-forward.
       model_dim, hidden_dim: features of a token, and between the feed-forward products.
-      heads, head_dim, kv_heads: attention heads, their features; heads of keys and values.
-      vocab: tokens that there are; the embedding is the output projection too.
-      seq, batch: tokens of a sequence; sequences of a step, on all devices, all microbatches.
-      gated: three feed-forward matrices instead of two.
+      heads, head_dim: attention heads and the features of each.
+      kv_heads: heads of keys and values; None for as many as `heads`.
+      vocab: the size of the vocabulary; the embedding is the output projection too.
+      seq, batch: tokens of a sequence; sequences of a step on all devices, in all microbatches.
+      gated: True for three feed-forward matrices instead of two.
       optimizer: "adafactor", "adam" or "sgd".
       remat: False, "full", "minimal" or "minimal_offloaded" (`models.transformer.Config`). What
         the host keeps is not in the memory of `cost`; a plan holds it on the device, and warns.

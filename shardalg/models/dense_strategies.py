@@ -73,7 +73,7 @@ def mesh_of(mesh: Mesh | Mapping[str, int]) -> Mesh:
     Mesh(fsdp=8)
 
     Raises:
-      StrategyError: it is neither.
+      StrategyError: `mesh` is neither a mesh nor a mapping.
     """
     if isinstance(mesh, Mesh):
         return mesh
@@ -89,7 +89,7 @@ def layout_on(name: str, mesh: Mesh) -> StrategyAxes:
     ('fsdp',)
 
     Raises:
-      StrategyError: no strategy of that name, or an axis that it has no use for.
+      StrategyError: no strategy of that name, or a mesh axis that the strategy does not have.
     """
     if name not in LAYOUTS:
         raise StrategyError(f"strategy {name!r}: write one of {', '.join(LAYOUTS)}.")

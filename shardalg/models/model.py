@@ -61,9 +61,10 @@ class DimensionAxes:
     """The mesh axes that partition each dimension; axes that a mesh lacks are ignored.
 
     Attributes:
-      weights, activations: letter to axis, or axes, major first. Of a tensor two of whose letters
-        name one axis, the first letter has it. `weights` None leaves them to completion.
-      sites: names of sites that are annotated; None annotates all, () none.
+      weights, activations: the axis of each letter, or its axes, major first. If two letters of a
+        tensor name one axis, the first letter has the axis. `weights` None leaves the weights to
+        completion.
+      sites: names of the sites that are annotated; None annotates all, () none.
     """
 
     weights: Mapping[str, Axes] | None = field(default_factory=dict)

@@ -6,7 +6,7 @@ iteration the buffer of activations shifts by one stage. Partitioned on the stag
 shift is one collective permute, and nothing else moves between stages:
 
     feed  (L, M, ...)   the microbatches, on the first stage; zeros elsewhere
-    state (L, ...)      what each stage made in the last iteration
+    state (L, ...)      the result of each stage in the last iteration
     done  (L, M, ...)   the last M activations that each stage made, one slot per microbatch
 
     for t in range(R * M + L - 1):      # stage s: microbatch (t - s) % M, round (t - s) // M
@@ -58,10 +58,10 @@ class Pipeline:
 
     Attributes:
       stage_fn: one layer, `(weights of a layer, microbatch) -> microbatch`.
-      schedule: stages, microbatches and rounds; its formulas.
-      axis: the mesh axis of the stages; None: completion decides.
-      remat: what the backward pass computes again, "none", "layer" or "stage".
-      stream_io: microbatches lie on all stages, M / L on each.
+      schedule: the numbers of stages, microbatches and rounds.
+      axis: the mesh axis of the stages; None leaves it to completion.
+      remat: the part that the backward pass computes again: "none", "layer" or "stage".
+      stream_io: True if each stage holds M / L microbatches; otherwise each has slots for all M.
     """
 
     stage_fn: StageFn
@@ -452,10 +452,10 @@ def pipeline(
         microbatches + stages - 1)` of the iterations.
       microbatches: parts of the batch that follow one another through the stages.
       axis: the mesh axis that partitions the stages; None leaves it to completion.
-      remat: what the backward pass computes again: "none", each "layer" from its input, or the
-        whole "stage" from its input.
-      stream_io: the microbatches that wait to enter, and those that have left, lie on all stages,
-        M / L on each, instead of all on each: one more permute of a microbatch per iteration.
+      remat: the part that the backward pass computes again: "none", each "layer" from its input, or
+        the whole "stage" from its input.
+      stream_io: True if each stage holds M / L of the microbatches before and after the pipeline,
+        instead of slots for all M. This costs one more permute of a microbatch per iteration.
 
     Raises:
       PipelineError: numbers below 1, fewer microbatches than stages in more than one round, no

@@ -2,14 +2,14 @@
 
 Attention `y = Attention(W_Q x, W_K x, W_V x) W_O` and feed-forward `y = Relu(W_in x) W_out` on
 activations (B, S, M), each behind a norm and a residual; one embedding (V, M) that is also the
-output projection; softmax cross-entropy. Parameters are float32 and those of Table 1 and the
-embedding; activations are `Config.dtype`. Every function takes its `Config` first (`partial`).
+output projection; softmax cross-entropy. The parameters are the weights of Table 1 and the
+embedding, in `Config.param_dtype`; activations are in `Config.dtype`. Every function takes its `Config` first (`partial`).
 
 Sites, for a strategy to fill: "attention_heads" on q, k and v (B, S, N, D), "ffn_hidden"
 (B, S, H) and "layer_output" (B, S, M) in a layer; "embedded" (B, S, M) and "logits" (B, S, V)
 outside. Nothing else is annotated: norms, softmax and residuals are left to completion.
 
-What later models change is a switch: a gated feed-forward layer (arXiv:2002.05202), fewer heads of
+Changes of later models are switches: a gated feed-forward layer (arXiv:2002.05202), fewer heads of
 keys and values than of queries (arXiv:2305.13245), and attention that keeps no scores.
 """
 
@@ -61,9 +61,9 @@ class Config:
       gated: `(silu(x W_gate) * x W_in) W_out` instead of `relu(x W_in) W_out`.
       attention: "fused" rebuilds the scores in the backward pass instead of keeping them.
       scan: layers in one `lax.scan` over stacked weights instead of one after the other.
-      remat: what is recomputed of each layer in the backward pass: False for nothing; "full" (or
-        True) for all but its input; "minimal" for all but its input and the results of its
-        products with weights; "minimal_offloaded" for the same, these results kept by the host.
+      remat: the values of each layer that the backward pass recomputes: False for none; "full" (or
+        True) for all except the layer's input; "minimal" for all except the input and the results
+        of products with weights; "minimal_offloaded" for the same, with these results on the host.
       jit: unrolled layers call one jitted function, which JAX traces and differentiates once.
 
     >>> sum(size for size in WIDE_64B.parameter_counts().values())

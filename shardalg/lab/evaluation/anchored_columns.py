@@ -138,7 +138,7 @@ def prefix_sums_s(plan: Plan) -> float:
 def predict(here: Column) -> Mapping[str, Prediction]:
     """Return predictions by quantity: the step time, and for pipelines three more quantities.
 
-    Those are the peak memory in GB, and bubbles and recomputation in per cent of the step.
+    The three are the peak memory in GB, and bubbles and recomputation in per cent of the step.
     """
     found = {STEP: anchored(here, ANCHORS[here.table], _seconds)}
     if BUBBLES in here.measured:

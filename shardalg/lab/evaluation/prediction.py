@@ -234,7 +234,7 @@ def summary_records(values: Iterable[Compared]) -> list[dict[str, Any]]:
 
 
 def _judged(quantity: str, group: list[Compared]) -> dict[str, Any]:
-    """Return the record of one quantity and one goal: the errors of a group, and if it is met."""
+    """Return a record for one quantity and one goal: the errors of the group's values."""
     target = group[0].goal
     assert isinstance(target, Goal), "groups have goals"
     tables = ", ".join(map(str, sorted({value.column.table for value in group})))
@@ -264,7 +264,7 @@ CHIP, CORES = "tpu_v3", 2
 
 
 def slice_of(devices: int) -> Topology | Hardware:
-    """Return the most nearly square slice of TPU v3 with so many cores, or a single core.
+    """Return the most nearly square slice of TPU v3 with `devices` cores, or a single core.
 
     >>> slice_of(64), slice_of(2048)
     (Topology(tpu_v3:4x8), Topology(tpu_v3:32x32))

@@ -151,7 +151,7 @@ def sample(settings: Settings, name: str) -> Sample:
 
 
 def run(settings: Settings, plan: Plan, data: Sample) -> Comparison:
-    """Verify a plan, run it on the sample of its part, and return its results beside XLA's."""
+    """Return the results of a verified plan's runs on `data`, compared with XLA's."""
     verified = plan.verify().summary()
     lowered, repeats = plan.lower(), settings.repeats
     return compare(lowered, data.arguments, data.expected, repeats=repeats, verified=verified)

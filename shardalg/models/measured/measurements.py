@@ -270,7 +270,7 @@ def _filled_cells(row: Row) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a cell's value: None if it is empty, whole numbers as ints.
+    """Return a cell's value: None for an empty cell, an int for a whole number.
 
     >>> [_plain(cell) for cell in (8.0, 0.5, float("nan"), "", "full", False)]
     [8, 0.5, None, None, 'full', False]
@@ -385,7 +385,7 @@ def _chosen(constants: Any, steps: int) -> list[tuple[str, ...]]:
 
 
 def _base(chip: str, name: str, given: Mapping[str, float] | None) -> Calibration:
-    """Return the constants of a chip before the fit: its own, or those that are given."""
+    """Return the constants of a chip before the fit: `given`, or if None the chip's own."""
     if given is None:
         return Calibration(name, load(chip).calibration.values)
     if not isinstance(given, Mapping):

@@ -64,7 +64,7 @@ def measure_hardware(
 
 
 def known_or_probed(devices: Sequence[jax.Device]) -> Hardware:
-    """Return this machine's figures: those that `shardalg calibrate` saved, or of quick probes."""
+    """Return this machine's figures, saved by `shardalg calibrate` or measured by quick probes."""
     known = THIS_MACHINE in own_names() and devices[0].platform == "cpu"
     return load(THIS_MACHINE) if known else measure_hardware(devices, quick=True)
 

@@ -3,9 +3,9 @@
 Encoder and decoder run one after the other, each on all devices. On the figure's (X, Y) mesh, axes
 change their meaning between the parts (arXiv:2105.04663, section 3.3): X is data parallelism in
 embedding and softmax and the pipeline in encoder and decoder; Y partitions the vocabulary, the
-batch, or the experts. `FIGURE_2` is that layout. Each part of the encoder is a dense layer and one
-of experts; a layer of the decoder also attends to what the encoder made, which travels with its
-microbatch.
+batch, or the experts. `FIGURE_2` is that layout. Each part of the encoder is a dense layer and a
+layer of experts. A layer of the decoder also attends to the encoder's output, which moves from
+stage to stage with its microbatch.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Ways to train a model on so many devices, planned, priced and ranked."""
+"""Ways to train a model on a number of devices: planned, priced and ranked."""

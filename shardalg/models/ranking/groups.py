@@ -1,9 +1,9 @@
 """Candidates of one step on one mesh, planned and priced together.
 
 The candidates differ in batch and microbatches. The step of one candidate is planned on recorded
-sizes (`sizes.recorded`). The plan is also that of each candidate at whose sizes the plan's guards
-hold: the plan's formulas, evaluated at these sizes, give the price. One of the other candidates is
-then planned, and so on.
+sizes (`sizes.recorded`), which gives guards: conditions on the sizes under which the plan holds. A
+candidate whose sizes fulfil the guards has the same plan, and the plan's formulas at these sizes
+give its price. Then one of the other candidates is planned, and so on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`sa.strategies`: every way to train a model on so many devices, by predicted seconds per sample.
+"""`sa.strategies`: all ways to train a model on N devices, by predicted seconds per sample.
 
 Candidates of one step on one mesh are planned and priced together (`groups`); each price is exactly
 that of the candidate's own plan. A candidate is refused without a plan if its parameters and data
@@ -302,7 +302,7 @@ class _CandidateSearch:
         self.peaks: list[tuple[int, str]] = []
 
     def over(self, found: Sequence[Candidate | Refused]) -> Ranking:
-        """Return the fitting candidates by seconds per sample; if interrupted, those so far."""
+        """Return the ranking of the candidates that fit; if interrupted, of those priced so far."""
         groups = by_step(self.dividing(found))
         # Progress counts all candidates, so the first priced one comes after the refused ones.
         first, left = len(found) - sum(map(len, groups)) + 1, 0

@@ -110,7 +110,7 @@ def _model(
 
 
 def grouped(found: Iterable[Candidate | Refused]) -> tuple[Candidate | Refused, ...]:
-    """Return the candidates with those of one step next to each other, refused ones first.
+    """Return the refused candidates, then the others, ordered so that equal steps are neighbours.
 
     Of candidates whose programs differ only in axis names, the first is kept.
     """
