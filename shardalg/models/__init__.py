@@ -7,10 +7,11 @@
 >>> model.plan({"X": 2, "Y": 4}, "finalized").mesh
 Mesh(X=2, Y=4)
 
-`Config` has the sizes of the paper's Transformer. `part` returns a part of it to plan alone, such as
-"ffn", "layer_gradient" or "train_step"; `sa.paper` has the strategies. The paper's other models are
-with their layouts: `Pipelined` with a `Schedule` (`TABLE_4`), `MoEConfig` (`SPARSE`, `HYBRID`),
-`Conformer` (`PIPELINED`), `UNet3D` (`SPATIAL`) and `EncoderDecoder` (`FIGURE_2`).
+`Config` has the sizes of the paper's Transformer. `part` returns a part of it that can be planned
+alone, such as "ffn", "layer_gradient" or "train_step"; `sa.paper` has the strategies. The paper's
+other models, with their layouts in parentheses, are `Pipelined` with a `Schedule` (`TABLE_4`),
+`MoEConfig` (`SPARSE`, `HYBRID`), `Conformer` (`PIPELINED`), `UNet3D` (`SPATIAL`) and
+`EncoderDecoder` (`FIGURE_2`).
 """
 
 from shardalg.costs.pipelines.schedules import Schedule

@@ -3,7 +3,8 @@
 Attention `y = Attention(W_Q x, W_K x, W_V x) W_O` and feed-forward `y = Relu(W_in x) W_out` on
 activations (B, S, M), each behind a norm and a residual; one embedding (V, M) that is also the
 output projection; softmax cross-entropy. The parameters are the weights of Table 1 and the
-embedding, in `Config.param_dtype`; activations are in `Config.dtype`. Every function takes its `Config` first (`partial`).
+embedding, in `Config.param_dtype`; activations are in `Config.dtype`. Every function takes its
+`Config` first (`partial`).
 
 Sites, for a strategy to fill: "attention_heads" on q, k and v (B, S, N, D), "ffn_hidden"
 (B, S, H) and "layer_output" (B, S, M) in a layer; "embedded" (B, S, M) and "logits" (B, S, V)

@@ -168,8 +168,8 @@ def _rows(name: str, file: Mapping[str, Any]) -> Iterable[CoreTime]:
     ]
     for named, timing, amounts in parts:
         step = statistics.median(timing["busy_s"] or timing["seconds"])
-        # `busy_s` of CPU devices is processor time divided by the number of shared cores: the factor
-        # gives the processor time again. Other devices are each busy for the whole step.
+        # `busy_s` of CPU devices is processor time divided by the number of shared cores, so the
+        # factor gives the processor time. Other devices are each busy for the whole step.
         seconds = step * (cores if math.isfinite(cores) else devices)
         if seconds:
             yield CoreTime(named, {n: a * devices for n, a in amounts.items()}, seconds)

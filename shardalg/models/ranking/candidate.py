@@ -1,6 +1,6 @@
 """One way to train a dense Transformer: mesh, strategy, batch, microbatches, rounds, remat.
 
-`MODELS` has the models of Tables 2 to 4 of GSPMD (arXiv:2105.04663) by name.
+`MODELS` has two models of Tables 2 to 4 of GSPMD (arXiv:2105.04663) by name.
 """
 
 from __future__ import annotations
