@@ -632,6 +632,10 @@ class Cost:
 
     def __repr__(self) -> str:
         """Return a summary at the hints: time, its causes, memory, and assumptions of the price."""
+        return "\n  ".join(self._lines())
+
+    def _lines(self) -> tuple[str, ...]:
+        """Return the lines of the text: the step, its causes, its two parts, and the memory."""
         at = self.at_hints
         room = "fits in" if at.fits else "does not fit:"
         full = f" ({room} {bytes_text(self.hardware.hbm_bytes)}, nothing reserved)"
@@ -655,14 +659,12 @@ class Cost:
         step = f"step {seconds_text(at.step_time_s)}{self._error_text}"
         # The head is what a reader can change: the causes of the step's time, the largest first.
         limits = (f"limited by: {self.limits}",) if self.analysis and at.step_time_s else ()
-        return "\n  ".join(
-            (
-                f"Cost{names} on {self.machine_text}: {step}",
-                *limits,
-                f"compute {seconds_text(at.compute_s)} + {sent}, "
-                f"flops utilization {at.flops_utilization:.1%}{once}",
-                f"peak memory {bytes_text(at.peak_memory_bytes)}{full}",
-            )
+        return (
+            f"Cost{names} on {self.machine_text}: {step}",
+            *limits,
+            f"compute {seconds_text(at.compute_s)} + {sent}, "
+            f"flops utilization {at.flops_utilization:.1%}{once}",
+            f"peak memory {bytes_text(at.peak_memory_bytes)}{full}",
         )
 
     @property
@@ -685,5 +687,5 @@ class Cost:
     def _repr_html_(self) -> str:
         table = self.formulas() if self.sizes else self.table()
         limits = html_part(self.limits.table()) if self.analysis else ""
-        lines = "".join(map(html_part, repr(self).splitlines()))
+        lines = "".join(map(html_part, self._lines()))
         return lines + limits + html_part(table)

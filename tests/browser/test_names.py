@@ -72,6 +72,25 @@ def chip(name, folder):
     return str(path)
 
 
+def explained_recipe(name):
+    """Return the explanation of a recipe for a function whose arguments have the name."""
+    x = jax.ShapeDtypeStruct((4, 4), "float32")
+    given = {f"weight {name}": x}
+    recipe = sa.recipes.fsdp(f"axis {name}")
+    mesh = sa.Mesh({f"axis {name}": 2})
+    return recipe.explain(
+        lambda w, x: x @ w[f"weight {name}"], given, x, mesh=mesh, roles=("parameters", "data")
+    )
+
+
+def found_rules(name):
+    """Return the findings of rules with the name; one rule has no array."""
+    mesh = sa.Mesh({f"axis {name}": 2})
+    rules = sa.logical_rules([(f"rule {name}", f"axis {name}"), (f"embed {name}", None)], mesh)
+    arrays = {f"weight {name}": ((4, 4), "float32", (f"embed {name}", None))}
+    return rules.lint(arrays)
+
+
 @cache
 def outputs(name, folder):
     """Every kind of HTML that the library makes: the object's class to its HTML, or a page."""
@@ -89,6 +108,7 @@ def outputs(name, folder):
         plan.warnings(), plan.shardings(), plan.cost(hardware).table(by="module"),
         mesh, sharding, merged, sa.prove(merged), strategy, table, Ranking((), ((name, name),), 0),
         sa.halo(sa.Window(3), size=16, parts=4),
+        explained_recipe(name), found_rules(name),
     ]  # fmt: skip
     shown = {}
     for place, each in enumerate(objects):

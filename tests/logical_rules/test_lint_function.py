@@ -40,6 +40,7 @@ def loaded(name):
 
 # The recorded case gives jax.nn.one_hot places that are floating-point numbers.
 @pytest.mark.filterwarnings("ignore:jax.nn.one_hot input:DeprecationWarning")
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_recorded_faults_are_found_and_mended(name):
     """Public reports: each is found, its repair is the one that was merged, and XLA gains."""

@@ -18,6 +18,7 @@ from shardalg.spmd.instructions import (
     ReduceScatter,
     ReduceScatters,
 )
+from shardalg.spmd.instructions.collectives import RaggedAllToAll
 from shardalg.spmd.local import Local, Start
 from shardalg.spmd.program import SpmdProgram
 from shardalg.verify.verify import verify
@@ -40,11 +41,15 @@ def reached(subject, rng):
                     yield from place.owners
 
 
+# CPU devices cannot run these; `tests/partition/test_ragged_exchange.py` tampers with them.
+UNRUN = {RaggedAllToAll}
+
+
 def test_every_kind_of_instruction_and_every_field_of_each_is_tampered_with():
     """The fields are found by walking dataclasses: a new kind must only occur in some program."""
     subjects = [judge.subject for judge in JUDGES.values()]
     occur = {type(step.attributes) for subject in subjects for _, step in subject.instructions}
-    assert set(KINDS) - occur == set()
+    assert set(KINDS) - occur == UNRUN
     found = {owner for subject in subjects for owner in reached(subject, random.Random(0))}
     of_all = (
         *KINDS,
@@ -58,7 +63,10 @@ def test_every_kind_of_instruction_and_every_field_of_each_is_tampered_with():
         Index,
         SpmdProgram,
     )
-    assert {(kind, field.name) for kind in of_all for field in fields(kind) if field.init} == found
+    tampered = {
+        (kind, f.name) for kind in of_all if kind not in UNRUN for f in fields(kind) if f.init
+    }
+    assert tampered == found
 
 
 @pytest.mark.sampled(9)

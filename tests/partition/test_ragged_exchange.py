@@ -1,5 +1,6 @@
 """`jax.lax.ragged_all_to_all` in manual regions: simulated, checked, priced; experts on devices."""
 
+import random
 from functools import partial
 
 import jax
@@ -13,6 +14,8 @@ import shardalg as sa
 from shardalg.errors import LoweringError, ProgramError
 from shardalg.plan.running import executable
 from shardalg.spmd.host.simulate import simulate
+from shardalg.verify.verify import verify
+from tests.mutate.tampering import Subject, mutant
 from tests.partition.planned import kinds, numbers, planned
 
 DEVICES = 4
@@ -243,6 +246,7 @@ def dense_experts(x, up, down, choice):
     return jnp.einsum("tf,tfm->tm", hidden, down[choice])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_experts_on_devices_equal_all_experts_on_one(seed, show):
     rng = np.random.default_rng(seed)
@@ -258,3 +262,22 @@ def test_experts_on_devices_equal_all_experts_on_one(seed, show):
     sent = plan.collectives().groupby("kind")["wire_bytes"].sum()
     assert sent["ragged_all_to_all"] == 2 * TOKENS * MODEL * 4 * 3 / 4
     show(f"seed {seed}: tokens per expert {np.bincount(choice, minlength=EXPERTS).tolist()}")
+
+
+def test_a_tampered_exchange_is_refused_or_has_the_same_result():
+    """CPU devices cannot run the exchange, so `make mutate` has no case with it: the simulator."""
+    operands, want = case(0, 1)
+    rows = P("x")
+    plan = sa.plan(EXCHANGE, *operands, mesh=MESH, in_shardings=(rows,) * 6, out_shardings=rows)
+    subject, accepted, refused = Subject(plan.program, plan.graph), 0, 0
+    for number in range(60):
+        program = mutant(random.Random(f"exchange/{number}"), subject)
+        try:
+            ok = verify(plan._sharded, program).ok
+        except sa.ShardalgError:
+            ok = False
+        accepted, refused = accepted + ok, refused + (not ok)
+        if ok:
+            (found,) = simulate(program, plan.graph, *operands)
+            np.testing.assert_array_equal(found, want, err_msg=f"seed exchange/{number}")
+    assert refused >= 30, (accepted, refused)

@@ -100,7 +100,7 @@ def grouped_dot(x: Any, w: Any, group: Any, **params: Any) -> Any:
       params: of the primitive. `count` is the number of groups. `is_shifted` says that numbers may
         be negative, because the first group of the device is not the first group of the product.
 
-    >>> numbers = lax.RaggedDotDimensionNumbers((((1,), (0,)), ((), ())), (0,), (0,))
+    >>> numbers = lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (0,), (0,))
     >>> kept = {"ragged_dot_dimension_numbers": numbers, "precision": None}
     >>> kept |= {"preferred_element_type": None, "count": 2, "is_shifted": True}
     >>> x, w = jnp.ones((4, 1)), jnp.array([[[2.0]], [[3.0]]])
