@@ -105,7 +105,7 @@ def update_numbered_rows(x: Array, rows: Array) -> Array:
 
 
 def quadruple(x: Array) -> Array:
-    """Return `4 * x`; `2 * x` is annotated as sharded over 8 devices, which may not divide it."""
+    """Return `4 * x`, where 8 devices share the rows of `2 * x`; they need not divide evenly."""
     return mesh_split(x + x, EIGHT, [0, -1]) * 2
 
 

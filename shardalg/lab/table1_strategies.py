@@ -163,7 +163,7 @@ def tensors_per_layer(config: Config) -> int:
         sized = replace(config, L=layers, scan=False)
         lowered = jax.jit(step.function(sized)).lower(*step.arguments(sized))
         program: Any = lowered.compiler_ir("hlo")
-        # Each line of HLO text that defines a tensor has one " = ".
+        # Counting " = " counts tensors, because each line of HLO text that defines one has one.
         return program.as_hlo_text().count(" = ")
 
     # The difference leaves out embedding, loss and everything else that a model has once.
@@ -190,7 +190,7 @@ def _weight_dims(config: Config, part: training.Part) -> dict[str, Any]:
     if part.forward is not None:
         return {name: WEIGHTS[name] for name in part.weights}
     layer = {name: WEIGHTS[name] for name in config.weight_shapes()}
-    # Scanned layers have a leading dimension L, which Table 1 does not shard.
+    # Table 1 has no axis for the leading dimension of scanned layers, so it is replicated.
     stacked = {name: (None, *dims) for name, dims in layer.items()}
     layers = stacked if config.scan else (layer,) * config.L
     return {"embedding": WEIGHTS["embedding"], "layers": layers}

@@ -111,7 +111,7 @@ def strategy(level: int, mesh: Mesh, config: Config, optimizer: str = "adam") ->
     split, whole = PartitionSpec(mesh.axis_names[0]), PartitionSpec()
 
     def laid(tree: Any, is_split: bool) -> Any:
-        # Scalars, such as the number of the step, have no dimension to split.
+        # A scalar, such as the number of the step, has no dimension: JAX refuses an axis for it.
         return jax.tree.map(lambda leaf: split if is_split and leaf.shape else whole, tree)
 
     params, state, *_ = arguments(config, optimizer)

@@ -98,7 +98,7 @@ def unet(here: Column) -> Plan:
     """Return the plan of the step of a column of Table 8, with images padded to full tiles."""
     facts = here.facts
     x, y = facts["mesh"]
-    # X splits the batch: each core has whole tiles of IMAGES rows, the last ones padding.
+    # A core computes whole tiles of IMAGES rows, so a smaller share of the batch takes as long.
     batch = x * IMAGES * math.ceil(facts["B"] / x / IMAGES)
     config = UNet3D(batch=batch, size=facts["image"][0], width=128, levels=4)
     return config.model.plan(Mesh({"X": x, "Y": y}), SPATIAL)
@@ -130,7 +130,8 @@ def prefix_sums_s(plan: Plan) -> float:
         if type(attributes) is Apply and attributes.primitive == "cumsum" and node is not None:
             along = plan.graph.nodes[node].signature.param("axis")
             shape = plan.program.locals[step.instruction.operands[0]].shape
-            # A window over all earlier places adds `n` numbers at each of the `n` places.
+            # XLA's window over all earlier places adds `n` numbers at each of the `n` places, so
+            # the cost is quadratic.
             additions += step.count * math.prod(shape) * shape[along]
     return additions / VECTOR_FLOPS_PER_S
 

@@ -96,13 +96,16 @@ class LlamaSizes:
 
     @property
     def parameters(self) -> int:
-        """Number of trained parameters."""
+        """The number of trained parameters."""
         layer = sum(map(math.prod, self.layer_shapes().values()))
         return self.layers * layer + sum(map(math.prod, self.outer_shapes().values()))
 
     @property
     def step_flops(self) -> int:
-        """Flops of a step as published utilisations count them: 6 N D and whole attention."""
+        """The flops of a step as published utilisations count them.
+
+        The count is 6 per parameter and token, and attention without its causal mask.
+        """
         # An embedding that is not also the output projection is only looked up, without a product.
         used = self.parameters - (0 if self.tied else self.vocab * self.model_dim)
         attention = 12 * self.layers * self.seq * self.heads * self.head_dim
@@ -117,7 +120,10 @@ def _norm(x: Array, scale: Array) -> Array:
 
 
 def _rotated(x: Array) -> Array:
-    """Rotate the halves of each head's features by the angle of their position (2104.09864)."""
+    """Return `x`, (B, S, heads, D), with rotary position embeddings (arXiv:2104.09864).
+
+    Feature i and feature i + D / 2 of a head are rotated as a pair.
+    """
     half = x.shape[-1] // 2
     # Pair i of the features turns by position * 10000^(-2i/D), and half = D / 2.
     rates = 10000.0 ** (-jnp.arange(half, dtype=jnp.float32) / half)
@@ -260,7 +266,10 @@ def arguments(sizes: LlamaSizes) -> tuple[Any, ...]:
 
 
 def strategy(sizes: LlamaSizes, mesh: Mesh) -> Strategy:
-    """Return fully sharded data parallelism, with tensor parallelism along an axis "tensor"."""
+    """Return the shardings of `train_step`: fully sharded data parallelism on a mesh.
+
+    An axis "tensor" of the mesh splits heads, hidden features and vocabulary of the weights.
+    """
     names = [name for name, size in mesh.axes if size > 1]
 
     def entry(axes: tuple[str, ...]) -> Any:

@@ -82,7 +82,7 @@ class Pipelined:
     def loss(self, params: Any, tokens: Array, targets: Array) -> Array:
         """Return the mean cross-entropy of the next tokens, in nats."""
         config = self.config
-        # Weights are cast once a step, before the pipeline, not once per microbatch.
+        # A cast inside the pipeline would be repeated for every microbatch.
         params = jax.tree.map(lambda weight: weight.astype(config.dtype), params)
         embedding = params["embedding"]
         x = self.pipe(params["layers"], annotate(embedding[tokens], "embedded"))

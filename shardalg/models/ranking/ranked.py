@@ -90,8 +90,8 @@ class Ranking:
         """The Pareto front of time per sample and memory, the fastest first."""
         best: list[Ranked] = []
         for one in self.ranked:
-            # Candidates are sorted by time: a candidate is on the front if it needs less memory
-            # than all faster ones.
+            # The candidates are sorted by time, so one comparison suffices: the last candidate on
+            # the front has the least memory of all faster ones.
             if not best or one.peak_memory_bytes < best[-1].peak_memory_bytes:
                 best.append(one)
         return tuple(best)

@@ -181,7 +181,7 @@ class Workers:
             thread.join()
 
     def _places(self) -> Iterator[int]:
-        """Yield the numbers of tasks; the next free process takes each."""
+        """Yield the index of the next task that no process has taken, until none is left."""
         while True:
             with self._lock:
                 # Threads take tasks at the same time: the lock gives each task to one of them.
