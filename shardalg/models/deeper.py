@@ -245,7 +245,7 @@ def _moved(more: list[int], high: Sequence[Key], i: int, shift: int, run: int) -
     """Skip `run` keys of `high` behind the first repetition of the run, not before key `i`.
 
     `more` has the shift from each index of `low` to its index in `high`. The shifts of the keys
-    behind the first repetition and before `i` grow by `run`: the last repetition has these keys.
+    behind the first repetition and before `i` grow by `run`: these keys are in the last repetition.
     """
     start = i + shift
     # The skipped run may be any of the repetitions. Skipping the second one pairs the first and the
@@ -263,8 +263,8 @@ SHALLOW = (2, 3)
 def machine_for(mesh: Mesh, hardware: str | Hardware | Topology) -> Topology | Hardware:
     """Return the machine that a mesh of these models is on.
 
-    The name of a chip becomes a topology with a chip for each device of the mesh, in the vendor's
-    shape for this number. The mesh axis `slice` numbers the slices; its communication crosses their
+    A chip, or its name, becomes a topology with enough chips for the devices of the mesh, in the
+    vendor's shape for this number. The mesh axis `slice` numbers the slices; its communication crosses their
     network. A chip without a known shape is returned as it is. A topology keeps its own
     `network_axes`.
 

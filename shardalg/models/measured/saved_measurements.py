@@ -192,8 +192,8 @@ def _told_apart(rows: Sequence[CoreTime]) -> tuple[list[CoreTime], tuple[str, ..
     # The fit minimises relative errors, so a row's amounts count per measured second.
     weights = {n: np.array([r.amounts.get(n, 0.0) / r.seconds for r in rows]) for n in names}
     for name in names:
-        # Amounts of flops and of bytes differ by orders of magnitude: divided by their largest entry,
-        # all figures have one scale and need one tolerance.
+        # Amounts of flops and of bytes differ by orders of magnitude. Divided by their largest
+        # entry, all figures have one scale and need one tolerance.
         columns = np.stack([weights[n] / weights[n].max() for n in (*kept, name)])
         if np.linalg.matrix_rank(columns, tol=1e-6) > len(kept):
             kept.append(name)

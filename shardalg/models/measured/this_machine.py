@@ -102,8 +102,8 @@ def calibrated(rough: Hardware, fit: CoreFit) -> Hardware:
         f"least squares on {len(errors)} measurements; each foretold by the others: median error "
         f"{statistics.median(errors):.1%}, worst {errors[-1]:.1%}"
     )
-    # The fit gives seconds per unit, and hardware has rates: their inverse. Figures in seconds, such
-    # as latencies, stay.
+    # The fit gives seconds per unit, and hardware has rates: their inverse. A time per execution is
+    # in seconds already.
     units = {**UNITS, **OPERATOR_UNITS}
     figures = {
         name: each if units[name.partition(".")[0]] == "s" else 1 / max(each, _NO_TIME)
