@@ -54,7 +54,7 @@ class Instant:
 
 @dataclass
 class _Every(AliveBytes):
-    """A timeline that keeps every instant, also of loop bodies."""
+    """A timeline of live bytes that keeps every instant, also those of loop bodies."""
 
     instants: list[tuple[ProgramPoint, Any]] = field(default_factory=list)
 
@@ -86,7 +86,7 @@ class _Instants(Scan):
         return _Every(line.alive, line.total, totals=line.totals, instants=[((), line.total)])
 
     def largest(self, lines: list[AliveBytes], most: int) -> AliveBytes:
-        """Return the largest body's timeline, with the instants of all bodies."""
+        """Return the timeline number `most`, with the instants of all bodies in `lines`."""
         both = lines[most]
         assert isinstance(both, _Every), "begun by this scan"
         both.instants = [at for line in lines if isinstance(line, _Every) for at in line.instants]
@@ -126,7 +126,7 @@ class Shallow:
 
 @dataclass(frozen=True)
 class _Keys:
-    """The key of an instruction, equal for equal instructions of two programs."""
+    """The keys of a program's instructions, by which two programs are aligned."""
 
     program: SpmdProgram
 
@@ -264,9 +264,9 @@ def machine_for(mesh: Mesh, hardware: str | Hardware | Topology) -> Topology | H
     """Return the machine that a mesh of these models is on.
 
     A chip, or its name, becomes a topology with enough chips for the devices of the mesh, in the
-    vendor's shape for this number. The mesh axis `slice` numbers the slices; its communication crosses their
-    network. A chip without a known shape is returned as it is. A topology keeps its own
-    `network_axes`.
+    vendor's shape for this number. The mesh axis `slice` numbers the slices; its communication
+    crosses their network. A chip without a known shape is returned as it is. A topology keeps its
+    own `network_axes`.
 
     >>> machine_for(Mesh({"slice": 2, "fsdp": 256}), "v5e")
     Topology(tpu_v5e:16x16, slices=2, network_axes=slice)

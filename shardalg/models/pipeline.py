@@ -311,7 +311,7 @@ class Pipeline:
         self._check_stage(weights, x)
 
     def _check_stacked(self, weights: Tree) -> None:
-        """Raise unless the weights are as `stack` gives them."""
+        """Raise unless the weights have the shape that `stack` gives: (stages, layers, ...)."""
         schedule = self.schedule
         for leaf in jax.tree.leaves(weights):
             if jnp.ndim(leaf) < 2 or leaf.shape[0] != schedule.stages:

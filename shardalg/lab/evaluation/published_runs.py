@@ -61,7 +61,7 @@ class PublishedRun:
 
     @property
     def machine_name(self) -> str:
-        """Name of the chip's file; the published name if the package has no such chip."""
+        """The chip's name in the package; the published name if the package has no such chip."""
         return load(self.chip).name if self.chip in names() else self.chip
 
     @property

@@ -62,7 +62,7 @@ def trained() -> frozenset[str]:
 
 @cache
 def plans(column: Column) -> Mapping[int, Plan]:
-    """Return plans of a column's model with few layers, by their number."""
+    """Return plans of a column's model with few layers, by the number of layers."""
     return model(column).shallow_plans(Mesh(column.mesh), "finalized")
 
 

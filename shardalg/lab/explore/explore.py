@@ -90,7 +90,10 @@ Plans = Mapping[str, Plan]
 
 @dataclass(frozen=True, eq=False)
 class Exploration:
-    """Plans of the settings, made on first use; `say` receives the name of the work that begins."""
+    """The report of the settings; its plans are made on first use.
+
+    `say` is called with the name of each part of the work when it begins.
+    """
 
     settings: Settings
     say: Say
@@ -144,7 +147,7 @@ class Exploration:
         yield proved
 
     def derived(self) -> Iterator[Section]:
-        """Yield the paper's Table 1 in formulas, and its first model in numbers."""
+        """Yield the sections of Table 1 in formulas, and of the paper's first model in numbers."""
         chosen = self.settings.strategies
         self.say("deriving the paper's Table 1 from layers with named sizes")
         yield from table1.sections(replace(table1.HINTS, strategies=chosen))
@@ -175,7 +178,7 @@ class Exploration:
         return runs.section(settings, [runs.ExploredPlan(*ran, hardware) for ran in found])
 
     def run_layers(self) -> Iterator[tuple[str, Plan, Comparison]]:
-        """Yield the layer under each strategy, run on the same numbers."""
+        """Yield (name, plan, results) of a layer under each strategy, run on equal arguments."""
         self.say("running a layer on one device")
         data = runs.sample(self.settings, strategies.LAYER)
         for name, made in self.layers.items():

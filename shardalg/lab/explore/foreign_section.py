@@ -107,7 +107,7 @@ def left_out(reason: str) -> Section:
 
 
 def section(settings: Settings, found: Trained) -> Section:
-    """Return the plan's collectives, the gathered operators without a row, and the losses."""
+    """Return a section with the plan's collectives, and the losses if the step was run."""
     collectives = tables.strategies({"step": found.plan._collectives_table})
     fallbacks = warnings(found.plan.program, found.plan.graph)
     shown = ("phase", "kind", "mesh_axes", "role", "executions", "wire_bytes_per_step")

@@ -42,9 +42,10 @@ MOST_LINES = 12
 
 
 def section(settings: Settings = UNROLLED, scanned: Cost | None = None) -> Section:
-    """Return memory, the values alive at the peak, wire bytes and time.
+    """Return a section with memory, the values alive at the peak, wire bytes and time.
 
-    With the cost of the scanned program, a sentence says why the two step times differ.
+    `scanned` is the cost of the program with scanned layers: the section then explains why its step
+    time differs. None leaves this sentence out.
     """
     made = plan_part(settings.config, settings.mesh, settings.strategies[0], TRAIN_STEP)
     cost, config = made.cost(CHIP), settings.config

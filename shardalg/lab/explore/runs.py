@@ -187,7 +187,7 @@ def _more(run: ExploredPlan) -> bool:
 
 
 def section(settings: Settings, runs: Sequence[ExploredPlan]) -> Section:
-    """Return errors, bytes, times and memory of all runs, and each plan's collectives."""
+    """Return a section with errors, bytes, times, memory and collectives of all runs."""
     devices, hardware = settings.mesh.size, runs[0].hardware
     timed = {r.name: r.compared.measurement.table() for r in runs}
     times = Picture(

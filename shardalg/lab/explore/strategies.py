@@ -86,7 +86,7 @@ def plans_of(settings: Settings, name: str) -> dict[str, Plan]:
 
 
 def sections(plans: Mapping[str, Plan]) -> tuple[Section, ...]:
-    """Return the totals of all strategies, then the collectives of each."""
+    """Return a section with the totals of all strategies, and a section of collectives for each."""
     found = {name: plan._collectives_table for name, plan in plans.items()}
     summed = tables.strategies(found)
     bars = Picture(

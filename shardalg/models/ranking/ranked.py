@@ -97,7 +97,10 @@ class Ranking:
         return tuple(best)
 
     def table(self, top: int | None = None) -> Table:
-        """Return a row per candidate; `pareto` marks the front of time against memory."""
+        """Return a row for each of the `top` fastest candidates; None returns all.
+
+        The column "pareto" is True for candidates on the Pareto front of time and memory.
+        """
         front = set(map(id, self.pareto))
         rows = [tuple(_record(one, front).values()) for one in self.ranked[:top]]
         return Table(_COLUMNS, tuple(rows))
@@ -187,7 +190,7 @@ def _shown(found: Sequence[Any], top: int) -> tuple[str, ...]:
 
 
 def _record(one: Ranked, front: Set[int]) -> dict[str, Any]:
-    """Return the entries of a candidate's row by column.
+    """Return the entries of a candidate's row in `Ranking.table`, by column.
 
     Args:
       front: ids of the candidates on the Pareto front.
