@@ -2,9 +2,8 @@
 
 Attention `y = Attention(W_Q x, W_K x, W_V x) W_O` and feed-forward `y = Relu(W_in x) W_out` on
 activations (B, S, M), each behind a norm and a residual; one embedding (V, M) that is also the
-output projection; softmax cross-entropy. The parameters are the weights of Table 1 and the
-embedding, in `Config.param_dtype`; activations are in `Config.dtype`. Every function takes its
-`Config` first (`partial`).
+output projection; softmax cross-entropy. Parameters (Table 1 and the embedding) have the type
+`Config.param_dtype`, activations `Config.dtype`. Every function takes its `Config` first.
 
 Sites, for a strategy to fill: "attention_heads" on q, k and v (B, S, N, D), "ffn_hidden"
 (B, S, H) and "layer_output" (B, S, M) in a layer; "embedded" (B, S, M) and "logits" (B, S, V)
@@ -147,8 +146,7 @@ def init_params(config: Config, seed: int = 0) -> dict[str, Any]:
     """
     draw = partial(_draw, np.random.default_rng(seed), config.param_dtype)
     fan_in = {"w_o": config.N * config.D, "w_out": config.H}
-    # The stacked form also draws layer by layer and stacks afterwards: one draw of (L, ...) per
-    # weight would give other numbers.
+    # Both forms draw layer by layer: one draw of (L, ...) per weight would give other numbers.
     shapes = config.weight_shapes().items()
     layers = [
         {name: draw(shape, fan_in=fan_in.get(name, config.M)) for name, shape in shapes}

@@ -83,6 +83,7 @@ def test_the_recorded_error_of_a_run_is_that_of_its_price():
     assert run.cost().step_time_s / run.step_s - 1 == pytest.approx(recorded, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_more_slices_take_longer_as_was_measured():
     """16B on 1, 4 and 32 slices of v5e: 2.6 and 11.1 % more time, within 3 points."""
     runs = [run for run in published_runs() if run.name.startswith("v5e 16B")]

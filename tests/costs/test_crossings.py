@@ -47,6 +47,7 @@ UNEVEN = ((P(("X", "Y")), P("X", "Y"), P("X")), (P(("X", "Y")), P(None, ("X", "Y
 
 
 @pytest.mark.sampled(2)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("specs", "hints"),
     [(FSDP, (64, 32, 128)), (TENSOR, (64, 32, 128)), (BOTH, (64, 32, 128)), (BOTH, (61, 33, 127)),

@@ -198,6 +198,7 @@ def price(forward, weights, hardware):
     return plan.cost(hardware)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("hardware", ["h100:8", "v5p:8"])
 def test_the_price_is_the_same_in_every_library(hardware):
     costs = {name: price(*made(), hardware) for name, made in LIBRARIES.items()}

@@ -48,6 +48,7 @@ def layers(sizes=("B M", (64, 16))):
     return sa.plan(two, w, x, mesh=mesh, in_shardings=(P(), P("X")))
 
 
+@pytest.mark.slow
 def test_a_train_step_costs_at_each_point_what_its_plan_there_costs(step):
     """`at` plans there; memory may peak at another instruction, and the formula has that one."""
     batch, vocab = np.array([32, 512, 640]), np.array([[512], [2048]])

@@ -44,6 +44,7 @@ def small():
     return sa.strategies(SMALL, 4, "v5e", choices=CHOICES)
 
 
+@pytest.mark.slow
 def test_every_number_is_that_of_its_own_plan(small):
     """Drawn candidates agree with the model's `cost`, or with the whole plan of all layers."""
     assert len(small.ranked) == 6

@@ -45,6 +45,7 @@ def test_the_constants_that_ship_are_those_of_five_columns():
     assert dict(shipped.values) == pytest.approx(dict(found.values), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_columns_that_nothing_was_fitted_on(show):
     """Five columns, wide and narrow, foretell the other eight: median <= 4 %, largest <= 10 %."""
     values = [v for v in compare(COLUMNS) if v.quantity in (STEP, UTILISATION)]
@@ -89,6 +90,7 @@ def test_the_datasheet_alone_is_a_lower_bound_of_every_column(show):
         assert max(shares.values()) < 1
 
 
+@pytest.mark.slow
 def test_what_the_dependences_allow_is_a_tighter_bound(show):
     """Datasheet alone, memory traffic and tile padding inside: below every column, and the nearest.
 

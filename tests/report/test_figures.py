@@ -92,6 +92,7 @@ def test_measured_times_show_median_and_quartiles():
     png(figure)
 
 
+@pytest.mark.slow
 def test_figures_need_no_screen_and_keep_no_state():
     code = (
         "import sys, shardalg.show.figures; assert 'matplotlib' not in sys.modules\n"

@@ -219,6 +219,7 @@ def test_unknown_names_have_near_ones():
         _ = compared()["dat"]
 
 
+@pytest.mark.slow
 def test_the_largest_batch_fits_and_a_larger_one_does_not():
     found = compared(reserve=0.99)
     for name in ("tensor",):

@@ -335,6 +335,7 @@ def test_one_trace_serves_many_recipes_and_meshes():
             assert found.out_shardings == alone.out_shardings
 
 
+@pytest.mark.slow
 def test_recipes_are_strategies_of_a_comparison():
     rows = {"fsdp": sa.recipes.fsdp("data"), "both": BOTH, "wrong": sa.recipes.expert("data")}
     found = sa.compare(jax.grad(loss), PARAMS, TOKENS, strategies=rows, hardware="h100:8")

@@ -369,6 +369,7 @@ FLAX = {
 }
 
 
+@pytest.mark.slow
 def test_an_nnx_model_has_the_layouts_of_its_example():
     model = LanguageModel(nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param)

@@ -125,6 +125,7 @@ def test_every_device_computes_an_equal_share(recipe, mesh):
     assert 0.99 <= share_of_one <= 1.03
 
 
+@pytest.mark.slow
 def test_a_recipe_runs_and_equals_one_device():
     """The lowered step on eight CPU devices gives the numbers of JAX on one."""
     recipe = sa.recipes.fsdp("data") | sa.recipes.tensor("model")
