@@ -54,7 +54,7 @@ def test_rules_from_a_file_without_findings(model, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("place", "more", "words"),
     [
-        ("arays", MESH, "has no function 'arays'; did you mean arrays"),
+        ("arrayz", MESH, "has no function 'arrayz'; did you mean arrays"),
         ("two", MESH, "returns 2 values. Return one dict of arrays"),
         ("arrays", [*MESH, "--rules", "no.yml"], "no.yml: no file of logical-axis rules"),
         ("arrays", [*MESH, "--function", "nothing"], "'nothing' is not a function"),
