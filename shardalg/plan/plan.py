@@ -21,8 +21,9 @@ from shardalg.plan import plan_file
 from shardalg.plan.planning import (
     one_strategy,
     planned_annotations,
-    planned_call,
+    planned_strategy,
     replanned,
+    traced_call,
     unknown_keywords,
 )
 from shardalg.planner.propagate.options import Options
@@ -1044,7 +1045,8 @@ def plan(
         raise unknown_keywords(unknown, signature(plan).parameters)
     strategy = one_strategy(strategy, mesh, in_shardings, out_shardings)
     given = (args, kwargs or {})
-    return plan_of(*planned_call(fn, given, roles, donate_argnums, strategy, options))
+    called = traced_call(fn, given, roles, donate_argnums, strategy, options)
+    return plan_of(*planned_strategy(*called))
 
 
 def from_annotations(traced: Traced, annotations: Annotations, options: Options) -> Plan:

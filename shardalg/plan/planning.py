@@ -42,26 +42,6 @@ def one_strategy(
     return strategy
 
 
-def planned_call(
-    fn: Callable[..., Any],
-    given: tuple[tuple[Any, ...], Mapping[str, Any]],
-    roles: Any,
-    donate_argnums: Any,
-    strategy: Strategy,
-    options: Options | None,
-) -> tuple[Stages, Options]:
-    """Trace a function with its arguments, and plan it.
-
-    Args:
-      given: the positional and the keyword arguments.
-
-    Raises:
-      An exception of the user's function, with the user's frames of its traceback alone.
-    """
-    traced, strategy, options = traced_call(fn, given, roles, donate_argnums, strategy, options)
-    return planned_strategy(traced, strategy, options)
-
-
 def traced_call(
     fn: Callable[..., Any],
     given: tuple[tuple[Any, ...], Mapping[str, Any]],

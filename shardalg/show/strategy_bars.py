@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from matplotlib.patches import Patch
 
@@ -19,40 +19,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class StrategyBar(Protocol):
-    """The quantities of a strategy that its bar shows (`plan.comparing.compared`)."""
+class StrategyBar(NamedTuple):
+    """The quantities of a strategy that its bar shows.
 
-    @property
-    def name(self) -> str:
-        """Name of the strategy in the comparison."""
+    Attributes:
+      name: the name in the comparison. mesh: the sizes of the mesh axes, as text.
+      refused: the reason why the strategy has no plan; "" if it has one.
+      fits: whether the peak memory is within the capacity of a device.
+      step_s: seconds of a step. limits: seconds of each cause of the step's time.
+      peak_bytes, capacity_bytes: peak memory of a device, and the bytes that a step may use.
+    """
 
-    @property
-    def mesh(self) -> str:
-        """Sizes of the mesh axes, as text."""
-
-    @property
-    def refused(self) -> str:
-        """Reason why the strategy has no plan; "" if it has one."""
-
-    @property
-    def fits(self) -> bool:
-        """Whether the peak is within the capacity."""
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of a step."""
-
-    @property
-    def peak_bytes(self) -> float:
-        """Peak memory of a device in bytes."""
-
-    @property
-    def capacity_bytes(self) -> float:
-        """Bytes of a device that a step may use."""
-
-    @property
-    def limits(self) -> Mapping[str, float]:
-        """Seconds of each cause of the step's time."""
+    name: str
+    mesh: str
+    refused: str
+    fits: bool
+    step_s: float
+    limits: Mapping[str, float]
+    peak_bytes: float
+    capacity_bytes: float
 
 
 MOST_TIMES = 5

@@ -42,6 +42,7 @@ from shardalg.costs.pipelines.loops import pipeline_loops
 from shardalg.costs.topology import Topology
 from shardalg.costs.walk import Execution, sent_bytes, walk
 from shardalg.graph.ir import Graph
+from shardalg.graph.union_find import UnionFind
 from shardalg.pause import collection_paused
 from shardalg.sizes.amounts import times
 from shardalg.spmd.instruction import Collective, Instruction
@@ -79,7 +80,7 @@ def chains(program: SpmdProgram, graph: Graph, inside: frozenset[int]) -> Chains
     products = [ins for ins in steps if type(ins.attributes) is Apply and not fuses(ins, graph)]
     # Two instructions are in one chain if a value between them is never in memory, or is a view.
     producer = {value: place for place, ins in enumerate(fusing) for value in ins.results}
-    joined = _UnionFind(len(fusing))
+    joined = UnionFind(len(fusing))
     for place, ins in enumerate(fusing):
         for value in ins.operands:
             if value in producer and (value in inside or is_view(fusing[producer[value]])):
@@ -94,31 +95,14 @@ def chains(program: SpmdProgram, graph: Graph, inside: frozenset[int]) -> Chains
     for ins in reversed(views):
         for_product.update(value for value, made in viewed(ins) if made in for_product)
     next_to_products = {
-        joined.first(place)
+        joined.root(place)
         for place, ins in enumerate(fusing)
         if not by_product.isdisjoint(ins.operands) or not for_product.isdisjoint(ins.results)
     }
     # A chain with a reduction is a kernel of its own, even next to a product.
-    summing = {joined.first(place) for place, ins in enumerate(fusing) if reduces(ins, graph)}
+    summing = {joined.root(place) for place, ins in enumerate(fusing) if reduces(ins, graph)}
     with_products = next_to_products - summing
-    return Chains({id(i): joined.first(place) in with_products for place, i in enumerate(fusing)})
-
-
-class _UnionFind:
-    """Disjoint sets of numbers; each set has one representative."""
-
-    def __init__(self, count: int) -> None:
-        self.above = list(range(count))
-
-    def first(self, number: int) -> int:
-        """Return the representative of a number's set."""
-        while self.above[number] != number:
-            self.above[number] = number = self.above[self.above[number]]
-        return number
-
-    def join(self, one: int, other: int) -> None:
-        """Merge the sets of two numbers."""
-        self.above[self.first(one)] = self.first(other)
+    return Chains({id(i): joined.root(place) in with_products for place, i in enumerate(fusing)})
 
 
 LOCAL = ("matrix", "kernel", "traffic", "passes")

@@ -18,6 +18,7 @@ import numpy as np
 from shardalg.costs.compute import contracts
 from shardalg.costs.kernels.fused_attention import elements, handed_on
 from shardalg.graph.ir import Graph, Node, once_per_graph
+from shardalg.graph.union_find import UnionFind
 
 ORDERS = ("lt", "le", "gt", "ge")
 # A mask or a position keeps its meaning in these operators, which change only layout and type.
@@ -43,17 +44,10 @@ def causal_products(graph: Graph) -> frozenset[int]:
     if not masked:
         return frozenset()
     # Union-find, because a connection has no direction: operand and result belong to one set.
-    above = list(range(len(graph.values)))
-
-    def first(value: int) -> int:
-        """Return the representative of a value's set."""
-        while above[value] != value:
-            above[value] = value = above[above[value]]
-        return value
-
+    scores = UnionFind(len(graph.values))
     for target, sources in givers.items():
         for source in sources:
-            above[first(source)] = first(target)
+            scores.join(source, target)
     for node in graph.nodes:
         if node.bodies or contracts(node.signature):
             continue
@@ -61,13 +55,13 @@ def causal_products(graph: Graph) -> frozenset[int]:
         for result in node.results:
             for operand in node.operands:
                 if elements(graph, operand) == elements(graph, result) > 1:
-                    above[first(operand)] = first(result)
-    roots = {first(value) for value in masked}
+                    scores.join(operand, result)
+    roots = {scores.root(value) for value in masked}
     return frozenset(
         node.index
         for node in graph.nodes
         if contracts(node.signature)
-        and any(first(value) in roots for value in (*node.operands, *node.results))
+        and any(scores.root(value) in roots for value in (*node.operands, *node.results))
     )
 
 

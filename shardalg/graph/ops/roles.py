@@ -10,6 +10,7 @@ from shardalg.errors import RoleError
 from shardalg.graph.ir import Graph, Signature
 from shardalg.graph.ops.loops import dim_loops
 from shardalg.graph.ops.rows import rules
+from shardalg.graph.union_find import UnionFind
 from shardalg.graph.weights import dependencies, reachable
 
 PARAMETERS, OPTIMIZER_STATE, DATA = "parameters", "optimizer_state", "data"
@@ -116,30 +117,6 @@ def _check(graph: Graph, argument_roles: Sequence[str | None]) -> None:
         raise RoleError(f"unknown roles {'; '.join(bad[:8])}. A role is one of {known}, or None.")
 
 
-class _Classes:
-    """Partition of the numbers below `size` into classes, by union-find.
-
-    At first every number is a class of its own. `parent` has, for each number, another number of
-    its class, and for the representative the number itself.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.parent = list(range(size))
-
-    def root(self, item: int) -> int:
-        """Return the representative of the class of a number; equal for all numbers of a class."""
-        parent = self.parent
-        while parent[item] != item:
-            parent[item] = item = parent[parent[item]]
-        return item
-
-    def join(self, first: int, second: int) -> None:
-        """Merge the classes of two numbers."""
-        a, b = self.root(first), self.root(second)
-        if a != b:
-            self.parent[b] = a
-
-
 @lru_cache(maxsize=65536)
 def joined_dims(signature: Signature) -> tuple[tuple[int, int, int, int], ...]:
     """Return pairs of dimensions with the same loop: (position, dimension, position, dimension).
@@ -173,7 +150,7 @@ def _data_dimensions(graph: Graph, given: dict[int, str | None]) -> bytearray:
     base = [0]
     for value in graph.values:
         base.append(base[-1] + len(value.type.shape))
-    classes = _Classes(base[-1])
+    classes = UnionFind(base[-1])
     parent, known = classes.parent, dict[Signature, tuple[tuple[int, int, int, int], ...]]()
     for node in graph.nodes:
         # Equal operators connect equal dimensions, so each signature is examined once.

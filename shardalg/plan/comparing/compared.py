@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shardalg.plan.comparing.largest_batch import BatchSearch
     from shardalg.plan.plan import Plan
     from shardalg.planner.propagate.strategy import Strategy
+    from shardalg.show.strategy_bars import StrategyBar
 
 COLUMNS = (
     "strategy",
@@ -152,6 +153,14 @@ class ComparedStrategy:
             "fits": self.fits,
             "limited_by": repr(self.cost.limits),
         }
+
+    def bar(self) -> StrategyBar:
+        """Return the quantities that the figure shows."""
+        from shardalg.show.strategy_bars import StrategyBar
+
+        sizes = (self.peak_bytes, self.capacity_bytes)
+        who = (self.name, self.mesh, self.refused)
+        return StrategyBar(*who, self.fits, self.step_s, self.limits, *sizes)
 
     def shown(self) -> dict[str, Any]:
         """Return the row of `SHOWN` columns as text with units: 12 ms, 3.8 GB, 41 %."""
@@ -358,7 +367,7 @@ class StrategyComparison(Answer):
         """Draw a bar per strategy: the causes of its step's time; what does not fit is marked."""
         from shardalg.show.strategy_bars import draw_comparison
 
-        return draw_comparison(self.rows)
+        return draw_comparison([row.bar() for row in self.rows])
 
     def page(self, path: str | Path) -> Path:
         """Write the comparison as one HTML file: conclusion, picture and tables; return its path.
@@ -369,7 +378,8 @@ class StrategyComparison(Answer):
         from shardalg.show.strategy_bars import write_comparison
 
         sections = (("By mesh axis", self.by_axis()), ("Memory at the peak", self.memory()))
-        return write_comparison(self.rows, self.conclusion, sections, Path(path))
+        bars = [row.bar() for row in self.rows]
+        return write_comparison(bars, self.conclusion, sections, Path(path))
 
     @property
     def conclusion(self) -> str:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from shardalg.graph.ir import Graph, Signature, once_per_graph
 from shardalg.graph.ops.loops import dim_loops
 from shardalg.graph.ops.rows import rules
+from shardalg.graph.union_find import UnionFind
 
 Place = tuple[int, int]
 """A tensor of an operator (operands, then results) and a dimension of it."""
@@ -61,29 +62,6 @@ def _joins(signature: Signature) -> tuple[tuple[tuple[Place, Place], ...], tuple
         for place, loops in nested
     )
     return tuple(pairs), nests
-
-
-class _Partition:
-    """Classes of the numbers 0, 1, ..., which are merged by union-find."""
-
-    def __init__(self, size: int) -> None:
-        self.parent = list(range(size))
-
-    def root(self, item: int) -> int:
-        """Return the representative of the class of `item`."""
-        parent = self.parent
-        while parent[item] != item:
-            parent[item] = item = parent[parent[item]]
-        return item
-
-    def join(self, first: int, second: int) -> None:
-        """Merge two classes; the smaller number represents both."""
-        a, b = sorted((self.root(first), self.root(second)))
-        self.parent[b] = a
-
-    def roots(self) -> tuple[int, ...]:
-        """Return the representative of every number."""
-        return tuple(map(self.root, range(len(self.parent))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +142,7 @@ def dimension_classes(graph: Graph) -> DimensionClasses:
     base = [0]
     for value in graph.values:
         base.append(base[-1] + len(value.type.shape))
-    fine = _Partition(base[-1])
+    fine = UnionFind(base[-1])
     nests: list[tuple[int, tuple[tuple[int, int | None], ...]]] = []
     for node in graph.nodes:
         # Values of a call are connected through its bodies, by the region arguments below.
@@ -188,7 +166,7 @@ def dimension_classes(graph: Graph) -> DimensionClasses:
         walked |= {base[tie.target]} if tie.target_drop else set()
     roots = fine.roots()
     iterated = frozenset(roots[item] for item in walked)
-    coarse = _Partition(base[-1])
+    coarse = UnionFind(base[-1])
     for item, root in enumerate(roots):
         coarse.join(item, root)
     found: dict[int, set[tuple[tuple[int, int | None], ...]]] = {}

@@ -1,0 +1,40 @@
+"""A partition of numbers into classes that are merged one pair at a time (union-find)."""
+
+from __future__ import annotations
+
+
+class UnionFind:
+    """Classes of the numbers 0 to `size - 1`; at first, each number is a class of its own.
+
+    The representative of a class is its smallest number.
+
+    >>> classes = UnionFind(5)
+    >>> classes.join(4, 1)
+    >>> classes.join(1, 3)
+    >>> classes.root(4), classes.root(2), classes.roots()
+    (1, 2, (0, 1, 2, 1, 1))
+    """
+
+    def __init__(self, size: int) -> None:
+        # For each number another number of its class; for a representative, the number itself.
+        self.parent = list(range(size))
+
+    def root(self, item: int) -> int:
+        """Return the representative of the class of a number."""
+        parent = self.parent
+        # Each visit halves the path to the representative, so that later visits are short.
+        while parent[item] != item:
+            parent[item] = item = parent[parent[item]]
+        return item
+
+    def join(self, first: int, second: int) -> None:
+        """Merge the classes of two numbers."""
+        a, b = self.root(first), self.root(second)
+        if a < b:
+            self.parent[b] = a
+        else:
+            self.parent[a] = b
+
+    def roots(self) -> tuple[int, ...]:
+        """Return the representative of every number."""
+        return tuple(map(self.root, range(len(self.parent))))
