@@ -128,6 +128,5 @@ def write_comparison(
     parts = [Section("Step time", (picture, *reasons))]
     parts += [Section(title, (table,)) for title, table in sections if len(table)]
     page = Page("Strategies compared", conclusion, tuple(parts))
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, page.to_html())
     return path

@@ -174,11 +174,18 @@ def test_plans_and_several_machines():
 
 def test_the_page_and_the_picture(tmp_path):
     found = compared(strategies={**STRATEGIES, "axis": sa.Strategy(MESH, (P("pipe"), P()))})
-    path = found.page(tmp_path / "folder" / "page.html")
+    path = found.page(tmp_path / "page.html")
     text = path.read_text()
     assert found.conclusion in text
     assert "names 'pipe'" in text
     assert "data:image/png" in text
+    for row in found.rows:
+        assert f">{row.name}</td>" in text
+    for place in (tmp_path / "none" / "page.html", tmp_path):
+        with pytest.raises(OSError, match=str(place)):
+            found.page(place)
+    with pytest.raises(sa.TableError, match="its path is None"):
+        found.page(None)
     widths = sum(bar.get_width() for bar in found.draw().axes[0].patches)
     steps = sum(row.step_s for row in found.rows if not row.refused)
     assert widths == pytest.approx(1e3 * steps, rel=1e-6)
@@ -197,6 +204,8 @@ def test_progress_counts_every_strategy():
         ({"strategies": None}, "give a dict from names to strategies"),
         ({"strategies": {"a": "fspd"}}, r"Did you mean sa.recipes.fsdp\(...\)\?"),
         ({"strategies": {1: STRATEGIES["data"]}}, "names are text"),
+        ({"strategies": {"current": STRATEGIES["data"]}}, "the function's own annotations"),
+        ({"roles": ("params", "data")}, "unknown roles .*'params'"),
         ({"reserve": 1.5}, "give a share from 0 to below 1"),
         ({"reserve": "10%"}, "give a share from 0 to below 1"),
         ({"meshes": [3]}, "give a Mesh, or axis sizes"),
@@ -267,3 +276,11 @@ def test_images_are_no_tokens():
 def test_a_number_that_counts_nothing(what, count):
     with pytest.raises(sa.StrategyError, match=f"{what} is .* whole number from 1 on"):
         compared(**{what: count})
+
+
+def test_the_largest_cause_is_seen_in_the_table():
+    found = compared()
+    for row in found.rows:
+        line = next(line for line in repr(found).splitlines() if line.startswith(row.name))
+        cause, share = max(row.limits.items(), key=lambda part: part[1])
+        assert f"{cause} {share / row.step_s:.0%}" in line

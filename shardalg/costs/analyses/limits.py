@@ -134,9 +134,18 @@ class StepLimits:
         seconds = {name: factor * s for name, s in self.seconds.items()}
         return StepLimits(seconds, *(factor * getattr(self, n) for n in _FLOPS))
 
+    @property
+    def largest(self) -> str:
+        """The largest part and its share of the step, such as "idle devices 67%"."""
+        return self._first(1)
+
+    def _first(self, count: int) -> str:
+        """Return the largest parts with their shares, as text."""
+        parts = self.table().rows[:count]
+        return ", ".join(f"{name} {share:.0%}" for name, _, share in parts)
+
     def __repr__(self) -> str:
-        largest = list(self.table().rows)[:4]
-        return ", ".join(f"{name} {share:.0%}" for name, _, share in largest)
+        return self._first(4)
 
     def _repr_html_(self) -> str:
         return html_part(self.table())

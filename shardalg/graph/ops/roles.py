@@ -43,7 +43,7 @@ def roles(graph: Graph, argument_roles: Sequence[str | None] | None) -> tuple[st
     """
     if argument_roles is None or not any(argument_roles):
         return (UNKNOWN,) * len(graph.values)
-    _check(graph, argument_roles)
+    check_roles(graph, argument_roles)
     given = dict(zip(graph.arguments, argument_roles, strict=True))
     edges = dependencies(graph)
     of_data = reachable(edges, [v for v, role in given.items() if role == DATA])
@@ -103,8 +103,12 @@ def _scalar_roles(graph: Graph, found: Sequence[str]) -> dict[int, str]:
     return scalars | stacked
 
 
-def _check(graph: Graph, argument_roles: Sequence[str | None]) -> None:
-    """Raise unless each argument has one known role or None."""
+def check_roles(graph: Graph, argument_roles: Sequence[str | None]) -> None:
+    """Raise unless each argument has one known role or None.
+
+    Raises:
+      RoleError: another word, or not one role per argument.
+    """
     if len(argument_roles) != len(graph.arguments):
         raise RoleError(
             f"{len(argument_roles)} roles for {len(graph.arguments)} arguments "

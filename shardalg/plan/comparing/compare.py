@@ -13,6 +13,7 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.costs.hardware import names
 from shardalg.costs.topology import Machine, Topology, arranged, machine
 from shardalg.errors import ShardalgError, StrategyError
+from shardalg.graph.ops.roles import check_roles
 from shardalg.plan.comparing.compared import ComparedStrategy, StrategyComparison
 from shardalg.plan.comparing.largest_batch import BatchSearch
 from shardalg.plan.plan import Plan, plan_of
@@ -75,7 +76,8 @@ def compare(
 
     Raises:
       StrategyError: no strategies, something that is none, or a mesh or reserve that is not valid.
-      HardwareError: unknown hardware. TraceError: jax cannot trace the function.
+      HardwareError: unknown hardware. TraceError: jax cannot trace the function. RoleError: a role
+        is unknown.
 
     >>> import jax, shardalg as sa
     >>> from jax.sharding import PartitionSpec as P
@@ -113,6 +115,8 @@ def compare(
     if first is not None:
         # The trace has no shardings: one trace serves every strategy and mesh.
         made, _, base = traced_call(fn, given, roles, donate_argnums, Strategy(first), options)
+        # A wrong role is a mistake in the call, not a reason to refuse each strategy.
+        check_roles(made.graph, made.argument_roles)
         specs = (site.spec for site in made.graph.sites)
         own = (*made.own_shardings, *specs)
         has_own = hasattr(fn, "lower") or any(each is not None for each in own)
@@ -198,6 +202,10 @@ def _check_names(strategies: Mapping[str, Any]) -> None:
     for name, strategy in strategies.items():
         if not isinstance(name, str):
             raise StrategyError(f"strategies has the name {name!r:.40}: names are text.")
+        if name == CURRENT:
+            raise StrategyError(
+                f"{CURRENT!r} is the name of the function's own annotations: take another name."
+            )
         if not (isinstance(strategy, Strategy) or hasattr(strategy, "strategy_of")):
             near = get_close_matches(str(strategy), ("data", "fsdp", "tensor", "sequence"), 1)
             hint = f" Did you mean sa.recipes.{near[0]}(...)?" if near else ""

@@ -39,7 +39,18 @@ COLUMNS = (
     "fits",
     "limited_by",
 )
-SHOWN = ("strategy", "mesh", "chip", "step", "tokens_per_s", "mfu", "exposed", "peak", "fits")
+SHOWN = (
+    "strategy",
+    "mesh",
+    "chip",
+    "step",
+    "tokens_per_s",
+    "mfu",
+    "largest_cause",
+    "exposed",
+    "peak",
+    "fits",
+)
 """Columns of the printed table, with amounts in units that people say."""
 
 
@@ -173,6 +184,8 @@ class ComparedStrategy:
             "step": seconds_text(self.step_s),
             "tokens_per_s": f"{tokens:,.0f}" if tokens else "",
             "mfu": f"{self.cost.mfu:.0%}",
+            # A strategy that leaves devices idle shows it here.
+            "largest_cause": self.cost.limits.largest,
             "exposed": ", ".join(
                 f"{axes} {seconds_text(s)}" for axes, s in self.exposed_s.items() if s
             ),
@@ -373,11 +386,18 @@ class StrategyComparison(Answer):
         """Write the comparison as one HTML file: conclusion, picture and tables; return its path.
 
         Raises:
-          PlanFileError: the file cannot be written.
+          TableError: the path is neither text nor a `Path`.
+          OSError: the folder does not exist or is not writable, or the path is a folder.
         """
         from shardalg.show.strategy_bars import write_comparison
 
-        sections = (("By mesh axis", self.by_axis()), ("Memory at the peak", self.memory()))
+        if not isinstance(path, str | Path):
+            raise TableError(f"page() writes a file, and its path is {path!r:.60}: give text.")
+        sections = (
+            ("Ranking", self._ranking),
+            ("By mesh axis", self.by_axis()),
+            ("Memory at the peak", self.memory()),
+        )
         bars = [row.bar() for row in self.rows]
         return write_comparison(bars, self.conclusion, sections, Path(path))
 
@@ -403,6 +423,14 @@ class StrategyComparison(Answer):
             said += f" Next: {others[0].name} on {others[0].mesh}, {behind:.0%} slower."
         return said
 
+    @property
+    def _ranking(self) -> Table:
+        """A row per strategy in units that people say."""
+        shown = Table.from_records((row.shown() for row in self.rows), SHOWN)
+        # A column in which no row has a value (tokens of a model without tokens) is left out.
+        used = tuple(name for name in SHOWN if any(shown[name]))
+        return Table.from_records(iter(shown), used)
+
     def parts(self) -> Parts:
         """Return the conclusion, the ranked table, and the reasons of refused strategies."""
         refused = [f"{row.name} on {row.mesh}: {row.refused}" for row in self.rows if row.refused]
@@ -410,11 +438,12 @@ class StrategyComparison(Answer):
         kept = "all of a device's memory counts as usable (reserve=0)"
         if reserve:
             kept = f"{reserve:.0%} of a device's memory must stay free"
-        shown = Table.from_records((row.shown() for row in self.rows), SHOWN)
-        # A column in which no row has a value (tokens of a model without tokens) is left out.
-        used = tuple(name for name in SHOWN if any(shown[name]))
-        slim = Table.from_records(iter(shown), used)
-        return (self.conclusion, slim, f"Memory: {kept}.", *(f"Refused: {r}" for r in refused))
+        return (
+            self.conclusion,
+            self._ranking,
+            f"Memory: {kept}.",
+            *(f"Refused: {r}" for r in refused),
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -122,7 +122,10 @@ class StrategyRegions(Answer):
                 rest = slower if row is faster else faster
                 return row.name, rest.name, where, "memory", text
         if not self._has_formulas((one, other), (at_one, at_other)):
-            return (*names, "no formula: a decision of a plan changes here", "time", text)
+            # The point at which the other strategy wins, because no inequality says the side.
+            beyond = ", ".join(f"{n}={size}" for n, size in self._point(at_other).items())
+            where = f"at {text}, not at {beyond}: a plan decides otherwise, so there is no formula"
+            return (*names, where, "time", text)
         costs = [row.cost for row in (faster, slower)]
         formulas = [Formula.of(cost._time(cost.totals)) for cost in costs if cost is not None]
         difference = formulas[1] - formulas[0]
