@@ -48,6 +48,7 @@ def watched(
 
     @wraps(fn)
     def run(*given: Any) -> Any:
+        """Call `fn`, and compare the leaves of its arguments before and after the call."""
         before, tree = tree_flatten_with_path(given)
         result = fn(*given)
         after = jax.tree.leaves(given)
@@ -61,6 +62,8 @@ def watched(
         pairs = enumerate(zip(before, after, strict=True))
         gone = [i for i, ((_, was), now) in pairs if was is not now and id(now) not in kept]
         lost[:] = [paths[i] for i in gone]
+        # The last key of a leaf's path is an attribute if the array is in an object such as a module.
+        # Users expect such an update, for example of a running mean, to survive the call.
         state = [paths[i] for i in gone if not isinstance(before[i][0][-1], DictKey | SequenceKey)]
         if state:
             raise TraceError(
@@ -175,10 +178,11 @@ class Call:
         raise AssertionError("a call calls its function")
 
     def spread(self, prefix: Any, what: str) -> tuple[Any, ...]:
-        """Return per leaf of `args` the entry that a prefix of the user's arguments has for it.
+        """Return the entry of a pytree prefix for each leaf of `args`.
 
         Args:
-          prefix: a pytree prefix, as JAX defines it, of shardings or roles.
+          prefix: shardings or roles, as a pytree prefix of the user's arguments (as the argument
+            `in_shardings` of `jax.jit`).
           what: the name of the prefix in messages.
 
         Raises:
@@ -209,8 +213,8 @@ class Call:
             raise StrategyError(
                 f"donate_argnums names {bad}, but there are {count} arguments, numbered from 0."
             )
-        # A position is that of a whole argument, with all its leaves; negative ones count from the
-        # end, as in `jax.jit`.
+        # As in `jax.jit`, a position means a whole argument and may count from the end. A plan
+        # donates single buffers, so the position is translated to all leaves of the argument.
         positions = {n % count for n in wanted}
         owner = [i for i, arg in enumerate(self.outer) for _ in jax.tree.leaves(arg)]
         return tuple(i for i, place in enumerate(self.places) if owner[place] in positions)
@@ -276,6 +280,7 @@ def plain(
     lost: list[str] = []
     names = (*parameter_names(of or fn, len(args)), *(("",) if kwargs else ()))
     inside = watched(with_keywords if kwargs else fn, paths, lost, named(of or fn))
+    # No framework reorders the arguments here, so leaf i of `args` is leaf i of the user's own.
     places = tuple(range(len(paths)))
     return Call(
         inside, made, paths, through, made, places, keywords=bool(kwargs), lost=lost, names=names
@@ -305,7 +310,9 @@ def named(fn: Callable[..., Any]) -> str:
 
 
 def result_paths(call: Call, tree: Any, paths: Sequence[str]) -> tuple[str, ...]:
-    """Return the name of each result: `result[0]`, or "next" and an argument's name for new state.
+    """Return the name of each result of `call.fn`, for example `result[0]`.
+
+    A result that is the new state of an argument has the argument's name after the word "next".
 
     Args:
       tree: the structure of the results of `call.fn`.
@@ -317,6 +324,8 @@ def result_paths(call: Call, tree: Any, paths: Sequence[str]) -> tuple[str, ...]
     # only the names of the arguments that it replaces.
     returned = call.returned(tree.unflatten(range(tree.num_leaves)))
     own_paths = [f"result{keystr(path)}" for path, _ in tree_flatten_with_path(returned.tree)[0]]
+    # A leaf is one of the user's results (`place`), the new state of an argument (`state`), or
+    # state that no argument had before. Only the trace has a name for the last kind.
     return tuple(
         own_paths[place]
         if place is not None

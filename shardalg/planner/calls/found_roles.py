@@ -100,6 +100,7 @@ def _roles(arg: Any, name: str, moments: list[tuple[Any, ...]]) -> list[str]:
     if _is_optax(arg) or (_holds_state(arg) and not _is_train_state(arg)):
         return [OPTIMIZER_STATE] * count
     shapes = _shapes(arg)
+    # An optimizer keeps moments of this argument if one tree of moments has exactly its shapes.
     is_kept = bool(shapes) and shapes in moments
     return [PARAMETERS if is_kept or name in ("params", "parameters") else DATA] * count
 
@@ -130,12 +131,12 @@ def _holds_state(arg: Any) -> bool:
 
 
 def _mirrors(arg: Any) -> list[tuple[Any, ...]]:
-    """Return the shapes in each tree of arrays that the states of optax in an argument contain.
+    """Return the shapes of each tree of moments that an optax state in the argument contains.
 
-    Such trees are moments or traces. Each entry has the shapes of one tree. Moments have the
-    parameters' shapes in the same order, so that parameters are recognised by them.
+    An entry of the result has the shapes of one tree, for example of all first moments of Adam.
+    They are the parameters' shapes in the same order, so that parameters are recognised by them.
     """
-    # States nest (`optax.chain`): a field of a state may be a state, whose fields are read, too.
+    # `optax.chain` makes a state whose fields are states. The search therefore enters fields.
     states = [s for s in jax.tree.leaves(arg, is_leaf=_is_optax) if _is_optax(s)]
     fields = [part for state in states for part in _children(state)]
     inner = [shapes for part in fields if _holds_state(part) for shapes in _mirrors(part)]
@@ -181,9 +182,10 @@ def plain_function(attribute: Any) -> FunctionType | None:
 
 @contextmanager
 def named_modules(framework: Framework, modules: Iterable[Any]) -> Iterator[None]:
-    """Run methods of modules in `jax.named_scope`s of the modules' names, inside a `with` block.
+    """Give operators the names of their modules, during a `with` block.
 
-    This holds for the given modules and for all modules inside of them.
+    Inside the block, each public method of the given modules, and of the modules inside of them,
+    runs in a `jax.named_scope` with the module's name.
     """
     # Methods belong to classes, so the classes are changed for the time of a trace, base classes
     # included. The framework's own class of all modules stays as it is.
@@ -206,7 +208,7 @@ def _name_methods(kind: type, calls: _Calls, changed: ExitStack) -> None:
       changed: the stack that restores the methods when it is closed.
     """
     for name, attribute in list(vars(kind).items()):
-        # Private methods run in the scope of the method that calls them.
+        # A private method is called by a public one of the same module, whose scope is open then.
         function = calls.framework.function(attribute)
         if function is None or (name.startswith("_") and name != "__call__"):
             continue
@@ -217,7 +219,7 @@ def _name_methods(kind: type, calls: _Calls, changed: ExitStack) -> None:
 
 
 class _Calls:
-    """The modules whose methods are running, to name each one by its place in its caller.
+    """The modules whose methods are running; a module's scope is named by its path in its caller.
 
     Attributes:
       running: the modules whose methods are running, the innermost last.
@@ -247,9 +249,9 @@ class _Calls:
         return run
 
     def _name(self, module: Any) -> str:
-        """Return the name of a module's scope: its path inside the module that calls it.
+        """Return the name of a module's scope: the module's path inside the module that calls it.
 
-        If the calling module does not contain it, it is the name of its class.
+        A module that is not inside the calling module has the name of its class.
         """
         if not self.running:
             return type(module).__name__

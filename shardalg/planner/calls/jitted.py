@@ -51,8 +51,8 @@ def of_jitted(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     def whole(*given: Any, **named: Any) -> Any:
         return inner(*static.merged(given), **named, **static.named)
 
-    # Static leaves are no arguments of the planned function. They are therefore removed from the
-    # lists of names and of donated leaves.
+    # Static leaves are no arguments of the planned function. Names and donated leaves are counted
+    # without them, because they are matched with the leaves of `made.args` by number.
     traced = [not on for on in static.leaves(args, kwargs)]
     every = zip(leaf_paths(inner, args, kwargs), traced, strict=True)
     paths = tuple(path for path, kept in every if kept)
@@ -100,7 +100,8 @@ def of_trace(traced: Any) -> Call:
     ]
     given = jax.tree.unflatten(traced.in_tree, types)
     made = plain(traced, *given)
-    # A program that was read from text has its shardings in the attribute `STATED`.
+    # JAX cannot express all shardings of a program read from text, so its trace has them in the
+    # attribute `STATED`, which is preferred to JAX's own parameters.
     own, names = traced._params, traced.jaxpr.jaxpr.debug_info.arg_names
     stated = getattr(traced, STATED, Stated(None, own["in_shardings"], own["out_shardings"]))
     return replace(
@@ -115,9 +116,11 @@ def of_trace(traced: Any) -> Call:
     )
 
 
-# Name of an attribute that is set on the trace of a program read from text. Its value is a `Stated`
-# with the text's shardings, because JAX cannot express all of them.
 STATED = "_shardalg_stated"
+"""Name of an attribute that is set on the trace of a program read from text.
+
+Its value is a `Stated` with the text's shardings, because JAX cannot express all of them.
+"""
 
 
 class Stated(NamedTuple):
@@ -147,7 +150,7 @@ def _own(tree: Any, leaves: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True, eq=False, init=False)
 class _Part:
-    """Some of a call's arguments (the static or the donated ones), with their values.
+    """The static arguments of a call of a jitted function, or its donated ones, with their values.
 
     Attributes:
       count: the number of all positional arguments of the call.

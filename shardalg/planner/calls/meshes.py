@@ -52,10 +52,10 @@ def flat_layouts(call: Call, trees: tuple[Any, Any], strategy: Strategy) -> tupl
 
 
 def entered(call: Call, prefix: Any) -> PerLeaf:
-    """Return the sharding that a prefix gives to each leaf of the arguments.
+    """Return the sharding of each leaf of the arguments, from a pytree prefix of shardings.
 
     Args:
-      prefix: shardings as the user gave them; None to use those given to `jax.jit`.
+      prefix: the `in_shardings` of the user; None to use the `in_shardings` of `jax.jit`.
     """
     if isinstance(prefix, PerLeaf):
         return prefix
@@ -83,7 +83,8 @@ class Placed(NamedTuple):
 
     Attributes:
       strategy: the strategy with a mesh.
-      explicit: the mesh axes along which JAX types values, and the arguments' shardings.
+      explicit: the mesh axes of JAX's type `AxisType.Explicit`, along which shardings are part of
+        the types of values, and the shardings of the arguments.
     """
 
     strategy: Strategy
@@ -113,7 +114,8 @@ def placed(call: Call, strategy: Strategy, given: Given = ((), {})) -> Placed:
     >>> placed(plain(abs, (x,), {}), Strategy(None)).strategy.mesh
     Mesh(x=2, y=4)
     """
-    # Later sources are used only if the earlier ones have no mesh.
+    # `_inside` traces the whole function, which is slow. It therefore is the last source, and runs
+    # only if all others have no mesh.
     carried, around = list(_carried(call, strategy)), _around()
     named: Any = strategy.mesh
     ours = Mesh.from_jax(named) if _is_jax(named) else named or call.mesh
@@ -129,7 +131,8 @@ def placed(call: Call, strategy: Strategy, given: Given = ((), {})) -> Placed:
     )
     typed = next((mesh for mesh in seen if AxisType.Explicit in mesh.axis_types), None)
     axes = explicit or frozenset(ours.axis_names)
-    # JAX types the arguments along explicit axes: a given sharding comes before an array's own.
+    # Along explicit axes, JAX infers shardings from the types of the arguments. The user's
+    # `in_shardings` are preferred to an array's own sharding, because they say how it will enter.
     pairs = zip(entered(call, strategy.in_shardings), jax.tree.leaves(call.args), strict=True)
     specs = tuple(_spec(given) or _spec(getattr(leaf, "sharding", None)) for given, leaf in pairs)
     return Placed(replace(strategy, mesh=ours), Explicit(axes, specs, typed))
@@ -140,7 +143,10 @@ def _is_jax(mesh: Any) -> bool:
 
 
 def _carried(call: Call, strategy: Strategy) -> Iterator[Any]:
-    """Yield the meshes of all NamedShardings: of arrays, of the strategy, given to `jax.jit`."""
+    """Yield the meshes of the NamedShardings of arrays, of the strategy and of `jax.jit`.
+
+    A mesh may be yielded several times.
+    """
     sides = (strategy.in_shardings, strategy.out_shardings, call.in_shardings, call.out_shardings)
     given = jax.tree.leaves(sides, is_leaf=lambda s: hasattr(s, "mesh"))
     own = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(call.args)]
@@ -153,9 +159,10 @@ def _carried(call: Call, strategy: Strategy) -> Iterator[Any]:
 def _inside(call: Call, given: Given) -> list[Any]:
     """Return the meshes of sharding constraints and `shard_map`s inside the function.
 
-    The list is empty for named sizes.
+    The list is empty if arguments have named sizes.
     """
-    # The function is traced to see them. This trace would need numbers in place of named sizes.
+    # Constraints are visible only in a jaxpr, so the function is traced unless it is a trace
+    # already. Named sizes have no numbers yet, and a trace needs numbers.
     if hasattr(call.fn, "jaxpr"):
         return list(_at_sites(call.fn.jaxpr))
     if declared_dims(call.args) is not None:
@@ -191,7 +198,8 @@ def _only(meshes: list[Any]) -> Mesh:
       StrategyError: there is no mesh, or there are several.
     """
     found = {Mesh.from_jax(mesh) for mesh in meshes}
-    # An abstract mesh means any mesh with its axes, so that a concrete one decides.
+    # An abstract mesh means any devices with its axes. It agrees with a concrete mesh of the same
+    # axes, which decides the devices.
     if len(found) > 1:
         abstract = {mesh for mesh in found if mesh.device_ids is None}
         concrete = {mesh.axes for mesh in found - abstract}

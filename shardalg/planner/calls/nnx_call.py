@@ -39,7 +39,7 @@ def of_nnx(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     is called in place of nnx's compiled function.
 
     Args:
-      fn: the function. If `nnx.jit` has not jitted it, that is done first.
+      fn: the function. If it was not jitted by `nnx.jit`, it is jitted first.
     """
     # nnx.jit calls a function that `jax.jit` has jitted, with the arrays of the modules. Another
     # function in its place sees these arrays, and nnx converts arguments and results as usual.
@@ -50,7 +50,8 @@ def of_nnx(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         with _in_place(wrapper, inner):
             return wrapper(*args, **kwargs)
 
-    # A first call only finds the arguments that nnx passes, and ends where nnx would compile.
+    # Only nnx knows how it converts modules to arrays. So it is called once with `catch`, which
+    # records the arrays and ends the call where nnx would compile.
     caught: list[Call] = []
 
     def catch(*pure: Any, **named: Any) -> Any:
@@ -65,7 +66,7 @@ def of_nnx(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     def through(run: Inner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return taken(lambda *pure, **named: made.through(run, pure, named), args, kwargs)
 
-    # Modules' methods run inside the traced function, so it alone runs in scopes of their names.
+    # The modules' methods run only while this function is traced, so only it needs named scopes.
     def scoped(*arrays: Any) -> Any:
         with named_modules(_framework(), modules):
             return made.fn(*arrays)
@@ -123,7 +124,8 @@ def _named(made: Call, wrapper: Any, args: Sequence[Any], kwargs: Mapping[str, A
     names, owners = [name for name, _ in traced], [arg for _, arg in traced]
     outer = tuple(map(plain_state, owners))
     paths: list[str] = []
-    # One array may occur several times in the trees, so each identity has a queue of places.
+    # One array may be at several places of the user's trees, each with a name of its own. The
+    # queue of an array's places gives a further place to each further leaf with this array.
     known = defaultdict[int, deque[int]](deque)
     for name, tree in zip(names, outer, strict=True):
         for path, leaf in tree_flatten_with_path(tree)[0]:
@@ -131,7 +133,8 @@ def _named(made: Call, wrapper: Any, args: Sequence[Any], kwargs: Mapping[str, A
             paths.append(f"{name}{''.join(map(_step, path))}".lstrip("."))
     returned = _returned(made)
     found = [known[id(leaf)] for leaf in jax.tree.leaves(made.args)]
-    # Some array is not in the user's trees: the names and places of nnx stay.
+    # nnx may pass an array that is in no tree of the user. Such a leaf has no name and no place
+    # there, so then all leaves keep the names and places of nnx's own trees.
     if not all(found):
         return replace(made, returned=returned)
     places = tuple(place.popleft() if len(place) > 1 else place[0] for place in found)
@@ -148,16 +151,22 @@ def _named(made: Call, wrapper: Any, args: Sequence[Any], kwargs: Mapping[str, A
 
 
 def _roles(arg: Any) -> Any:
-    """Return a pytree like an argument, with the role of each array in place of the array."""
+    """Return a pytree with the structure of an argument and the role of each array as its leaf.
+
+    Arrays outside of modules are "data", arrays of `nnx.Param`s are "parameters", and all others
+    are "optimizer_state".
+    """
     nnx: Any = sys.modules["flax.nnx"]
 
     def role(variable: Any) -> str:
         return "parameters" if isinstance(variable, nnx.Param) else "optimizer_state"
 
     def roles(node: Any) -> Any:
+        """Return the roles of the arrays in one module of nnx, or "data" for an array."""
         if not _is_node(node):
             return "data"
-        # All variables of an optimizer count as its state, whatever their class.
+        # An optimizer has no parameters of the model: all its variables are state, whatever their
+        # class.
         variables = jax.tree.leaves(nnx.state(node), is_leaf=lambda v: isinstance(v, nnx.Variable))
         is_optimizer = isinstance(node, nnx.Optimizer)
         return ["optimizer_state" if is_optimizer else role(variable) for variable in variables]
@@ -172,15 +181,21 @@ def _step(key: Any) -> str:
 
 
 def _returned(made: Call) -> Callable[[Any], Returned]:
-    """Return the function `Call.returned`, which separates new state from the user's results."""
+    """Return the attribute `Call.returned` of a call of nnx.
+
+    It is a function from the results of nnx's compiled function to a `Returned`, which separates
+    the new state of the modules from the user's results.
+    """
     entered = [path for path, _ in tree_flatten_with_path(made.args)[0]]
     number = {path: leaf for leaf, path in enumerate(entered)}
 
     def returned(results: Any) -> Returned:
+        """Separate the new state of modules from the user's results, leaf by leaf."""
         # In its graph mode, nnx returns (positional arguments, keyword arguments, user's result);
         # otherwise the result is the first element. State is paired with arguments by its path.
         graph_mode = isinstance(results, tuple) and len(results) == 3
         flat = [path for path, _ in tree_flatten_with_path(results)[0]]
+        # The first key of a leaf's path is its element of `results`: `here` is the user's result.
         here = 2 if graph_mode else 0
         inside = [path[0].idx == here for path in flat]
         count = iter(range(len(flat)))

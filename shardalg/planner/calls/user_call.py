@@ -43,11 +43,13 @@ def _modules(tree: Any, base: type) -> list[Any]:
 
 
 def _framework() -> Framework:
-    """Return the `Framework` of equinox."""
+    """Return how equinox nests modules and stores their methods, as a `Framework`."""
     base = sys.modules["equinox"].Module
 
     def inside(module: Any) -> Iterator[tuple[Path, Any]]:
-        # Modules are pytrees: one flattening stops at the modules directly inside of this one.
+        """Yield (path, module) for a module and all modules inside of it."""
+        # The names of fields are known only at the module that has them. So a flattening stops at
+        # the modules directly inside of this one, and these yield the deeper ones.
         yield (), module
         below = tree_flatten_with_path(
             module, is_leaf=lambda node: isinstance(node, base) and node is not module
@@ -76,8 +78,8 @@ def of_equinox(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     """Return a function with its arguments, which contain equinox modules, as a `Call`.
 
     `Call.fn` takes and returns arrays only, as functions inside of `eqx.filter_jit` do. Other
-    leaves, such as activation functions, are constants. Those of the arguments have the values of
-    this call, those of the results the values of the trace.
+    leaves, such as activation functions, are constants. Constants in the arguments have the values
+    of this call, and constants in the results have the values of the trace.
     """
     inner: Callable[..., Any] = fn.__wrapped__ if _is_filtered(fn) else fn
     leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
@@ -90,6 +92,7 @@ def of_equinox(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     framework = _framework()
 
     def of_arrays(*arrays: Any) -> tuple[Any, ...]:
+        """Run the user's function on the arrays, and return the arrays among its results."""
         whole = list(static)
         for place, array in zip(at, arrays, strict=True):
             whole[place] = array
@@ -97,20 +100,23 @@ def of_equinox(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         with named_modules(framework, _modules((given, named), framework.base)):
             result = inner(*given, **named)
         flat, out = jax.tree.flatten(result)
-        # Only leaves that the trace computed are results of the function of arrays; the others are
-        # constants of the call.
+        # Only leaves that the trace computed can be results of a planned program. The others, for
+        # example an activation function in a returned module, are constants of the call.
         results[:] = [(out, [None if _is_traced(x) else x for x in flat])]
         return tuple(x for x in flat if _is_traced(x))
 
     def through(run: Inner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call `run` with the arrays in the arguments, and put constants back into its results."""
         flat = jax.tree.leaves((args, kwargs))
         _check_static(static, flat)
         arrays = run(*(leaf for leaf in flat if _is_array(leaf)))
+        # `kept` has None in place of each computed leaf, which is filled from `arrays` in order.
         out, kept = results[0]
         rest = iter(arrays)
         return jax.tree.unflatten(out, [next(rest) if x is None else x for x in kept])
 
     def returned(_: Any) -> Returned:
+        # equinox replaces no state in place, so every computed leaf is one of the user's results.
         out, kept = results[0]
         places = tuple(i for i, leaf in enumerate(kept) if leaf is None)
         return Returned((None,) * len(places), jax.tree.unflatten(out, range(len(kept))), places)
@@ -151,7 +157,8 @@ def _check_static(planned: Sequence[Any], given: Sequence[Any]) -> None:
 
 def _donated(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[bool]:
     """Return per leaf of the arguments whether `eqx.filter_jit` donates its memory."""
-    # equinox donates the first argument and all others by separate options.
+    # `eqx.filter_jit(donate="all-except-first")` and the like set these two attributes: one for the
+    # first argument, and one for all others.
     first, rest = getattr(fn, "donate_first", False), getattr(fn, "donate_rest", False)
     owners = [*args, dict(kwargs)]
     return [first if i == 0 else rest for i, arg in enumerate(owners) for _ in jax.tree.leaves(arg)]
