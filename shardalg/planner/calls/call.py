@@ -62,8 +62,8 @@ def watched(
         pairs = enumerate(zip(before, after, strict=True))
         gone = [i for i, ((_, was), now) in pairs if was is not now and id(now) not in kept]
         lost[:] = [paths[i] for i in gone]
-        # The last key of a leaf's path is an attribute if the array is in an object such as a module.
-        # Users expect such an update, for example of a running mean, to survive the call.
+        # The last key of a leaf's path is an attribute if the array is in an object, for example a
+        # module. Users expect such an update, as of a running mean, to survive the call.
         state = [paths[i] for i in gone if not isinstance(before[i][0][-1], DictKey | SequenceKey)]
         if state:
             raise TraceError(
