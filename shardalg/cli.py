@@ -70,14 +70,16 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit status."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    # Without a command, help is not an error.
+    # argparse would call a missing command an error, but a user who types only `shardalg` asks for
+    # help.
     if not given:
         parser().print_help()
         return 0
     options = parser().parse_args(given)
     try:
         return COMMANDS[options.command].run(options)
-    # Every error becomes a message with an exit status. Only internal errors show a traceback.
+    # A traceback through shardalg would hide the message from the user, so `_reported` gives one
+    # only for internal errors.
     except Exception as error:
         status, words = _reported(error, options)
         print(f"shardalg {options.command}: error: {words}", file=sys.stderr)
@@ -106,6 +108,6 @@ def _reported(error: Exception, options: argparse.Namespace) -> tuple[int, str]:
 
 def _is_users(error: Exception) -> bool:
     """Return whether the user's own code raised the error."""
-    # The innermost frame raised the error.
+    # The last frame of a traceback raised the error; the frames before it only called this one.
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return Sources().is_own(frame.f_code.co_filename)

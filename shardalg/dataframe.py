@@ -123,7 +123,8 @@ class Frame(pd.DataFrame):
     def groupby(self, *args: Any, **options: Any) -> Any:
         """Group the rows, as `pandas.DataFrame.groupby`; old names of columns are refused."""
         found = super().groupby(*args, **options)
-        # The groups are already built, so only their class is changed.
+        # pandas always makes its own class. Changing the class of the finished object avoids a
+        # second grouping of the rows.
         found.__class__ = _Grouped
         return found
 
@@ -132,7 +133,7 @@ class Frame(pd.DataFrame):
             return super().__repr__()
 
     def _repr_html_(self) -> str:
-        # A name such as "$x$" is no formula of MathJax.
+        # A notebook would print a name such as "$x$" as a MathJax formula.
         no_formulas = pd.option_context("display.html.use_mathjax", False)
         with _uncut(self.has_all_rows), no_formulas:
             return super()._repr_html_() or ""  # type: ignore[misc]

@@ -341,7 +341,8 @@ def _union(kinds: tuple[Any, ...]) -> Reader:
     for kind in kinds:
         is_tuple = get_origin(kind) is tuple
         reader = _tuple(get_args(kind), reader_of_item) if is_tuple else _reader(kind)
-        # Only members whose JSON form has the class of the data are tried.
+        # By class of the JSON data: a member of another class cannot fit, and trying it would give
+        # an error about the wrong member.
         for python_type in _starts(kind):
             readers.setdefault(python_type, []).append(reader)
     return read_union

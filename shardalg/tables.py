@@ -338,8 +338,8 @@ def _three(value: float) -> str:
 
 
 Parts = tuple[str | Table, ...]
-# More rows would push the sentences of an answer off the screen; `.df` has all rows.
 MOST_ROWS = 20
+"""Rows of a table that an answer prints; more would push its sentences off the screen."""
 
 
 class Answer(ABC):

@@ -28,8 +28,8 @@ BATCH = 8
 OPTIMIZER = optax.adamw(1e-2)
 ROLES = ("parameters", "optimizer_state", "data", "data")
 DONATED = (0, 1)
-# The first kernels make the features that the second ones contract: both have these features along
-# Y, so no reshard is needed in between, and the model's features along X.
+# TO_FEATURES kernels compute the hidden features that FROM_FEATURES kernels contract. Both are
+# sharded along Y on these features, so no reshard is needed between the two products.
 TO_FEATURES = ("query_proj", "key_proj", "value_proj", "dense1")
 FROM_FEATURES = ("output_proj", "dense2", "token_embed")
 

@@ -92,8 +92,8 @@ def _strategy(row: Activations, mesh: Mesh, config: Config, part: str = "train_s
         tokens = spec(row.bsm[:2])
         arguments, results = (weights, state, tokens, tokens), (weights, state, spec(()))
     else:
-        # Parts are parts of a layer, between residuals: input and result have the sharding of BSM,
-        # and so have their gradients.
+        # A part of a layer begins and ends at the residual stream. Its input and its result, and
+        # their gradients, therefore have the sharding of the activation BSM in Table 1.
         x = spec(row.bsm)
         forward, gradient = ((weights, x), x), ((weights, x, x), (x, weights, x))
         arguments, results = gradient if chosen.gradient else forward
@@ -199,7 +199,8 @@ def _weight_dims(config: Config, part: training.Part) -> dict[str, Any]:
 def _state_specs(config: Config, spec: Callable[[Dims], PartitionSpec]) -> dict[str, Any]:
     """Return the shardings of Adafactor's moments, from the dimensions of the weights."""
 
-    # The row moments keep the contracted dimensions of a weight, the column moments the others.
+    # Adafactor keeps means of the squared gradient over rows and over columns. A moment lacks the
+    # dimensions of its mean, so it takes only the axes of the dimensions that remain.
     def moments(factors: Any, dims: Dims) -> dict[str, PartitionSpec]:
         row, column = factors.split(dims)
         return {"row": spec(row), "column": spec(column)}

@@ -168,7 +168,8 @@ class BesideXla(Answer):
         )  # fmt: skip
         found = tables.table(columns, tables.summed(rows))
         sent = {row[0]: (row[3], row[4]) for row in found.rows}
-        # XLA's collectives inside a `shard_map` carry no operator name.
+        # XLA's collectives inside a `shard_map` carry no operator name. They may belong to any
+        # line, so every verdict takes their bytes into account.
         unplaced = sent.get(UNPLACED, (0, 0))
         judged = (
             (*row, "" if row[0] == UNPLACED else _line_verdict(row[0], sent[row[0]], unplaced))
@@ -389,8 +390,8 @@ def _verdict(ours: Any, theirs: Any) -> str:
     return "ours better" if ours < theirs else "XLA better"
 
 
-# The source line and the phase: one line has operators of the forward and the backward pass.
 Line = tuple[str, str]
+"""Source line and phase, because one line has operators of the forward and the backward pass."""
 NO_LINE: Line = ("", "")
 # XLA's collectives inside a `shard_map` name no operator, so they share one row under this name.
 UNPLACED = "(unknown line)"
@@ -413,7 +414,8 @@ def _lines(stages: Stages, told: Completion) -> Iterator[tuple[object, ...]]:
         here, there = mine.get(line, []), other.get(line, [])
         names = (
             _named(f"{m.alike[0]} {','.join(stages.mesh.texts(m.digits))}" for m in here),
-            # A device keeps one block of such an all_reduce: TPUs and GPUs run a reduce_scatter.
+            # If every device keeps only one block of an all_reduce, TPUs and GPUs run it as a
+            # reduce_scatter. Our program has the same name for it.
             _named(
                 f"{'reduce_scatter' if c.is_scattered else c.kind} {','.join(c.axes)}"
                 for c in there

@@ -79,7 +79,8 @@ def plan_at(plan: Plan, sizes: Mapping[str, int]) -> Plan:
 
     point = point_of(plan.sizes, sizes)
     if guards_hold(plan, point):
-        # No decision changes there: the function is planned when the program is asked for.
+        # No decision changes at this point, so `changes` is known without planning. The program is
+        # planned only if the user asks for it.
         return replace(
             plan,
             _make=lambda: planned_at(plan._stages, point, plan.options)[0],
@@ -150,9 +151,9 @@ def holds(plan: Plan, sizes: Mapping[str, int]) -> bool:
 
 
 def _is_same_at(plan: Plan, point: Mapping[str, int]) -> bool:
-    """Return whether a plan made at the point decides and costs the same as the formulas say.
+    """Return whether a plan made at the point has the decisions and costs of the formulas.
 
-    The place of the peak is no decision: it may change if its bytes do not.
+    Peak memory is compared on the plan's own chip only.
     """
     from shardalg.plan.pricing import cost_on
     from shardalg.planner.guards import formulas_hold
@@ -164,7 +165,8 @@ def _is_same_at(plan: Plan, point: Mapping[str, int]) -> bool:
     except ShardalgError:
         # The function is another program there, or a loaded plan has no function to trace.
         return False
-    # The formula of the peak is checked below, where its bytes count and not its place.
+    # A row "peak" is about chips with and without rebuilt values. `formulas_hold` below compares
+    # the peak only for the plan's own chip, which is the one that counts.
     if any(row["kind"] != "peak" for row in here.changes):
         return False
     named = plan._named
@@ -195,7 +197,7 @@ def sweep(
     from shardalg.costs.analyses.sweep import Sweep
     from shardalg.sizes.symbolic.symbols import points_of
 
-    # Sizes given as numbers are put into the formulas; only arrays are swept.
+    # A formula with fewer names is faster at each point, so single numbers are put in once.
     known, swept = points_of(plan.sizes, sizes)
     chip = machine(hardware)
     # Chip, overlap and fixed sizes are part of the formulas; swept arrays are only their arguments.
@@ -206,7 +208,7 @@ def sweep(
         while len(sweepers) >= _KEPT:
             sweepers.pop(next(iter(sweepers)))
         sweepers[key] = _sweeper(plan, chip, overlap, known)
-    # With a swept axis the number of devices is no number: its text is the product of the axes.
+    # A swept mesh axis has many sizes, so the number of devices is written as a product of names.
     axes = [name for name in plan.mesh.axis_names if name in swept]
     devices = "*".join(plan.mesh.axis_names) if axes else plan.mesh.size
     on = machine_text(hardware, devices)
@@ -231,7 +233,8 @@ def _sweeper(
     peaks = totals.peaks() if totals.peaks else (Formula.of(totals.peak_bytes),)
     guards = plan._guards
     if guards is None:
-        # A fact that never holds: where the questions are not known, no size is certain.
+        # 0 != 0 never holds. Without recorded guards, the plan could change at any other size, so
+        # no point may be reported as certain.
         asked: Any = ((Fact(Formula({}), NONZERO),), ())
     else:
         # `decisive` leaves out questions about reuse of memory, which change no other decision.

@@ -118,7 +118,8 @@ class OwnJit:
         return any(abs(a - b) > _DIFFERS * max(a, b) for a, b in pairs)
 
     def __str__(self) -> str:
-        # A bound and an estimate of XLA's bytes are printed until `compare_xla` has told them.
+        # XLA's own bytes need a compilation, so without `compare_xla` only a bound and an estimate
+        # of them are known.
         about = bytes_text(self.theirs.wire_bytes)
         least = "" if self.least == self.theirs.wire_bytes else f" (estimate {about})"
         sent = f"at least {bytes_text(self.least)} sent{least}"

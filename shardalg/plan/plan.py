@@ -349,7 +349,8 @@ class Plan:
         return draw_several(things, **options)
 
     def __str__(self) -> str:
-        # A second line appears only if the user's `jax.jit` differs by more than a tenth.
+        # A user may run `jax.jit` without this plan's shardings. The second line warns that its
+        # costs differ by more than a tenth.
         own = self._own_jit
         return f"{self!r}\n{own}" if own.differs else repr(self)
 
@@ -832,7 +833,8 @@ class Plan:
         """
         from shardalg.plan.running import verified
 
-        # Only the proof of the plan's own program is kept; other programs are proved at each call.
+        # A plan never changes, so the proof of its own program can be kept. Another program is
+        # proved at each call, because keeping all of them would fill the memory.
         return self._report if program is None else verified(self, program)
 
     @cached_property

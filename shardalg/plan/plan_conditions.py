@@ -67,7 +67,7 @@ def conditions(named: Symbolised, guards: Guards | None, options: Options) -> Ta
     earlier = _EarlierChoices(graph, options, compared)
     rows: dict[str, tuple] = {}
     for one in _nearest(facts, hints):
-        # A fact that holds at all sizes, given these shardings, guards nothing.
+        # A fact that holds at all sizes, given these shardings, cannot fail, so it is no condition.
         if not is_open(one.fact, shardings=shardings):
             continue
         kind, decides = assumed.get(one.fact) or (_kind(one), _decides(one))
@@ -85,13 +85,14 @@ def _asked_facts(guards: Guards) -> Iterator[AskedFact]:
 
     If a comparison of two choices is among its questions, that comparison is given.
     """
-    # A fact of the run itself has the question of the run; a call replaces this question
-    # below only if it compares two choices.
+    # The run asks some facts directly, outside of every memoised call. Their question is kept
+    # unless a call asks the same fact to compare two choices, which tells the user more.
     own = {**dict.fromkeys(guards.traced), **guards.whole.facts}
     found = {f: AskedFact(f, asked or RunQuestion("")) for f, asked in own.items()}
     for call, asked in _askers(guards.whole).items():
         for fact, about in call.facts.items():
-            # A comparison of two choices says more than the bare fact.
+            # "A is cheaper than B if N > 8" tells the user more than "N > 8", so a comparison of
+            # two choices replaces a fact without one.
             if fact not in found or (about and not found[fact].about):
                 found[fact] = AskedFact(fact, asked, call, about)
     yield from found.values()
@@ -124,8 +125,8 @@ def _nearest(facts: Sequence[AskedFact], hints: Mapping[str, int]) -> list[Asked
     found = []
     for one in facts:
         fact = _strictest(one.fact, signs)
-        # A function that planning calls is called again wherever an equality inside it fails. Such
-        # an equality is therefore no condition of the plan.
+        # A memoised call that relied on an equality is repeated at sizes where this equality fails,
+        # and can return the same result. Such an equality is therefore no condition of the plan.
         again = one.call is not None and one.fact.relation == ZERO
         implied = not _fixes_size(one) and one.fact.formula.names <= fixed
         if not (fact is None or again or implied):

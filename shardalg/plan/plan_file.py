@@ -34,8 +34,8 @@ SCHEMA = "shardalg.plan/5"
 PARTS = ("inputs", "summary", "versions")
 EARLIER = ("shardalg.plan/4", "shardalg.plan/3")
 """Files of these schemas have one part, `plan`: the inputs, and a digest as `program`."""
-# In this schema, policy "gspmd" meant today's "paper"; now it means XLA's own GSPMD.
 WITH_GSPMD = EARLIER[1]
+"""In this schema, policy "gspmd" meant today's "paper"; now it means XLA's own GSPMD."""
 INPUTS = ("graph", "symbols", "argument_roles", "donated", "home", "annotations", "options")
 
 
@@ -227,7 +227,8 @@ def read_inputs(saved: PlanFile) -> tuple[Traced, Annotations, Options]:
     traced = read_traced(saved.inputs)
     annotations = read_annotations(saved.inputs["annotations"], traced.graph, traced.first_mesh)
     told = saved.inputs["options"]
-    # Only another version may lack settings: in a file of this version that is an edit.
+    # A file of an older version lacks the settings that were added later, so they get defaults. A
+    # file of this version lacks a setting only if it was edited, and reading then fails.
     if isinstance(told, dict) and saved.is_of_other_version:
         told = {**Options().settings, _DEFAULT: False, **told}
     settings = files.read(_Settings, told, "options")
@@ -267,7 +268,7 @@ _Layout: Any = files.without(Sharding, "mesh")
 _SavedPrice: Any = make_dataclass(
     "_SavedPrice", [("flops", int | float), ("bytes", int | float | None)], frozen=True
 )
-# `Options.settings` has switches and other options in one object, and so has a file.
+# A file has switches and other options in one object, as `Options.settings` returns them.
 _Settings = files.joined(
     files.without(Options, "switches", "prices"),
     Switches,

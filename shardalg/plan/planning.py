@@ -58,7 +58,8 @@ def traced_call(
     # Wrong types are reported before the function is traced, which may take long.
     strategy, options = strategy_from(strategy), options_from(options or Options())
     try:
-        # A call of another framework may have other arguments inside (split state).
+        # `opened` splits modules of flax nnx or equinox into arrays and structure, so the traced
+        # function can have other arguments than the user's.
         call = opened(fn, *given)
         given = call.given or given
         if donate_argnums is not None:
@@ -130,7 +131,8 @@ def replanned(
         return planned_strategy(traced, strategy, options)
     if mesh is None:
         return planned_annotations(plan._traced, plan._annotations, options)
-    # Shardings keep their axis names, whatever the sizes of these axes are there.
+    # PartitionSpecs name axes and not sizes, so the same annotations are valid on a mesh with other
+    # sizes of these axes.
     there = mesh if isinstance(mesh, Mesh) else Mesh.from_jax(mesh)
     traced = plan._traced.on(there, before=plan.mesh)
     graphs = (plan.graph, traced.graph)

@@ -176,7 +176,8 @@ class Reshard(Answer):
         """Return the table's row of one instruction; seconds are its last entry if known."""
         attributes, made = step.attributes, self.program.locals[step.results[0]]
         timed = () if self.hardware is None else (self._seconds(step),)
-        # A local instruction is named by its class in snake case: `DynamicSlice` is dynamic_slice.
+        # Only collectives have a name as in XLA (`sent_as`). A local instruction gets the name of
+        # its class: `DynamicSlice` is dynamic_slice.
         kind, axes, size = re.sub(r"\B([A-Z])", r"_\1", type(attributes).__name__).lower(), "", None
         if isinstance(attributes, Collective):
             axes = ",".join(self.source.mesh.texts(attributes.digits))

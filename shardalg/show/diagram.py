@@ -94,8 +94,8 @@ class _DiagramReader:
 
     def read(self, instructions: Sequence[Instruction]) -> Iterator[Box]:
         """Yield boxes in order of execution; an incoming value has a box before each reader."""
-        # A hidden instruction's result is drawn as its operand: as the operand's box (`maker`), or
-        # as an incoming value (`renamed`).
+        # A hidden instruction has no box, so the arrow of its reader starts at its operand's box
+        # (`maker`). An operand that comes in from outside has no box yet, only a name (`renamed`).
         maker: dict[int, int] = {}
         renamed: dict[int, int] = {}
         constants = {local.index for local in self.program.locals if self.constant(local)}
@@ -103,15 +103,15 @@ class _DiagramReader:
         for instruction in instructions:
             operands = [v for v in dict.fromkeys(instruction.operands) if v not in constants]
             if not operands:
-                # Without drawn operands, the results depend on constants only, so they are
-                # constants too.
+                # The results depend on constants only. They are constants too, and constants are
+                # not drawn, because a figure is about data that moves.
                 constants.update(instruction.results)
                 continue
             if self.hidden(instruction, operands):
                 (value,) = operands
                 drawn = value in maker
                 mark = maker[value] if drawn else renamed.get(value, value)
-                # The readers of a hidden instruction are connected to its operand.
+                # Without this entry, the readers of a hidden instruction would have no arrow.
                 (maker if drawn else renamed).update(dict.fromkeys(instruction.results, mark))
                 continue
             inputs = []
@@ -148,7 +148,7 @@ class _DiagramReader:
         """
         local = self.program.locals[value]
         name = "" if local.origin is None else self.graph.values[local.origin].name
-        # A path is long: of `params['layers'][0]['w_in']`, the box shows `w_in`.
+        # A whole path is too wide for a box: of `params['layers'][0]['w_in']` it shows `w_in`.
         if name.endswith("]"):
             name = name.rstrip("]").split("[")[-1].strip("'\"")
         return Box(index, "value", (Token(name),), self.shape(local))
@@ -246,7 +246,8 @@ class _Lanes:
                 continue
             path = self.path(at, lanes)
             span = range(self.columns[path[-1]], self.columns[path[0]] + 1)
-            # The nearest lane whose cells are free along the whole path, on either side.
+            # Two boxes in one cell would cover each other, so every cell along the path must be
+            # free. The nearest lane on either side keeps the arrows short.
             nearest = (wish + way * step for step in itertools.count() for way in (1, -1))
             lane = next(n for n in nearest if not taken & {(n, c) for c in span})
             taken.update((lane, c) for c in span)

@@ -36,9 +36,11 @@ KIND_COLORS = {
     "einsum": "#e3e6ea",
     "local": "#ffffff",
 }
-# In inches, so that boxes have one size in all figures: width of a column, height of a lane, width
-# and height of a box.
 COLUMN, LANE, WIDTH, HEIGHT = 1.42, 1.0, 0.86, 0.36
+"""Width of a column, height of a lane, width and height of a box, all in inches.
+
+Boxes therefore have one size in all figures.
+"""
 TITLE_LINE, TITLE_SIZE = 0.2, 11
 """Height of a title's line in inches, and size of its letters in points."""
 
@@ -75,14 +77,15 @@ def draw_programs(panels: Sequence[Panel]) -> Figure:
     from shardalg.drawing import Drawing
 
     drawn = [panel.boxes for panel in panels]
-    spans = []  # (lowest lane, highest lane) of each program
+    spans = []  # (lowest lane, highest lane) per program, because lane numbers can be negative
     columns = 0
     for found in drawn:
         columns = max(columns, max((box.column for box in found), default=0) + 1)
         lanes = [box.lane for box in found] or [0]
         spans.append((min(lanes), max(lanes)))
     width = max(columns * COLUMN + 0.3, 6.0)
-    # A letter is 0.65 times as wide as its size, and an inch has 72 points.
+    # The wrap needs the number of letters in a line. A bold letter is about 0.65 times as wide as
+    # its size in points, and an inch has 72 points.
     letters = int((width - 0.3) * 72 / (0.65 * TITLE_SIZE))
     # Titles are wrapped before the heights, which depend on the number of lines.
     panels = [replace(panel, title="\n".join(wrap(panel.title, letters))) for panel in panels]
@@ -92,7 +95,7 @@ def draw_programs(panels: Sequence[Panel]) -> Figure:
     ]
     figure = Drawing(figsize=(width, sum(heights) + 0.5))
     total = figure.get_figheight()
-    # Above the first panel there is room for the legend.
+    # The legend is above the first panel, and would cover the title there without this room.
     top = total - 0.35
     for panel, found, (low, high), height in zip(panels, drawn, spans, heights, strict=True):
         top -= height
@@ -183,7 +186,7 @@ def _arrow(axes: Axes, start: Box, end: Box) -> None:
     style = {"arrowstyle": "-|>,head_width=0.14,head_length=0.28", "color": FAINT, "lw": 0.9}
     style |= {"connectionstyle": bend, "shrinkA": 0, "shrinkB": 0}
     inset = WIDTH / 2 + 0.03
-    # Arrows from above and below end at different points of the box.
+    # Arrows from above and from below would otherwise overlap at their heads.
     offset = 0.09 * ((start.lane > end.lane) - (start.lane < end.lane))
     axes.annotate("", (x1 - inset, y1 + offset), (x0 + inset, y0), arrowprops=style, zorder=1)
 
@@ -246,7 +249,7 @@ def kind_bars(sums: Mapping[str, Mapping[str, float]], title: str = "") -> Figur
             places, [bar.get(kind, 0) for bar in sums.values()], left=list(left.values()),
             height=0.66, color=KIND_COLORS[kind], ec=INK, lw=0.6, label=kind.replace("_", " "),
         )  # fmt: skip
-        # The next kind begins where this one ends.
+        # `barh` does not stack bars, so each kind gets the end of the previous one as its start.
         left = {name: left[name] + bar.get(kind, 0) for name, bar in sums.items()}
     for place, end in zip(places, left.values(), strict=True):
         axes.text(end, place, f" {bytes_text(end)}", va="center", fontsize=8, color=INK)
@@ -289,7 +292,7 @@ def measured_times(measured: Mapping[str, Table]) -> Figure:
                 color=colors.get(name, "#ffd98a"), error_kw={"lw": 1.2, "capsize": 3},
                 label=None if name in seen else name,
             )  # fmt: skip
-            # Each executable is in the legend once.
+            # matplotlib adds a legend entry for every label, so a repeated one must be None.
             seen.add(name)
     axes.set_yticks([-i for i in range(len(measured))], list(measured))
     axes.set_xlim(left=0)
@@ -331,7 +334,7 @@ class DrawnPlan:
         if module is None:
             return None
         names = modules(self.graph)
-        # Slashes on both sides, so that only whole words of a path match.
+        # Slashes on both sides: without them, "layer_1" would also match "layer_10".
         inside = (i for i, name in enumerate(names) if f"/{module}/" in f"/{name}/")
         found = frozenset(inside)
         if not found:

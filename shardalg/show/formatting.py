@@ -46,7 +46,8 @@ def formatting(program: SpmdProgram, graph: Graph, cost: Cost | None = None) -> 
     for step in walk(program):
         if isinstance(step.instruction.attributes, Control):
             continue
-        # A collective moves wire bytes, any other instruction moves memory bytes.
+        # Links and memory have different speeds, so wire bytes of collectives and memory bytes of
+        # all other instructions are in two columns.
         instruction = step.instruction
         attributes = instruction.attributes
         moved, sent = 0, 0
@@ -130,7 +131,8 @@ def _sent(layout: Sharding, even: Sharding) -> int:
 
     Each dimension that differs is gathered, then cut.
     """
-    # Dimensions that stay take part with their block, which moves whole.
+    # A dimension with the same axes at both ends is not gathered. It only scales the bytes, so it
+    # counts as an unsharded dimension of the block's size.
     rows = [
         (size, held, kept) if held != kept else (block, (), ())
         for size, block, held, kept in zip(

@@ -208,7 +208,8 @@ def _cell(value: Any) -> str:
     if is_number:
         text = number_text(value)
     else:
-        # `Table` formats formulas. A cell is the HTML of a table of one cell without the frame.
+        # `Table.to_html` already formats formulas and escapes text, and only whole tables have it.
+        # A table of one cell is therefore made, and the HTML around its cell is cut off.
         shown = Table(("x",), ((value,),)).to_html()
         text = shown.split("<td>", 1)[1].rsplit("</td>", 1)[0]
     wide = isinstance(value, str) and len(value) > WIDE_CELL
@@ -239,8 +240,8 @@ _MARKDOWN: dict[type, Callable[[Any], str]] = {
 }
 
 
-# Columns of sentences, source lines and proofs: too wide for paper.
 WORDY = frozenset({"why", "smt2", "source", "op", "remedy"})
+"""Columns that LaTeX tables leave out: sentences, source lines and proofs are too wide."""
 HEAD = r"""% \usepackage{booktabs,graphicx}
 % A table that is wider than the line shrinks to it.
 \newsavebox{\tablebox}

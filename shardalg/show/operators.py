@@ -37,7 +37,7 @@ If a sharded dimension has to be whole, its sharding moves to another free loop,
 afterwards. If no loop is free, the dimension is gathered. That costs bytes, never correctness.
 `plan.warnings()` shows how many bytes.
 """
-# In order of precedence, because loops of several classes can be in one index.
+# The first class that occurs decides, because loops of several classes can be in one index.
 NEEDS = {
     COMPOUND: "exchange",
     WINDOW: "halo",
@@ -83,7 +83,7 @@ def _cells(rule: Rule) -> Iterator[str]:
     # A loop whose partial results no collective combines cannot be partitioned either.
     combines = rule.combine in COMBINABLE or (rule.combine == PICK and rule.guards)
     barred = unsupported_loops(rule) | frozenset(() if combines else rule.reduced)
-    # A loop of one iteration cannot be partitioned.
+    # A loop of one iteration cannot be partitioned, so it would be noise in the table.
     free = [name for name, extent in rule.loops if name not in barred and extent > 1]
     carried = rule.prefix[:1] if rule.prefix else ()
     joined = [name for name in free if name in (*rule.reduced, *carried)]

@@ -137,7 +137,7 @@ def by_claim(claims: Table) -> Table:
         chosen = claims.where(claim=kind)
         # Equal statements are proved once, so their time counts once.
         found = dict(zip(chosen["smt2"], chosen["ms"], strict=True))
-        # Trusted claims have no statement for z3.
+        # Trusted claims have the empty text as their statement, and z3 spends no time on them.
         found.pop("", None)
         counts = (chosen["status"].count(status) for status in present)
         rows.append((kind, len(chosen), len(found), *counts, float(sum(found.values()))))
@@ -152,7 +152,8 @@ def statements(claims: Table) -> Table:
     """
     stated = [row for row in claims if row["smt2"]]
     resting = Counter(row["smt2"] for row in stated)
-    # Reversed, so that the first claim of a statement wins.
+    # A dict keeps the last row per key. Reversed order makes this the first claim of a statement,
+    # whose node the table shows.
     first = {row["smt2"]: row for row in reversed(stated)}
     shown = sorted((first[smt2] for smt2 in resting), key=lambda row: -float(row["ms"]))
     rows = (

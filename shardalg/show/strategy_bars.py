@@ -42,8 +42,8 @@ class StrategyBar(NamedTuple):
 
 MOST_TIMES = 5
 """The longest bar that is drawn whole, as a multiple of the shortest."""
-# The name of an axis does not fit into a part with a smaller share of the longest bar.
 LEAST_LABELLED = 0.07
+"""Share of the longest bar; the name of an axis does not fit into a shorter part."""
 
 
 def draw_comparison(rows: Sequence[StrategyBar]) -> Figure:
@@ -63,12 +63,13 @@ def draw_comparison(rows: Sequence[StrategyBar]) -> Figure:
             axes.text(0, place, f" refused: {row.refused[:90]}", va="center", fontsize=8)
             continue
         left = 0.0
-        # The same order of causes in each bar, so that bars are comparable part by part.
+        # Bars can be compared part by part only if their causes have the same order.
         for cause, seconds in sorted(row.limits.items(), key=lambda part: place_of(part[0])):
             shown = min(seconds, longest - left)
             if shown <= 0:
                 continue
-            # Communication along all axes has one colour; the axis is written inside the bar.
+            # A legend with a colour per mesh axis would be long. Communication therefore has one
+            # colour, and the axis is written inside the bar.
             color = seen.setdefault(cause, limit_color(cause))
             axes.barh(
                 place,

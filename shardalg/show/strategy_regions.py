@@ -43,7 +43,7 @@ def draw_regions(
     figure = Drawing(figsize=(6.4, 1.8 if len(grids) == 1 else 4.6), layout="constrained")
     axes = figure.subplots()
     colors = [NONE, *(COLORS[n % len(COLORS)] for n in range(len(names)))]
-    # `winner` is -1 where none fits, but colours are counted from 0.
+    # A cell is -1 if no strategy fits there, but a colour map counts from 0: NONE is colour 0.
     axes.imshow(
         cells.T + 1,
         cmap=ListedColormap(colors),

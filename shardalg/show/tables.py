@@ -88,7 +88,7 @@ def _fold(rows: Iterable[Row], compared: int | None) -> list[Row]:
     result: list[Row] = []
     children: dict[str, list[Row]] = {}
     for path, content in rows:
-        # Rows without a further path are the module's own, and are kept as they are.
+        # A row with an empty path belongs to the module itself, and only children can be folded.
         if path:
             children.setdefault(path[0], []).append((path[1:], content))
         else:
@@ -97,7 +97,8 @@ def _fold(rows: Iterable[Row], compared: int | None) -> list[Row]:
     parts = {name: _fold(inner, compared) for name, inner in children.items()}
     for names in _runs(parts, compared):
         label = names[0]
-        # A run of equal modules has one label: layers_0 to layers_23 are `layers[0:24]`.
+        # A model of 24 equal layers would fill the table with equal rows, so layers_0 to layers_23
+        # become one row `layers[0:24]`.
         if len(names) > 1:
             base, first = _split(label)
             label = f"{base}[{first}:{(first or 0) + len(names)}]"
@@ -127,7 +128,8 @@ def _runs(parts: Mapping[str, list[Row]], compared: int | None) -> list[list[str
         ]
         for name, rows in parts.items()
     }
-    # A family of numbered children comes where its first child is, in the order of its numbers.
+    # A run needs consecutive numbers, but rows may come in another order, such as that of a backward
+    # pass. Children of one name are therefore sorted by number.
     first: dict[str, int] = {}
     for place, name in enumerate(parts):
         first.setdefault(_split(name)[0], place)
@@ -191,7 +193,8 @@ def collectives(program: SpmdProgram, graph: Graph, named: Symbolised | None = N
     """
     priced = program if named is None else named.program
     rows = []
-    # Both programs have the same instructions, so each collective is paired with its formulas.
+    # Only sizes differ between the programs: one has numbers, the other formulas. Their
+    # instructions therefore correspond one to one.
     for step, other in zip(walk(program), walk(priced), strict=True):
         attributes = step.instruction.attributes
         if is_collective(attributes):
@@ -403,7 +406,8 @@ def _held(stages: Stages, hardware: str | Hardware | Topology) -> Iterator[Amoun
     for alive in priced(stages.traced, stages.program, stages.machine(hardware)).memory.alive:
         origin = stages.program.locals[alive.local].origin
         node = None if origin is None else graph.producer[origin]
-        # An argument has no producer; it belongs to its first reader.
+        # An argument has no producer. A weight belongs to the module that uses it, so the first
+        # reader's module counts its bytes.
         if node is None and origin is not None:
             node = next(iter(graph.users[origin]), None)
         yield "" if node is None else owners[node], (), (0, alive.bytes, 0.0, 0.0, 0.0)

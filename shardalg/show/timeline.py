@@ -83,7 +83,7 @@ class Timeline:
                     "cat": event.kind,
                     "pid": 0,
                     "tid": event.stage,
-                    # The format counts in microseconds.
+                    # The trace format of Chrome and Perfetto counts in microseconds.
                     "ts": 1e6 * event.start_s,
                     "dur": 1e6 * event.seconds,
                     "args": {"axes": ",".join(event.axes), "phase": event.phase},

@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     """Write the report, or with --figures only the pictures that need no run; return 0."""
     # The report runs plans on CPU devices only, so JAX need not take hold of an accelerator.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    # jax is loaded with these, so `--version` and a wrong option do not wait for it.
+    # These modules load jax. Importing them only now keeps `--version` and wrong options fast.
     from shardalg.algebra.notation.read import mesh_of
     from shardalg.lab.explore.explore import (
         Exploration,

@@ -29,10 +29,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the comparison; the exit status is 0 whatever the errors are."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    # A file that cannot be written raises now, not after the comparison.
+    # The comparison is slow, so an error about the file must come before it.
     if options.figure is not None:
         check_place(options.figure)
-    # jax is loaded with these, so a wrong option does not wait for it.
+    # These modules load jax. Importing them only now keeps the error about a wrong option fast.
     from shardalg.lab.evaluation.published import chosen
 
     columns = chosen(options.table, options.column)

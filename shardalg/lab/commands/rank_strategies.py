@@ -57,10 +57,10 @@ def run(options: argparse.Namespace) -> int:
     """Print the ranking; after Ctrl-C print the candidates priced so far and return 130."""
     # Ranking runs no program, so JAX need not take hold of an accelerator.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    # A file that cannot be written raises now, not after the search.
+    # The search is slow, so an error about the file must come before it.
     if options.html is not None:
         check_place(options.html)
-    # jax is loaded with these, so a wrong option does not wait for it.
+    # These modules load jax. Importing them only now keeps the error about a wrong option fast.
     from shardalg.algebra.notation.read import assignments
     from shardalg.models.ranking.candidate import model_of
     from shardalg.models.ranking.ranked import strategies

@@ -98,7 +98,8 @@ def unet(here: Column) -> Plan:
     """Return the plan of the step of a column of Table 8, with images padded to full tiles."""
     facts = here.facts
     x, y = facts["mesh"]
-    # A core computes whole tiles of IMAGES rows, so a smaller share of the batch takes as long.
+    # A core computes whole tiles of `IMAGES` images, so fewer images per core take as long as one
+    # full tile. The planned batch has full tiles.
     batch = x * IMAGES * math.ceil(facts["B"] / x / IMAGES)
     config = UNet3D(batch=batch, size=facts["image"][0], width=128, levels=4)
     return config.model.plan(Mesh({"X": x, "Y": y}), SPATIAL)

@@ -122,7 +122,7 @@ def _bars(panel: Any, bars: Mapping[str, Sequence[float]], labels: Sequence[str]
         places = [i + (number - (len(bars) - 1) / 2) * width for i in range(len(sizes))]
         panel.bar(places, sizes, width * 0.92, color=color, alpha=0.8, label=name)
     panel.set_xticks(range(len(labels)), labels, fontsize=6.5)
-    # Without the room at the top the legend would cover the highest bars.
+    # The legend is inside the axes and would cover the highest bars without this room.
     panel.set_ylim(top=1.15 * panel.get_ylim()[1])
     panel.legend(frameon=False, fontsize=7, ncols=len(bars), loc="upper right")
     _plain(panel)
@@ -142,7 +142,8 @@ def products(plan: Plan, chip: Hardware) -> Table:
             continue
         blocks = [plan.program.locals[v] for v in (*instruction.operands, *instruction.results)]
         flops = shaped_flops(signature, tuple([v.shape for v in blocks]))
-        # Each block is read or written once: the least traffic that a product can have.
+        # A kernel that tiles badly reads blocks again. Counting each block once gives the least
+        # traffic, so a product that is memory-bound by this count is so in any kernel.
         moved = sum(v.bytes for v in blocks)
         arithmetic, traffic = flops / chip.peak("bfloat16"), moved / chip.hbm_bytes_per_s
         bound = "arithmetic" if arithmetic >= traffic else "memory"

@@ -219,8 +219,8 @@ def train_step(
     if sizes.microbatches == 1:
         value, grads = both(params, tokens, targets)
     else:
-        # Each microbatch has rows of every device's part of the batch, so that no row moves to
-        # another device.
+        # A device has a contiguous part of the batch. If a microbatch were contiguous too, its rows
+        # would have to move to the other devices, so it takes every n-th row instead.
         parts = tuple(
             jnp.swapaxes(ids.reshape(-1, sizes.microbatches, sizes.seq), 0, 1)
             for ids in (tokens, targets)
@@ -259,7 +259,8 @@ def arguments(sizes: LlamaSizes) -> tuple[Any, ...]:
     }
     layers: Any = layer if sizes.scan else tuple(dict(layer) for _ in range(sizes.layers))
     params = {**outer, "layers": layers}
-    # Adam has two moments with the types of the parameters, each a tree of its own.
+    # Adam's two moments have the shapes and types of the parameters. The leaves describe arrays and
+    # hold no data, so the same tree can stand for all three.
     copy = jax.tree.map(lambda leaf: leaf, params)
     tokens = jax.ShapeDtypeStruct((sizes.batch, sizes.seq), jnp.int32)
     return params, (params, copy, jax.ShapeDtypeStruct((), jnp.int32)), tokens, tokens

@@ -64,7 +64,8 @@ def published_rows() -> dict[str, list[Point]]:
         if run.skip:
             continue
         chip = run.machine.on(run.software).chip
-        # The error of a fit without this row: the row's own measurement did not help to predict it.
+        # The error of a fit without this row, because a fit that has seen the measurement of a row
+        # would look better than a true prediction.
         left_out = chip.calibration.provenance["rows"][run.name]["left_out"]
         point = Point(run.step_s, run.step_s * (1 + left_out))
         found.setdefault(f"{chip.name}, {run.software}", []).append(point)

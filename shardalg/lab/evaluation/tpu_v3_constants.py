@@ -78,8 +78,8 @@ def training_columns(candidates: tuple[Column, ...] | None = None) -> tuple[Colu
 
     def information(chosen: tuple[Column, ...]) -> float:
         matrix = np.array([rows[each] for each in chosen])
-        # The matrix of second derivatives of the squared errors: the larger its determinant, the
-        # better do the errors determine both constants.
+        # D-optimal design: M^T M is the information matrix of the least-squares fit. The larger its
+        # determinant is, the smaller is the joint uncertainty of both constants.
         return float(np.linalg.det(matrix.T @ matrix))
 
     # The choice has columns of both tables, because the constants are used for both.
@@ -101,11 +101,12 @@ def with_pipelines(constants: Calibration) -> Calibration:
     anchor = column(ANCHORS[4])
     plan = planned(anchor)
     work = amounts(plan.program, plan.graph, topology(anchor))
-    # Communication of a pipelined step has the data sheet's seconds (`Calibration.pipelined`).
+    # The fitted shares of exposed communication are for steps without a pipeline. A pipelined step
+    # has the data sheet's seconds, which is a share of 1 (`Calibration.pipelined`).
     exposed = constants.changed(**dict.fromkeys(EXPOSED, 1.0))
     sent = sum(i.time_s for i in items(work, exposed) if i.is_communication)
     computed = step_time_s(replace(work, pipelined=False), exposed) - sent
-    # The step is `sent + value * computed`, solved for the constant.
+    # One measured step determines one constant: step = sent + value * computed, solved for `value`.
     value = (anchor.measured[STEP] - sent) / computed
     provenance = {**constants.provenance, PIPELINED: f"{anchor.id} of Table 4 alone, solved for"}
     return replace(constants.changed(**{PIPELINED: value}), provenance=provenance)

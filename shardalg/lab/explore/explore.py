@@ -202,7 +202,7 @@ def write_report(exploration: Exploration) -> tuple[Page, tuple[Path, ...]]:
       DeviceError: jax has started with fewer devices than the mesh needs.
     """
     settings, say = exploration.settings, exploration.say
-    # A folder that cannot be made, or too few devices, raise now and not after minutes of work.
+    # The report takes minutes. An error about the folder or the number of devices must come first.
     settings.out.mkdir(parents=True, exist_ok=True)
     if settings.can_run:
         host_devices(settings.mesh.size)

@@ -135,7 +135,7 @@ def why_not(settings: Settings, plans: Mapping[str, Plan]) -> str:
     needed = settings.mesh.size
     if not settings.can_run:
         return f"the mesh has {needed} devices and --devices allows {settings.devices}"
-    # CPU devices share the host's memory, so the peaks of all devices add up.
+    # All CPU devices are in one process and share the host's memory, so their peaks add up.
     peaks = [plan.cost(Hardware("any")).peak_memory_bytes for plan in plans.values()]
     total_bytes = max(peaks) * needed
     if total_bytes > MOST_BYTES:

@@ -16,7 +16,8 @@ from shardalg.models.transformer import WIDE_64B, Config
 # B, S, M and H differ, so that a drawing can name each dimension by its size.
 SMALL = Config(B=8, S=32, M=128, H=512, N=16, D=16, V=1024, L=2, dtype="float32")
 TINY = Config(B=4, S=12, M=16, H=32, N=8, D=6, V=40, L=2, dtype="float32")
-# With rematerialisation every strategy fits the paper's chip.
+# With rematerialisation every strategy fits the paper's chip, so the report can compare all of
+# them on it.
 WIDE = replace(WIDE_64B, remat=True)
 MODELS: Mapping[str, Config] = {"tiny": TINY, "small": SMALL, "wide-64b": WIDE}
 MESH = Mesh({"X": 2, "Y": 4})

@@ -102,8 +102,8 @@ def nearest(plans: Mapping[str, Plan], count: int = MOST_CHOICES) -> Table:
     columns = ("condition", "margin", "place", "decides", "flips")
     rows = []
     for name, plan in plans.items():
-        # Only a condition between two choices has these words; other conditions, such as
-        # divisibility, are not choices.
+        # Only a condition that compares two choices has the words "rather than" in this column.
+        # Others, such as divisibility, choose nothing and do not belong in a table of choices.
         weighed = (row for row in plan._conditions_table if "rather than" in row["decides"])
         rows += [(name, *(row[c] for c in columns)) for row in islice(weighed, count)]
     return Table(("strategy", *columns), tuple(rows))

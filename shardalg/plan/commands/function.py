@@ -201,7 +201,8 @@ def _run_user_code(run: Callable[[], Any], what: str) -> Any:
     try:
         return run()
     except Exception as error:
-        # The named module or one of its packages is missing; an import inside it is the user's.
+        # ModuleNotFoundError has two causes. If the named module itself or one of its packages is
+        # missing, the option is wrong; a missing import inside it is an error of the user's code.
         missing = f"module {error.name}" if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{what}.".startswith(f"{missing}."):
             words = f"{what}: there is no {missing}. Write the name as in an import statement."

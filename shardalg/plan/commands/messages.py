@@ -62,7 +62,8 @@ def in_options(message: str, options: argparse.Namespace) -> str:
     >>> in_options("mesh: 'X' in 'X'; write NAME=SIZE", options)
     "--mesh: 'X' in 'X'; write NAME=SIZE"
     """
-    # Remedies name Python arguments; on the command line they are options.
+    # The library writes messages for callers in Python, and a user of the command line sees no
+    # Python arguments.
     for pattern, words in _PHRASES:
         message = re.sub(pattern, words, message)
     for name in vars(options):

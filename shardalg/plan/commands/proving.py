@@ -126,7 +126,8 @@ def _on_own_meshes(texts: tuple[str, str], shape: tuple[int, ...]) -> tuple[Shar
     """
     found: list[Sharding | NotationError] = []
     for text in texts:
-        # A text without a mesh is no error yet, because the other text may give one.
+        # A text without a mesh is an error only if the other text has no mesh either, because both
+        # shardings can be on the mesh of one text.
         try:
             found.append(Sharding.parse(text, shape))
         except NotationError as fault:

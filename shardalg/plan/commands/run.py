@@ -123,7 +123,8 @@ def _member(options: argparse.Namespace, carry: Mapping[int, int]) -> int:
     from shardalg.lower.running.processes import abandon, join, leave
 
     joined = join()
-    # Without a cluster, this process needs one CPU device per position of the mesh.
+    # Outside of a cluster there is only this process, and JAX gives it one CPU device by default.
+    # The mesh needs more.
     if not joined and options.mesh is not None and FORCED not in os.environ.get("XLA_FLAGS", ""):
         host_devices(mesh_of(options.mesh).size)  # JAX reads it when it starts
     try:

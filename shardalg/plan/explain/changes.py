@@ -15,14 +15,12 @@ from shardalg.planner.propagate.strategy import Annotations
 from shardalg.planner.stages import Stages
 from shardalg.planner.traced import Traced
 
-# Each changed annotation costs several plans, so only the first ones are changed: the value's own
-# annotation comes first.
 MOST_PLACES = 6
+"""Number of annotations that are changed, because each of them costs several plans."""
 MOST_TOLD = 4
 """A sentence that lists more changes is hard to read; tables have all."""
-# One annotation of a place: a field of `Annotations` and an index, because a spec of the user can
-# set several entries.
 Slot = tuple[str, int]
+"""One entry of `Annotations`: the name of a field and an index into it."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,8 @@ def drops(stages: Stages, sides: tuple[Side, Side], digits: Digits) -> Iterator[
       digits: the axes along which the collective runs.
     """
     for place, slots, before in _places(stages, sides):
-        # An axis is dropped whole even if the collective runs along only a part of it.
+        # A collective can run along a part of an axis (a sub-axis), but a PartitionSpec names whole
+        # axes, so the whole axis is dropped.
         kept = tuple(
             tuple(d for d in dim if not any(d == other or overlap(d, other) for other in digits))
             for dim in before.dims

@@ -115,7 +115,8 @@ class CollectiveExplanation(Answer):
 
     @cached_property
     def _removing(self) -> list[Trial]:
-        # All three are empty, or planned on first use: single changes come first.
+        # Each of the three plans its trials when it is read. Pairs and sets stay empty if smaller
+        # changes suffice, so they are read after the single changes.
         found = (*self.trials, *self.pairs, *self.together)
         return [trial for trial in ranked(found) if trial.removes]
 
@@ -147,7 +148,7 @@ class CollectiveExplanation(Answer):
 
     def _remedies(self) -> tuple[str, ...]:
         """Return the advice, and a note if the program is too large to plan all changes."""
-        # A switch that keeps the annotations comes before changes of annotations.
+        # A switch needs no change of the user's annotations, so it is the simpler remedy.
         loop = self._after_the_loop()
         if loop:
             return (loop,)
@@ -208,7 +209,8 @@ class CollectiveExplanation(Answer):
         tried = f"None of {len(self.trials)} single changes" + (
             f" and {len(self.pairs)} pairs" if self.pairs else ""
         )
-        # Nothing removes it: name the change that leaves the fewest bytes at the operator.
+        # A change that only shrinks the collective can still help. `ranked` puts the change that
+        # leaves the fewest bytes first if none removes the collective.
         near = ranked([*self.trials, *self.pairs])[0]
         return (
             f"{tried} removes it. The nearest is {near.change}. {_effect(now, near.outcome, chip)}"

@@ -65,7 +65,8 @@ def changes(
         if Alignment(hints.graph, here.graph).difference is not None:
             return Table(CHANGE_COLUMNS, tuple(rows))
 
-    # Formulas hold only if each split stays even or uneven and each axis is used as at the hints.
+    # A formula assumes for each sharded dimension whether the axes divide it, as at the hints. An
+    # assumption that fails here makes the formulas wrong, although no operator decides otherwise.
     for fact in named.conditions if named else ():
         if not fact.holds(point):
             rows.append((fact.kind, fact.where, "", str(fact), fact.otherwise(point)))
@@ -116,8 +117,8 @@ def _prices(
             yield "formula", "", "", text, f"{float(number):.12g}"
 
 
-# Seconds by formula and by plan are sums of floats in different orders.
 _ROUNDED = 1e-9
+"""Relative difference of equal seconds: formula and plan add floats in different orders."""
 _PRICES: Mapping[str, Callable[[Totals], Any]] = {
     "wire_bytes": lambda totals: totals.sum("wire_bytes"),
     "flops": lambda totals: totals.sum("flops"),

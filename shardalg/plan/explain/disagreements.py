@@ -59,9 +59,11 @@ def disagreement(sharded: ShardedGraph, traffic: Traffic, moved: MovedValue) -> 
     return replace(has, annotations=reading.nearest()), needs
 
 
-# A value and the digits of its sharding that cause a move. None means the whole sharding, because a
-# replicated value has no digits to name.
 Cause = tuple[int, Digits | None]
+"""A value and the digits of its sharding that cause a move; None for its whole sharding.
+
+A replicated value has no digits that could be named.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +102,8 @@ class _Reading:
         else:
             words, own = f"{name} has this sharding", held(first.sharding, digits)
             home = self.sharded.shardings[value]
-            # An axis on another dimension than in the completed sharding came from the operator.
+            # The operator can compute its result with an axis on another dimension than completion
+            # chose. Then the operator's other tensors are the cause, not the value itself.
             at_result = tuple(d for d in own if dims_of(home, d) == dims_of(first.sharding, d))
             causes = [(value, at_result)] if at_result else [*self._made(first.index, own)]
         found = self._annotations(causes) or self._annotations([(value, None)])
@@ -244,7 +247,8 @@ class _Reading:
           digits: the digits to explain.
         """
         made = self.traffic.made_by.get(local)
-        # Moves do not compute the value: its operator is before all of them.
+        # Moves only change the sharding. The reason is at the operator that computed the value,
+        # before the first move.
         while made is not None and isinstance(made.attributes, MOVES):
             made = self.traffic.made_by.get(made.operands[0])
         if made is not None:
@@ -263,7 +267,8 @@ class _Reading:
             shared = tuple([d for d in own if any(d == o or overlap(d, o) for o in digits)])
             for value, dims in self._tensors(node) if shared else ():
                 layout = self.sharded.shardings[value]
-                # If the tensor holds indices, the row may name fewer dimensions than it has.
+                # The row may name fewer dimensions than an index tensor (of a gather) has, so the
+                # two tuples may differ in length.
                 pairs = zip(layout.dims, dims, strict=False)
                 on_loop = [o for o, index in pairs if name in index.variables]
                 wanted = tuple([d for o in on_loop for d in o if d in shared])
@@ -287,12 +292,14 @@ def program_listing(program: SpmdProgram, sharded: ShardedGraph) -> Listing:
 
     The result of a collective also has the two sides that disagree.
     """
-    # Several local values may have one origin in the graph, and then the same chain.
+    # Each copy of a value in another sharding is a local value of its own with the same chain of
+    # reasons, so the text is made once.
     chain_of = cache(lambda value: chain_text(sharded, value))
     titles = {v.index: chain_of(v.origin) for v in program.locals if v.origin is not None}
     traffic = Traffic(program, sharded.graph)
     for moved in traffic.collectives:
-        # A moved value keeps its chain: both sides are added below it.
+        # The chain explains the sharding after the move. The reader also needs the two shardings
+        # that made the move necessary.
         words = sides_text(moved.number, disagreement(sharded, traffic, moved))
         for result in moved.step.instruction.results:
             titles[result] = "\n".join(filter(None, (titles.get(result), words)))

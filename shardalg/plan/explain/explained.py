@@ -78,14 +78,14 @@ def chain(sharded: ShardedGraph, value: int, digits: Digits | None = None) -> It
     Each change comes once per axis. If no annotation propagates to the value, the only step says
     that it is replicated.
     """
-    # Completion never changed the value: its only reason is the initial one.
+    # A value that completion never changed has no history to follow, only its initial reason.
     if value not in sharded.changes:
         yield Link(0, (), sharded.reasons[value])
         return
     if digits is None:
         digits = tuple(d for dim in sharded.shardings[value].dims for d in dim)
     last = len(sharded.history)
-    # A stack: the last entry is next, so that sources follow the step that read them.
+    # A stack gives a depth-first order, in which the sources of a step come directly after it.
     waiting = [(0, *found) for found in reversed(arrivals(sharded, value, digits, before=last))]
     seen = set()
     while waiting:
@@ -165,7 +165,8 @@ def annotations_behind(sharded: ShardedGraph, links: Iterable[Link]) -> tuple[An
 def annotated(sharded: ShardedGraph, reason: Reason) -> Annotated | None:
     """Return the annotation that a step is, or that a result took its sharding from, or None."""
     graph, given = sharded.graph, sharded.annotations
-    # A step without an operator is the annotation of a result.
+    # Completion reads the annotation of a result at a stand-in outside of the graph. Only such a
+    # step has no operator.
     if reason.kind == "completed" and reason.node is None:
         places = [j for j, v in enumerate(graph.results) if v == reason.value and given.results[j]]
         return Annotated("result", graph.result_paths[places[0]], places[0]) if places else None

@@ -94,7 +94,8 @@ def since_saved(
       here: the versions of this process (`plan_file.versions`).
     """
     if told is None:
-        # Earlier schemas have the digest of the program's text with its comments.
+        # Earlier schemas have no figures, only a digest of the program's text with its comments. It
+        # shows that something differs, but not which part.
         if saved.sealed(stages.program.text(stages.graph)) == saved.seal:
             return ()
         return (

@@ -109,7 +109,7 @@ def undominated(found: Iterable[Trial]) -> list[Trial]:
     kept: list[Trial] = []
     for trial in found:
         figures = _figures(trial)
-        # An earlier trial that is no worse in any figure makes this one useless.
+        # A user gains nothing from a change if an earlier one is at least as good in every figure.
         if not any(
             all(its <= mine for its, mine in zip(_figures(other), figures, strict=True))
             for other in kept
@@ -209,13 +209,15 @@ def together(trials: Trials, moved: MovedValue) -> tuple[Trial, ...]:
     # One half of the plans is for dropping axes, the other for undoing drops.
     for _ in range(most // 2):
         stages = trials.under(Changes(found).applied(trials.stages.annotations))
-        # Without new drops, axes come from a place that has no annotation.
+        # If no more annotation has these axes, their source has no annotation, and further plans
+        # cannot remove the collective.
         more = _dropped(trials, stages, moved, found)
         if more == found:
             break
         found, trial = more, _tried(trials, moved, Changes(more))
         if trial.removes:
-            # Which drops can be undone depends on the order, so both directions are tried.
+            # Undoing one drop can make another one necessary. The order therefore decides how many
+            # changes remain, and both directions are tried.
             ways = (found, found[::-1]) if len(found) < most else ()
             return ranked(_fewest(trials, moved, trial, order) for order in ways)[:1]
     return ()

@@ -26,10 +26,10 @@ from shardalg.sizes.amounts import number
 from shardalg.spmd.instruction import Collective
 from shardalg.tables import Table, bytes_text, seconds_text
 
-# Another policy is named if it saves at least this share of a step's time.
 SHARE = 0.1
-# Other policies are planned only for smaller programs, so that an overview stays fast. The second
-# limit is one of `_search_size`, for policy "cost".
+"""Another policy is named if it saves at least this share of a step's time."""
+# Planning takes as long as the program is large. Above these limits (operators, and `_search_size`
+# for policy "cost"), other policies would make an overview slow.
 LARGEST, LARGEST_BY_COST = 400, 6_400
 MOST_TRIED = 8
 """Each tried annotation is a whole plan."""
@@ -131,7 +131,8 @@ FLIPPED = (
 )  # fmt: skip
 IN_LOOPS = ("hoist_gathers", "defer_in_loops", "stream_layers")
 """Switches without effect in a program without loops."""
-# Plans with named sizes have no rows for these switches.
+# Planning with named sizes leaves out these passes (`Options.where`), so flipping their switches
+# would change nothing.
 IN_NUMBERS = (
     "wide_sums",
     "collective_matmul",
@@ -152,7 +153,8 @@ GATHER_COLUMNS = (
 
 def switch_table(stages: Stages, options: Options) -> Table:
     """Return a row for the plan, and a row per switch with only that switch flipped."""
-    # Plans with equal options of completion share one completed graph.
+    # Most switches do not concern completion, so their plans share one completed graph (`known`).
+    # This saves the time of completing it again.
     settings, known = options.settings, Completions(stages.annotations)
     # None lets the roles decide, so the row of this switch flips the decided value.
     settings["keep_gathers"] = options.keeping(stages.traced.roles)

@@ -58,7 +58,8 @@ class WhyNot(Answer):
             costs = ("With this annotation, the plan would be the same.",)
         contradiction: Parts = ()
         if self.verdict is not None and not self.verdict:
-            # The two shardings are compatible, but the wanted one is coarser than the step's.
+            # A coarser sharding has no conflict with the step's. The evidence of the verdict alone
+            # would not tell why completion cannot choose it.
             coarser = self.verdict.relation == "refines"
             undo = "Completion only refines shardings, and would have to undo one: "
             contradiction = ((undo if coarser else "") + self.verdict.evidence,)

@@ -25,8 +25,8 @@ Row = tuple[object, ...]
 PADDED_SHARE, REPLICATED_SHARE = 0.1, 0.1
 """Smaller shares have no warning: padding of a dimension, and replicated state of the peak."""
 NOTHING = "no sharding that was tried needs less memory or sends less"
-# Trials plan the function again, so only the groups with the most padding get them.
 MOST_TRIED = 3
+"""Trials plan the function again, so only the groups with the most padding get them."""
 STATE = ("parameters", "optimizer_state")
 
 

@@ -47,7 +47,8 @@ def _stack_rows(trials: Trials, other: TrialOutcome) -> Iterator[tuple[object, .
     moved: dict[int, float] = {}
     for one in stages.traffic.collectives:
         moved[one.value] = moved.get(one.value, 0) + one.step.count * number(one.wire_bytes)
-    # Of the two plans, the one that gathers stacks before the loop has the larger peak.
+    # The share of the stacks in the peak is that of the plan that gathers them whole before the
+    # loop. That may be the plan at hand, or the one with the switch flipped.
     gathered = trials.now if not stages.streams else other
     for node in stages.graph.nodes_of(["scan"]):
         found = [
@@ -111,9 +112,8 @@ def _whole(stages: Stages, stack: int) -> int:
 
 MOST_TRIED = 4
 """Trials plan the function again, so only the lines with the most redundant flops get them."""
-# This many even shardings are planned per line; if none is cheaper, as many uneven ones, because
-# uneven ones add padding.
 MOST_LAYOUTS = 6
+"""Even shardings that are planned per line; if none is cheaper, as many uneven ones."""
 
 
 def idle_rows(trials: Trials) -> tuple[tuple[object, ...], ...]:

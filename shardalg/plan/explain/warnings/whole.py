@@ -51,7 +51,8 @@ def _rows(trials: Trials) -> Iterator[tuple[object, ...]]:
         node = stages.graph.nodes[at]
         rows = () if node.bodies else rules(node.signature) or ()
         found = [moved for moved in found if moved.value in node.operands]
-        # Loops that could be partitioned later have a row of another kind (`roundabout`).
+        # An operator that shardalg only cannot partition yet gets its warning from `roundabout`. A
+        # second one here would repeat it.
         if not found or not rows or not rows[0].whole:
             continue
         sent = sum(moved.step.count * moved.wire_bytes for moved in found)
