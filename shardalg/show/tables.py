@@ -128,7 +128,7 @@ def _runs(parts: Mapping[str, list[Row]], compared: int | None) -> list[list[str
         ]
         for name, rows in parts.items()
     }
-    # A run needs consecutive numbers, but rows may come in another order, such as that of a backward
+    # A run needs consecutive numbers, but rows may come in another order, such as in a backward
     # pass. Children of one name are therefore sorted by number.
     first: dict[str, int] = {}
     for place, name in enumerate(parts):
