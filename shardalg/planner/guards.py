@@ -156,10 +156,11 @@ It is a node's index, then the parameter's name and the indices in its nested tu
 def guards(
     stages: Stages, options: Options, named: Callable[[], Symbolised | None]
 ) -> tuple[Guards | None, str]:
-    """Return the guards of a plan with named sizes, and a text.
+    """Return the conditions on named sizes under which a plan stays the same, and a text.
 
-    If no guards can be found, they are None and the text is the reason. Otherwise the text names
-    the first parameter that binds the plan to its hints, or is "".
+    If no conditions can be found, they are None and the text is the reason. Otherwise the text
+    names the first parameter that binds the plan to its hints (the numbers at which named sizes are
+    planned), or is "".
 
     If the guards hold at a point, planning decides the same there. They do not cover decisions of
     Python code on a size while it is traced; a second trace found none (`symbols.name_sizes`). If a
@@ -273,7 +274,9 @@ def _peak(recorded: Recorder, named: Symbolised, stages: Stages, rebuild: bool) 
 
 
 class RunQuestion(NamedTuple):
-    """The origin of a recorded comparison of sizes, for comparisons outside of recorded calls.
+    """The decision of planning in which two sizes were compared.
+
+    Searches have origins of their own (`sizes/decided.py`); this class is for all other decisions.
 
     Attributes:
       kind: the decision that the comparison belongs to, as in `plan.changes`: "sharding" or
@@ -370,14 +373,19 @@ class _Sizes:
         return Retrace(symbols.tracer(symbols.second), symbols.second)
 
     def manual(self) -> Iterator[Fact]:
-        """Yield the conditions that mesh axes of `shard_map`s have their hints as sizes."""
+        """Yield, per mesh axis of a `shard_map`, the condition that its size is as planned.
+
+        The blocks of a `shard_map` are numbers in the traced function, so that another size of the
+        axis would need another trace.
+        """
         for axis in sorted(self.stages.graph.traced_axes & self.sizes.axes.keys()):
             yield Fact(symbol(axis) - self.sizes.hints[axis], ZERO)
 
     def traced(self) -> Iterator[Fact]:
         """Yield the conditions that all named dimensions equal their hints, if they are needed.
 
-        They are needed if Python code computes a size or a parameter. It is then a number in the
+        A hint is the number at which a named size is planned. The conditions are needed if Python
+        code computes a size or a parameter. It is then a number in the
         graph and may be another number at other sizes, without a known formula. They are also
         needed for a loaded plan, which cannot be traced again.
         """
@@ -448,7 +456,8 @@ class _Sizes:
           place: the node, and the position of the parameter in it.
         """
         here, there = pair
-        # Of code only the name is kept, and planning does not read the name of a jaxpr.
+        # A graph keeps only the name of a function or jaxpr, which differs between two traces and
+        # which planning does not read.
         if is_same(here, there) or (is_code(here) and is_code(there)):
             return (here,)
         if type(here) is type(there) is tuple and len(here) == len(there):
@@ -525,7 +534,8 @@ class _Sizes:
         assert self.second is not None, "a third trace comes after a second one"
         symbols = self.stages.symbols
         assert symbols.tracer is not None, "the second trace had a tracer"
-        # In the other order, so that sizes grow at other ratios than from the hints to the second.
+        # `second_hints` multiplies each size by a factor that depends on its place. In the reversed
+        # order, the factors differ from those between the first two traces.
         sizes = [Size(name, number) for name, number in reversed(list(self.second.values.items()))]
         # Some functions can be traced only if sizes are multiples of their hints.
         for multiples in (False, True):

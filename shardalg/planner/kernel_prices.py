@@ -97,7 +97,7 @@ def target_of(node: Node) -> str | None:
 
 def _callback_name(signature: Signature) -> str:
     """Return the name of a callback's function, or "pure_callback"."""
-    # The plain form of a function is its module and name.
+    # A graph stores a function as ("opaque", "module.name"), because code cannot be saved.
     found = dict(signature.param("callback") or ()).get("callback_func")
     return str(found[1]).rpartition(".")[2] if found else "pure_callback"
 
@@ -153,7 +153,8 @@ def _pallas_price(params: Mapping[str, Any]) -> Price:
     if estimate is not None:
         return Price(int(estimate.flops), int(estimate.bytes_accessed), multiplies, "cost_estimate")
     mapping = params["grid_mapping"]
-    # A grid size that is known at run time only counts as one step.
+    # A grid size may be an array whose value only the run knows. A price is a number, so such a
+    # size counts as one step.
     grid = [size if isinstance(size, int) else 1 for size in mapping.grid]
     flops = sum(count for count, _ in found) * math.prod(grid)
     moved = sum(_block_bytes(block, grid) for block in mapping.block_mappings)
@@ -210,6 +211,8 @@ def _block_bytes(block: Any, grid: Sequence[int]) -> int:
     axes = [axis for axis in read if grid[axis] > 1]
     copies = math.prod(grid[: axes[-1] + 1]) if axes else 1
     aval = block.array_aval
+    # Pallas gives a block's size per dimension as a number, as None for a dimension that the kernel
+    # does not see (one element), or as an object with the attribute `block_size`.
     sizes = [
         int(getattr(size, "block_size", 1) if not isinstance(size, int) else size)
         for size in (one if one is not None else 1 for one in block.block_shape)

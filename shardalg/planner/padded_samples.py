@@ -84,7 +84,7 @@ def _divided(layer: Sharding, digits: Digits) -> Sharding | None:
 
     Args:
       layer: the sharding of the layer.
-      digits: the digits along which its stack is sharded.
+      digits: the mesh axes, or factors of axes, along which its stack is sharded.
     """
     # One digit cannot partition two dimensions of the layer.
     used = [digit for dim in layer.dims for digit in dim]
@@ -145,6 +145,8 @@ def _merges(sharded: ShardedGraph) -> Iterator[_Merge]:
                 continue
             name, factor = found
             size = rule.extents[name]
+            # The operand has the samples as a dimension of their own. Its number of parts need not
+            # divide the number of samples, which is then rounded up to a multiple.
             for place, other in enumerate(rule.operands[0]):
                 count = parts(layout[place]) if other.loop == name else 1
                 if size % count:
@@ -263,6 +265,8 @@ class _Region:
         # iterations for one sample; with the index 2*i + j, it has one.
         rule, factor = found[0], self._merged(value, dim) // self.size
         tensors = {~0: node.results[0], **dict(enumerate(node.operands))}
+        # A node may read one value twice (`x * x`). Both operands must have the samples in one
+        # loop.
         at, *others = {rule.indices(k)[dim] for k, v in tensors.items() if v == value}
         major = (at.loop, 1) if at.loop else _major(rule, at)
         if others or major is None or factor % major[1]:

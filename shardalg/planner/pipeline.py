@@ -62,8 +62,9 @@ def _collective_matmuls(program: SpmdProgram, graph: Graph, hardware: str) -> Co
 # `Partitioner` emits it.
 EMIT = "emit"
 PASSES = (
-    # A mask moves to where its value is computed. All readers then share one mask. It is dropped if
-    # the padding is known to hold its number already. Constants of one number are known to.
+    # A mask overwrites the padding of a block with a number. It moves to where its value is
+    # computed, so that all readers share it. It is dropped if the padding has this number already;
+    # for this, the pass is told which constants are arrays of one number.
     Pass(
         "move_masks",
         lambda program, graph, hardware: MoveMasks(
@@ -83,7 +84,8 @@ PASSES = (
     # If each element comes from one device and the others send 0, the sum would turn -0 into +0.
     # The bits are combined instead.
     Pass("join_as_bits", _rules(JoinAsBits)),
-    # A product with its all_gather or reduce_scatter becomes a ring of permutes if that is faster.
+    # Last, because the passes above still make reduce_scatters, with which a product can form a
+    # ring of permutes.
     Pass("collective_matmul", _collective_matmuls, "collective_matmul"),
 )
 
@@ -217,7 +219,8 @@ def _emitted(
     The arguments are those of `partition`.
     """
     given = PartitionOptions.of(options, roles)
-    # A number of bytes: a first run finds the gathers, of which the best ones within it are kept.
+    # `keep_gathers` may be a number of bytes for kept copies. Which gathers a program has is known
+    # only once it is emitted, so a first run lists them and the best ones that fit are kept.
     if not isinstance(options.keep_gathers, bool | None):
         first = partitioner(sharded, roles, given)
         first.run()

@@ -59,7 +59,8 @@ def annotations_on_mesh(
         the function has a `shard_map`.
       given: the plan's annotations.
       there: the other mesh.
-      first_mesh: as in `resolve`.
+      first_mesh: the mesh on which the function was planned first; shardings that the function
+        itself states are on this mesh.
 
     Raises:
       StrategyError: the mesh does not have an axis, or a sharding has another order of devices.
@@ -75,7 +76,8 @@ def annotations_on_mesh(
         for graph, mesh in zip(graphs, meshes, strict=True)
     )
     pairs = zip(was, given.sites, strict=True)
-    # Only annotations that the function does not bring itself are restated.
+    # Shardings that the function itself states are resolved on the other mesh already (`here`), so
+    # only those that the user added are translated.
     changed = [None if old == new else (new,) for old, new in pairs]
     # On a mesh with other blocks the function is traced again, and its sites have other numbers.
     places = _partners(graphs, [i for i, new in enumerate(changed) if new], there)
@@ -137,8 +139,9 @@ def _sharding_by_names(sharding: Sharding, mesh: Mesh, shape: tuple[int, ...]) -
 def _partners(graphs: tuple[Graph, Graph], moved: Sequence[int], there: Mesh) -> list[int | None]:
     """Return per site of the second graph the number of the corresponding site in the first one.
 
-    Two sites correspond if both are the n-th site with one name. None for a site of the second
-    graph whose partner is not in `moved`.
+    A site is a place of the function where a sharding may be given. Two sites correspond if both
+    are the n-th site with one name. None for a site of the second graph whose partner is not in
+    `moved`.
 
     Args:
       moved: numbers of the sites of the first graph to find.
@@ -306,7 +309,8 @@ def planned(
     traced = traced.with_trips(dict(options.trips)).with_prices(dict(options.prices))
     traced = traced.with_attention(fused=options.fuse_attention).with_load(options.expert_load)
     best = made = _planned(traced, known, options)
-    # An exchange may leave another transform's operand sharded, so that it is staged next.
+    # Running one transform in stages changes shardings. The operand of another transform may then
+    # be sharded along a transformed dimension, so that this one is run in stages next.
     while options.switches.stage_transforms and (orders := _orders(made.sharded)):
         made = _planned(made.traced.staged(orders), known, options)
         best = min(best, made, key=_sent)
@@ -354,7 +358,7 @@ class Completions:
         """Return the completed graph, from the cache if these arguments were completed before.
 
         Args:
-          turned: as in `completed`.
+          turned: the matrix products at which the sharding of the second operand wins.
         """
         # The entry holds the graph, so that no other graph gets the same id.
         key = id(graph), options, turned

@@ -165,7 +165,10 @@ class Traced:
         return replace(self._of(made.graph), symbols=made.symbols)
 
     def _of(self, graph: Graph) -> Traced:
-        """Return the function with another trace of its graph, without rewrites."""
+        """Return the function with the graph of a new trace, and forget the old graph's rewrites.
+
+        The rewrites were made for the nodes of the old graph.
+        """
         return replace(self, graph=graph, narrow=None, whole=None, orders=())
 
     def with_trips(self, trips: Trips) -> Traced:
@@ -360,8 +363,13 @@ def _tracer(call: Call, given: Given, hints: _Hints) -> Callable[[Mapping[str, i
 
 
 def _graph(call: Call, args: Sequence[Any], hints: _Hints) -> Graph:
-    """Trace a call and return its normalised graph, with the user's names of its results."""
+    """Trace a call and return its normalised graph, with the user's names of its results.
+
+    Args:
+      hints: more keyword arguments of `trace`.
+    """
     made = trace(call.fn, *args, rows=BUILDERS, **hints._asdict())
+    # `made.trees` has the pytrees of the arguments and of the results.
     paths = result_paths(call, made.trees[1], made.result_paths)
     made = with_pallas_prices(made)
     return replace(normalise(made), result_paths=paths, unread=unread(made, call.lost))

@@ -292,6 +292,7 @@ class _CountedLoop:
         if value in self.graph.numbers:
             number = self.graph.numbers[value]
             return number if type(number) is int else None
+        # Only a constant of a loop is the same value in every iteration; a carry changes.
         ties = [t for t in self.graph.region_arguments if t.target == value]
         if len(ties) == 1 and ties[0].kind == "const":
             return self.number(ties[0].source)

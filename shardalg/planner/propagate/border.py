@@ -38,7 +38,10 @@ def visiting_facts(graph: Graph, annotations: Annotations, policy: str) -> Visit
 def seed(
     graph: Graph, annotations: Annotations, layouts: Layouts, index: SweepIndex
 ) -> dict[int, int]:
-    """Return the layout numbers of annotated values in the first round of priorities."""
+    """Return the sharding of each annotated value in the first round of priorities.
+
+    Shardings are given by their numbers in `layouts`.
+    """
     seeds = {value: _fixed(s, layouts) for value, s in given(graph, annotations)}
     for value, sharding in _operand_annotations(graph, annotations, index, set(seeds)).items():
         # An argument, also of a loop's body, may still be refined during the sweeps. For any other
@@ -74,7 +77,8 @@ def _operand_annotations(
 def given(graph: Graph, annotations: Annotations) -> list[tuple[int, Sharding]]:
     """Return (value, sharding) for each value that has an annotation of its own.
 
-    Annotations of the function's results are left out, because they belong to stand-ins.
+    Annotations of the function's results are left out. A result has a number and a sharding of its
+    own, apart from those of the value that it returns.
     """
     sites = [graph.nodes[site.node].results[0] for site in graph.sites]
     pairs = [
@@ -98,10 +102,13 @@ def _fixed(sharding: Sharding, layouts: Layouts, *, fixed: bool = True) -> int:
 
 
 def in_round(layouts: Layouts, number: int, sharding: Sharding, now: int) -> int:
-    """Return an annotation's layout number when dimensions of priority `now` take part.
+    """Return the sharding of an annotated value at the beginning of the round `now`.
+
+    In each round, the annotation's dimensions of this priority take part. The sharding is given by
+    its number in `layouts`.
 
     Args:
-      number: the layout number after the earlier rounds.
+      number: the number of the sharding after the earlier rounds.
     """
     rounds = sharding.priorities or (0,) * len(sharding.dims)
     # Dimensions of other rounds keep their digits, because earlier rounds may have changed them.
@@ -138,8 +145,8 @@ def start(
     """Return the initial layout numbers of values and results, and the annotated values' numbers.
 
     Constants and scalars stay replicated: a device cuts its block out of a constant without
-    communication. The stand-in of a result without annotation is replicated, too, so that it offers
-    nothing.
+    communication. Each result of the function has an entry of its own after the values (a
+    stand-in). That of a result without annotation is replicated, so that it offers nothing.
     """
     seeds = seed(graph, annotations, layouts, index)
     wholes = [layouts.whole(shape, fixed=not shape) for shape in index.shapes]
@@ -257,9 +264,10 @@ def _make_even(
 def results(
     graph: Graph, annotations: Annotations, layouts: Layouts, numbers: list[int]
 ) -> list[int]:
-    """Return each result's layout number at the border: its annotation, or its value's number.
+    """Return the sharding with which each result leaves the function, as a number in `layouts`.
 
-    An annotation is completed where it is open.
+    It is the result's annotation, completed in its open dimensions. A result without annotation has
+    the sharding of its value, made even.
     """
     found = []
     for stand_in, (value, given) in enumerate(

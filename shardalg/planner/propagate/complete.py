@@ -138,7 +138,7 @@ def propagate(
     Args:
       graph: normalised (implicit broadcasts explicit).
       annotations: the user's, as `resolve` returns them.
-      table: signature to its rows (None: nothing is inferred through the node).
+      table: returns a signature's rows of RULES, or None: nothing then propagates through the node.
       turned: contested products whose second operand wins, by the paper's policy.
 
     >>> import jax

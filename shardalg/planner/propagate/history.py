@@ -177,6 +177,8 @@ def _merged(
     kind: OperatorClass, key: Numbers, layouts: Layouts, taken: TensorChange
 ) -> Iterator[tuple[Dims, Dims, Dims]]:
     """Yield (first, second, merged) for each merge of two shardings in a GSPMD step."""
+    # A change may have taken several offers. They are taken again in their order, because a merge
+    # depends on the layout before it.
     number = key[taken.target]
     # An offer from two sources is itself a merge, before the value takes it.
     for dims, origin in _offers_of(kind, key, layouts, taken):

@@ -291,7 +291,7 @@ def edge(shape: Shape, sources: int, targets: int, *, role: str, alone: bool) ->
 
     Args:
       sources, targets: how many of the values are operands, and how many are results.
-      alone: as in `OperatorClass`.
+      alone: whether no operand has another user.
     """
     maps = tuple(((f"d{i}", 0),) for i in range(len(shape)))
     count, through = sources + targets, frozenset(f"d{i}" for i in range(len(shape)))
@@ -309,7 +309,9 @@ def tuple_class(shape: Shape, count: int) -> OperatorClass:
 
 
 def pass_through(shape: Shape, single: bool, drop: tuple[int, int] = (0, 0)) -> OperatorClass:
-    """Return the class of one tensor on both sides of a border.
+    """Return the class of a step across the border of a loop or branch.
+
+    One tensor is the step's operand on one side of the border, and its result on the other side.
 
     Args:
       shape: the shape that both sides have in common.
@@ -325,7 +327,10 @@ def pass_through(shape: Shape, single: bool, drop: tuple[int, int] = (0, 0)) -> 
 
 
 def stack_update_class(shape: Shape) -> OperatorClass:
-    """Return the class of a trip's write into a stack: a slice, the stack, the stack after it."""
+    """Return the class of the step in which one loop iteration writes its slice into a stack.
+
+    The step has two operands, the slice and the stack, and the new stack as its result.
+    """
     inner = tuple(((f"d{i}", 0),) for i in range(1, len(shape)))
     whole = ((("d0", 0),), *inner)
     maps, shapes = (inner, whole, whole), (shape[1:], shape, shape)

@@ -50,7 +50,13 @@ def split_orders(
 def order_faults(
     sides: Iterable[Sequence[Sharding | None]], orders: Orders, mesh: Mesh
 ) -> Iterator[str]:
-    """Yield an error text for each order that does not fit the annotations of its side."""
+    """Yield an error text for each device order that does not fit the annotations.
+
+    Args:
+      sides: the shardings of arguments, of results and of sites.
+      orders: (side, number, mesh) of each annotation that names another device order.
+      mesh: the plan's mesh.
+    """
     given = dict(zip(SIDES, sides, strict=True))
     for side, number, order in orders:
         layouts = given.get(side, ())

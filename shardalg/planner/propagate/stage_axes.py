@@ -147,6 +147,7 @@ class _DimensionClasses:
 
 def _passed_dimensions(node: Node) -> Iterator[tuple[Place, Place]]:
     """Yield the dimensions of operands, each with the result's dimension that it becomes."""
+    # Row k of RULES describes result k of the node, so a loop's dimension is found per row.
     for number, rule in enumerate((not node.bodies and rules(node.signature)) or ()):
         made = {
             name: (node.results[min(k, len(node.results) - 1)], dim)

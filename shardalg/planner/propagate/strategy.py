@@ -64,7 +64,10 @@ class Strategy:
 
 
 class PerLeaf(tuple[object, ...]):
-    """One entry per flat argument, or result, in place of a prefix of their trees."""
+    """A tuple with one sharding per leaf of the arguments or of the results.
+
+    It is given in place of a prefix of their pytree.
+    """
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,7 @@ def check_fit(graph: Graph, annotations: Annotations, first_mesh: Mesh | None = 
     """Raise unless `resolve` can give these annotations for the graph.
 
     Args:
-      first_mesh: as of `resolve`.
+      first_mesh: the mesh on which the function was planned first; None: that of the annotations.
 
     Raises:
       StrategyError: another number of layouts than of values, layouts of other shapes, manual

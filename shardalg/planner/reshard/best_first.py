@@ -59,6 +59,8 @@ class _SearchQueue(Generic[State, How]):
 
     Attributes:
       heap: (bound of a path through the state, a number, the cost up to the state, the state).
+      numbers: counts up or down, and so orders the states of equal bounds.
+      best: per state, the cost of the cheapest known path to it.
       came: state to the state before it and the move between.
     """
 

@@ -99,6 +99,8 @@ def _one_swap(shape: Shape, ends: tuple[Dims, Dims, Dims], arc: tuple[int, int])
     held, added = start[source], goal[target][len(start[target]) :]
     at = min([held.index(digit) for digit in added if digit in held])
     before = next(i for i, digit in enumerate(added) if digit in held)
+    # An all-to-all appends digits at the minor end of the target. The target's more major new
+    # digits (`head`) must therefore be there before, by a slice.
     head, rest = added[:before], added[before:]
     new = tuple(digit for digit in rest if digit not in held)
     # If the source cannot be cut by the new digits first, the target is sliced after the exchange.
@@ -117,6 +119,8 @@ def _one_swap(shape: Shape, ends: tuple[Dims, Dims, Dims], arc: tuple[int, int])
 
 def permuted(start: Dims, goal: Dims, axes: Digits) -> Route | None:
     """Return the route of one permute between equally many parts in each dimension, or None."""
+    # A permute keeps the number of parts of each dimension. Slices before it and gathers after it
+    # lead from the start's number to the goal's if both divide the number in between.
     counts = [lcm(parts(a), parts(b)) for a, b in zip(start, goal, strict=True)]
     # The common refinement would need more parts than there are devices.
     if parts(axes) % prod(counts):
@@ -167,6 +171,7 @@ def unused(used: Digits, axes: Digits) -> Digits:
     """Return the unused parts of the axes, in pieces of prime size, major first."""
     found = []
     for stride, size in complement(used, parts(axes)) or ():
+        # No piece may reach over the border of two axes: a collective is named by axes.
         inside = [a.stride for a in axes if stride < a.stride < stride * size]
         borders = sorted({stride * size, stride, *inside}, reverse=True)
         found += [Digit(low, top // low) for top, low in pairwise(borders)]
@@ -264,6 +269,8 @@ def _swapped(shape: Shape, ends: tuple[Dims, Dims], among: Pool, best: Priced) -
     )
     used = prod([d.size for digits in (*start, placed) for d in digits])
     search = Shuffle(goal_bits, shape=shape, parts=_parts(tuple(map(parts, units))), pieces=used)
+    # The limit of the search, in exchanged blocks: a path that sends U*(x - 1) elements more than
+    # the goal has sends x blocks of U. Without a route to beat, four blocks are the limit.
     most = 4 if best[0] is None else 1 + best[0] * used
     firsts = _placements(start_bits, [bits[d] for d in placed if d in bits])
     found = search.search(firsts, (most * used, 0))
@@ -285,7 +292,10 @@ def _digits(bits: Sequence[int], of_bits: Mapping[int, Digits]) -> Digits:
 
 
 def _units(start: Dims, goal: Dims, pool: Digits, *, ample: bool) -> list[Digits]:
-    """Return groups of digits that never need to part: neighbours, or unused, on both sides.
+    """Return groups of digits that some cheapest path always moves together.
+
+    Grouped digits make the search smaller. They are neighbours in one dimension, or unused, at the
+    start and at the goal alike.
 
     Suppose that two such digits of sizes m and n part on the cheapest path. If only one travels,
     with k others, a device sends 1 - 1/(k*m) or 1 - 1/(k*n) of its block. If one follows the other
@@ -429,7 +439,13 @@ def _arcs(
 
 
 def _by_parts(dims: Dims, arcs: Sequence[Arc]) -> tuple[tuple[Swap, ...], Dims] | None:
-    """Return the all-to-alls `arcs` from `dims`, and the digits after; None if one does not fit."""
+    """Return the all-to-alls from `dims`, and the digits after them; None if one does not fit.
+
+    Args:
+      dims: the digits of each dimension before.
+      arcs: (source dimension, target dimension, number of devices) of each all-to-all. It fits if
+        the minor digits of the source have exactly so many devices.
+    """
     held, swaps = list(dims), []
     for source, target, r in arcs:
         at = next((i for i in range(len(held[source])) if parts(held[source][i:]) == r), None)

@@ -238,16 +238,17 @@ class Linked(EvenBlocks):
                     yield from way.steps
 
     def permuted_dims(self, dims: Dims) -> Iterator[Dims]:
-        """Yield the results of permutes: two digits exchanged, or all digits of the goal in place.
+        """Yield the shardings that one permute can reach and that may be worth its price.
 
-        The digits are at most as slow as some axis, so that digits of slower axes may stay.
+        They are of two kinds. Two digits of equal size change places. Or all digits of the goal up
+        to some slowness arrive in their places, so that digits of slower axes need not move.
         """
         links, every = self.links, self.digits
         for one, other in combinations(every, 2):
             if one.size == other.size:
                 yield _with_names(dims, {one: other, other: one})
-        # Per slowness, one permute exchanges digits of equal size, so that digits of the goal
-        # which are at most so slow arrive in their places.
+        # `names` maps each digit to the digit that takes its place. Exchanging two entries keeps it
+        # a permutation, which a permute needs.
         for most in sorted({factor for _, factor in links.slowness}):
             names = {d: d for d in every}
             for held, wanted in zip(dims, self.goal[0], strict=True):
@@ -317,7 +318,10 @@ def in_moves(shape: Shape, start: State, goal: Dims, route: Route) -> list[Searc
 
 
 def plain(dims: Dims) -> Dims:
-    """Return digits in plain numbers; results that follow hold for these sizes alone."""
+    """Return the digits with plain numbers in place of named sizes.
+
+    Everything that is computed from the returned digits is valid for these numbers only.
+    """
     if are_numbers(d.size for digits in dims for d in digits):
         return dims
     return tuple(tuple(Digit(index(d.stride), index(d.size)) for d in digits) for digits in dims)
@@ -331,7 +335,11 @@ class MoveSequence:
         self.steps: list[SearchStep] = []
 
     def add(self, move: Move, dims: Dims, kind: str = "") -> None:
-        """Append a move to `dims`, priced as a collective of this kind; without kind it is free."""
+        """Append a move, priced as a collective of this kind; a move without a kind is free.
+
+        Args:
+          dims: the digits of each dimension after the move.
+        """
         price = 0
         if kind:
             held = local_elements(self.shape, self.dims)

@@ -93,9 +93,9 @@ class DimBuilder:
         return tuple(range(first, len(self.sizes)))
 
     def places(self, value: int, lower: int, upper: int) -> int:
-        """Return the number of the value with elements `[lower, upper)` of a value.
+        """Slice a value to its elements `[lower, upper)`, and return the number of the slice.
 
-        No instruction is added if these are all elements.
+        No instruction is added if these are all elements: the number is then `value`.
         """
         if (lower, upper) == (0, self.sizes[value]):
             return value
@@ -107,7 +107,7 @@ class DimBuilder:
 
 
 def start_of(exchange: Exchange, index: Index, more: int = 0) -> Start:
-    """Return the start of an instruction from an index in the partition ids of an exchange.
+    """Return the start of an instruction: an index in an exchange's partition ids, plus `more`.
 
     Its symbols are numbered and do not name loops, so that equal starts of different operators are
     equal values.
@@ -122,12 +122,16 @@ def start_of(exchange: Exchange, index: Index, more: int = 0) -> Start:
 def cheaper(exchange: Exchange) -> Exchange:
     """Return the exchange, with the numbering of rounds that sends fewer elements.
 
-    On more than `FEW` devices, rounds always count from the start of the interval.
+    In each round, every device receives one block. Round 0 brings the block in which the device's
+    interval starts, or the block at a fixed distance from the device's own (`Exchange.lowest`). On
+    more than `FEW` devices, rounds always count from the start of the interval.
     """
     # All intervals start at one offset of a block: rounds need no other numbering.
     if exchange.devices > FEW or len(exchange.rests) < 2:
         return exchange
     sent = exchange.elements
+    # `hop_elements` is what neighbours alone would have to send. It is faster to compute than the
+    # other numbering, which is made only if this number is smaller.
     if exchange.hop_elements >= sent:
         return exchange
     other = exchange.by_neighbours()
@@ -139,7 +143,8 @@ def transfers_of(exchanges: tuple[Exchange, ...], tensors: tuple[int, ...]) -> t
     """Return the transfers along one dimension for several exchanges.
 
     Args:
-      tensors: per exchange, the number of its blocks; exchanges of equal numbers read the same.
+      tensors: per exchange, a number of the tensor whose blocks it reads. Equal numbers mean the
+        same tensor, so that the blocks are sent once.
     """
     # On a large mesh, going through the devices one by one would take too long.
     classes, readers = classes_of(exchanges), []
@@ -180,7 +185,11 @@ def deliver(
 def _fetched_pieces(
     along: DimBuilder, transfer: Transfer, exchanges: tuple[Exchange, ...], blocks: tuple[int, ...]
 ) -> dict[Piece, int]:
-    """Add the fetch of a transfer; return, per piece, the number of the value that has it."""
+    """Add the instruction that fetches a transfer; return the value that has each of its pieces.
+
+    A transfer sends slots, which are ranges of the elements of a block. A piece is the part of a
+    slot that one round of one exchange needs.
+    """
     slots, classes = transfer.slots, classes_of(exchanges)
     sources = tuple(blocks[slot.tensor] for slot in slots)
     placed = [(k, slot, piece) for k, slot in enumerate(slots) for piece in slot.pieces]
@@ -261,6 +270,9 @@ def _interval(along: DimBuilder, exchange: Exchange, pieces: list[tuple[Piece, i
 
 def margin(size: int, parts: int, before: int, after: int) -> int | None:
     """Return the width of the margin that a retile fetches; None if one neighbour is not enough.
+
+    A retile changes the block size of a dimension from `before` to `after` elements. The margin are
+    the elements of the new block that only the neighbour has.
 
     >>> margin(1020, 4, 255, 256), margin(1020, 4, 256, 255), margin(5, 8, 2, 1)
     (3, 3, None)

@@ -139,7 +139,11 @@ class _Grids:
         return prod([self.sizes[digit] for digit in digits])
 
     def blocks(self, dim: int, n: int) -> tuple[int, ...]:
-        """Return the possible blocks of a dimension in n parts, on the grid of n and finer ones."""
+        """Return the block sizes that a dimension in n parts may have, with and without padding.
+
+        A grid is a padded size of the dimension: a multiple of n parts, or of more parts that n
+        divides.
+        """
         found = self.known.get((dim, n))
         if found is None:
             # A block may consist of k/n blocks of the finer grid of k parts, `ceil(size/k)` each.
@@ -189,7 +193,7 @@ class _Grids:
             yield (hop.sent, hop.sent > 0), hop.after, hop
 
     def moves(self, dims: Dims, pending: Labels) -> Iterator[GridMove]:
-        """Yield the moves of even blocks, then the retiles."""
+        """Yield every move from a state, retiles (changes of a block size) last."""
         local = prod([held.block for held in dims])
         yield from self.sums(dims, pending, local)
         for digit in self.free(dims, pending):
@@ -198,7 +202,8 @@ class _Grids:
                     yield GridMove(
                         0, (replaced(dims, dim, after), pending), "slice", (dim,), (digit,)
                     )
-        # Sums are reduced before anything else is sent, unless some stay pending.
+        # Reducing sums before anything else is sent keeps the search small. If some sums stay
+        # pending to the end, `pending` is never empty, and the other moves must be possible, too.
         if not pending or self.kept:
             yield from self.gathers(dims, pending, local)
             yield from self.swaps(dims, pending, local)
@@ -296,7 +301,10 @@ class _Grids:
                 yield from self._rows((*head, digit), n // size, blocked)
 
     def cut(self, dim: int, held: BlockedDimension, digits: Labels) -> list[BlockedDimension]:
-        """Return a dimension cut by more digits: on its grid, or on any grid if it was whole."""
+        """Return a dimension cut by more digits, once per padded size that it may have.
+
+        A sharded dimension keeps its padded size (its grid). A whole one may take any.
+        """
         found = self.known.get((dim, held, digits))
         if found is None:
             n, size = held.count * self.parts(digits), held.count * held.block
@@ -311,7 +319,10 @@ class _Grids:
     def without_minor_digits(
         self, dim: int, held: BlockedDimension
     ) -> list[tuple[BlockedDimension, Labels]]:
-        """Return a dimension without its minor digits, on each possible grid, and these digits."""
+        """Return the dimension after each possible gather, and the digits that the gather removes.
+
+        A gather removes one or more digits from the minor end.
+        """
         found = self.known.get((dim, held))
         if found is None:
             found = self.known[dim, held] = []
@@ -326,7 +337,10 @@ class _Grids:
         return found
 
     def retiled(self, dim: int, held: BlockedDimension) -> list[tuple[int, BlockedDimension]]:
-        """Return a dimension on other grids, with the width of the margin that each fetches."""
+        """Return a dimension with every other block size that one retile can give it.
+
+        Each comes with the width of the margin that a device fetches from its neighbour.
+        """
         found = self.known.get((held, dim))
         if found is None:
             found = self.known[held, dim] = []

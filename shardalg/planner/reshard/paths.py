@@ -161,7 +161,11 @@ def path_moves(
 def _path_over_meshes(
     source: Sharding, target: Sharding, links: Links | None, *, padded: bool, joined: bool
 ) -> Path:
-    """Return a path between digits of several meshes: permutes at its ends, one mesh in between."""
+    """Return a path for shardings with digits that are no parts of their mesh's own axes.
+
+    Such digits come from another mesh over the same devices. A permute at one or both ends replaces
+    them by axes of the mesh, and the path in between is an ordinary one.
+    """
     if source.parts == target.parts and not source.unreduced:
         # With equally many parts per dimension, blocks only change devices: one permute does it.
         return _permute_path(source, target)
@@ -314,6 +318,8 @@ def lacking(source: Sharding, target: Sharding) -> int:
     place, here = source.mesh.places(target.mesh), np.arange(source.mesh.size)
     wanted = held = np.ones(source.mesh.size, int)
     rows = zip(source.dims, target.dims, source.shape, strict=True)
+    # Per dimension, a device has the elements [a, b) and needs [c, d). The element counts of a
+    # block are products over the dimensions, and so are those of the common part.
     for first, second, size in rows:
         (a, b), (c, d) = (
             _interval(digits, positions, size)
@@ -534,8 +540,8 @@ def _joined(hops: Iterable[Hop], source: Sharding, dims: Dims, links: Links | No
       source: the sharding before the first move; `dims` are its digits in the search.
     """
     out: list[Hop] = []
-    # Two moves are joined into one only if it leads from the digits before the first of them to
-    # those after the second, so the digits before both are kept.
+    # On unequal links, the seconds of a move depend on the block before it. `first` has the digits
+    # before the last move in `out`, `here` those before the next one.
     first, here = dims, dims
     for hop in hops:
         both = _join_moves(out[-1].move, hop.move) if out else None

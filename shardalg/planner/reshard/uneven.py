@@ -148,8 +148,8 @@ def _move(shape: Shape, before: Blocks, hop: GridMove, named: Callable[[Labels],
         case "retile":
             digits = named(after[dim].digits)
             return Retile(dim, digits, shape[dim], before[dim].block, after[dim].block)
-    # All other kinds are matched above: this is a permute.
+    # Only a permute is left. Its groups are as small as possible: devices that differ only in
+    # unchanged digits never exchange blocks.
     pairs = [(a.digits, b.digits) for a, b in zip(before, after, strict=True)]
-    # Devices that differ only in other digits never exchange blocks. The pairs are added later.
     changed = {label for a, b in pairs if a != b for label in (*a, *b)}
     return CollectivePermute(tuple(sorted(named(tuple(changed)), reverse=True)), ())

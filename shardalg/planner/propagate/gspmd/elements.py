@@ -100,7 +100,14 @@ ORDER = ("carry", "ys", "xs", "const")
 
 @dataclass(eq=False)
 class _Loop:
-    """The elements of a loop's tuple, collected from its region arguments."""
+    """The elements of a loop's tuple, collected from its region arguments.
+
+    Attributes:
+      carried: the element of each carry, by the body's argument.
+      constants: the element of each constant, by the value outside of the loop.
+      last: the carry whose body result was read last.
+      made: how many results of the body were read so far.
+    """
 
     graph: Graph
     call: int
@@ -233,7 +240,7 @@ def read_literals(graph: Graph) -> dict[int, list[Literal]]:
             for v in node.operands
             if v in numbers
         ]
-        # XLA expands it to 1 / (1 + exp(-x)), which reads a tensor of ones.
+        # XLA expands `logistic` to 1 / (1 + exp(-x)), which reads a tensor of ones.
         if node.primitive == "logistic":
             here.append((1.0, graph.values[node.results[0]].type))
         if here:
