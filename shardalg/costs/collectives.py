@@ -29,9 +29,6 @@ from shardalg.spmd.instructions import Apply, DynamicSlice, Resize, Slice
 from shardalg.spmd.local import Local
 from shardalg.spmd.program import SpmdProgram
 
-# Numerator and denominator of the bytes that one device of a ring of n sends if it holds b bytes
-# before the collective. The fraction stays open because b and n may be formulas, and because an
-# integer quotient must not be rounded.
 RING_BYTES: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
     "all_gather": lambda b, n: (b * (n - 1), 1),
     "all_reduce": lambda b, n: (2 * b * (n - 1), n),
@@ -40,6 +37,11 @@ RING_BYTES: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
     "collective_permute": lambda b, n: (b, 1),
     "ragged_all_to_all": lambda b, n: (b * (n - 1), n),
 }
+"""For each collective, (numerator, denominator) of the bytes that one device of a ring sends.
+
+The ring has n devices, each with b bytes before the collective. The fraction is not divided,
+because b and n may be formulas, and because an integer quotient must not be rounded.
+"""
 
 
 # `typed`, because a number and a constant formula are equal, but must give results of their type.
@@ -112,7 +114,8 @@ def wire_bytes(attributes: Attributes, local_in_bytes: Any) -> Any:
         return 0
     kind, size = attributes.sent_as, group_size(attributes)
     sent = step_wire_bytes(kind, group_size=size, local_bytes=local_in_bytes)
-    # The instruction has `choices` operands. Each of its `sends` permutes moves the block of one.
+    # A permute may choose among several operands (`choices`), but each message has the block of
+    # only one. So the bytes of all operands are scaled to those of `sends` messages.
     if attributes.sends == attributes.choices:
         return sent
     return quotient(sent * attributes.sends, attributes.choices)
@@ -156,7 +159,7 @@ def seconds_by_cause(
         return {}
     held = local_in_bytes
     if wiring.network and attributes.routes:
-        # Each permute moves the block of one operand.
+        # A message has the block of one operand, although the permute may choose among several.
         block = held if attributes.choices == 1 else quotient(held, attributes.choices)
         return permutes_s(wiring.network, attributes.routes, block)
     if attributes.sends != attributes.choices:

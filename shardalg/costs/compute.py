@@ -62,7 +62,8 @@ def shaped_flops(
     Args:
       shapes: shapes of the operands, then of the results.
       params: parameters that the operator has on these shapes instead (`Apply.params`).
-      row: the operator's row on these shapes; needed for windows on shapes that are formulas.
+      row: the operator's rule for these shapes. It is needed for convolutions and other sliding
+        windows on shapes that are formulas.
 
     >>> from shardalg.sizes.formula import symbols
     >>> from shardalg.graph.ir import ValueType
@@ -80,10 +81,10 @@ def shaped_flops(
 
 
 class Executed(NamedTuple):
-    """Flops of one row of an operator on given shapes, such as the local shapes of a device.
+    """Flops of one rule of an operator on given shapes, such as the local shapes of a device.
 
     Attributes:
-      rule: the row, with the loop extents of the operator's signature.
+      rule: the rule, with the loop extents of the operator's signature.
       sizes: size of each loop on the given shapes.
       flops: floating-point operations on the given shapes.
     """
@@ -97,9 +98,9 @@ class Executed(NamedTuple):
 def executed(
     signature: Signature, shapes: Shapes, params: Params = (), row: Rule | None = None
 ) -> tuple[Executed, ...]:
-    """Return loop sizes and flops of each row of an operator on given shapes.
+    """Return the loop sizes and the flops of each rule of an operator on given shapes.
 
-    Rows without arithmetic are left out. The arguments are those of `shaped_flops`.
+    Rules without arithmetic are left out. The arguments are those of `shaped_flops`.
     """
     found = []
     for rule, places in _counted(signature):
@@ -126,7 +127,7 @@ def windows(signature: Signature) -> bool:
 
 @lru_cache(maxsize=65536)
 def local_row(signature: Signature, shapes: Shapes, params: Params) -> Rule:
-    """Return the row of an operator on local shapes; for operators with sliding windows.
+    """Return the rule of an operator with a sliding window, for the local shapes of a device.
 
     Args:
       params: parameters that replace those of the signature, such as a local padding.
@@ -140,14 +141,16 @@ def local_row(signature: Signature, shapes: Shapes, params: Params) -> Rule:
     return found
 
 
-# Each entry is (names of the loops that index a dimension, number of its tensor, number of the
-# dimension). Tensors are numbered as in `Shapes`, because the sizes are read from there.
 Places = tuple[tuple[tuple[str, ...], int, int], ...]
+"""Dimensions that loops index: (names of the loops, number of the tensor, number of the dimension).
+
+Tensors are numbered as in `Shapes`, because the sizes are read from there.
+"""
 
 
 @lru_cache(maxsize=65536)
 def _counted(signature: Signature) -> tuple[tuple[Rule, Places], ...]:
-    """Return an operator's rows that have flops, each with the dimensions that its loops index."""
+    """Return an operator's rules that have flops, each with the dimensions that its loops index."""
     rows = rules(signature) or ()
     count = len(signature.operands)
     return tuple(
@@ -158,12 +161,12 @@ def _counted(signature: Signature) -> tuple[tuple[Rule, Places], ...]:
 
 
 def _places(rule: Rule, first_result: int) -> Iterator[tuple[tuple[str, ...], int, int]]:
-    """Yield (loops, tensor, dimension) for each dimension that a row's loops index.
+    """Yield (loops, tensor, dimension) for each dimension that a rule's loops index.
 
     Dimensions of a single loop come first.
 
     Args:
-      first_result: the number of the row's result in `Shapes`.
+      first_result: the number of the rule's result in `Shapes`.
     """
     # The order matters to `_loop_sizes`: a compound dimension (`n*i + j`) gives the size of its
     # first loop that no other dimension has determined.

@@ -138,7 +138,7 @@ class Totals:
       useful_s: seconds that one device at its peak needs for `useful_flops`.
       devices: number of devices of the mesh.
       memory: the values alive at the peak. Formulas are for the instruction that is the peak at the
-        hints.
+        hints, the sizes for which the program was planned.
       peaks: for formulas, a function that returns the bytes alive at all instructions that can be
         the peak; the peak is their maximum. Otherwise None.
     """
@@ -211,7 +211,8 @@ class Elsewhere:
 class Cost:
     """Price of one call of a program on one device of the hardware.
 
-    In a plan with named sizes, every quantity is a sympy expression. It has a maximum where
+    In a plan with named sizes, every quantity is a sympy expression. The hints are the numbers at
+    which the plan was made, one per named size. A quantity has a maximum where
     an operator takes the longer of arithmetic and memory traffic. The peak of memory is a maximum
     too, over the instructions that can have the most bytes alive. Its classes (`memory_by_class`)
     are those of the instruction that is the peak at the hints.
@@ -315,7 +316,8 @@ class Cost:
         """The causes of the step's time, each with the seconds that removing it would save.
 
         The causes are products, memory traffic, exposed communication, pipeline bubbles,
-        recomputation, padding and idle devices (`costs.analyses.limits`). Seconds are at the hints.
+        recomputation, padding and idle devices (`costs.analyses.limits`). In a plan with named
+        sizes, seconds are at the hints, the sizes for which it was made.
 
         Raises:
           TableError: the program is from no plan.
@@ -334,8 +336,9 @@ class Cost:
     def mfu(self) -> float:
         """Model flops utilization: flops of the mathematical step over those of the peak.
 
-        `model_flops / (devices * peak * step_time_s)`, at the hints. Recomputation, bubbles,
-        padding and repeated work do not count (PaLM, arXiv:2204.02311, appendix B).
+        It is `model_flops / (devices * peak * step_time_s)`; named sizes have the numbers for which
+        the plan was made. Recomputation, bubbles, padding and repeated work do not count (PaLM,
+        arXiv:2204.02311, appendix B).
         """
         return self._utilisation(self.limits.model_s)
 
@@ -358,7 +361,9 @@ class Cost:
         return seconds_at_peak / (self.hints.devices * step) if step else 0.0
 
     def tokens_per_s(self, tokens_per_step: float) -> float:
-        """Return the tokens per second of all devices, at the hints; infinite if a step takes none.
+        """Return the tokens per second of all devices; infinite if a step takes no time.
+
+        Named sizes have the numbers for which the plan was made.
 
         Raises:
           TableError: the number of tokens is not above 0.
@@ -368,7 +373,9 @@ class Cost:
         return tokens_per_step / step if step else math.inf
 
     def days(self, tokens: float, tokens_per_step: float) -> float:
-        """Return the number of days that training on some tokens takes, at the hints.
+        """Return the number of days that training on some tokens takes.
+
+        Named sizes have the numbers for which the plan was made.
 
         Args:
           tokens: number of all tokens.
@@ -391,9 +398,10 @@ class Cost:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Pair of the least and the most seconds that the step may take, at the hints.
+        """Pair of the least and the most seconds that the step may take.
 
-        The bounds follow from the worst expected error. None if there is no expected error.
+        The bounds follow from the worst expected error. None if there is no expected error. Named
+        sizes have the numbers for which the plan was made.
         """
         if self.expected_error is None:
             return None
@@ -449,7 +457,7 @@ class Cost:
         """Bytes alive at the peak by class of value, such as "parameters" and "activations".
 
         `costs.memory.Liveness.by_class` lists the classes. Formulas are for the instruction that is
-        the peak at the hints.
+        the peak at the sizes for which the plan was made.
         """
         return {name: self._shown(size) for name, size in self.totals.memory.by_class.items()}
 
@@ -487,7 +495,8 @@ class Cost:
     ) -> tuple[int, ...]:
         """Return the values of a named size at which this plan starts or stops to cost more.
 
-        All other sizes stay at their hints. The decisions of the planner stay too (`Plan.holds`).
+        All other sizes stay at their hints, the numbers for which the plan was made. The decisions
+        of the planner stay too (`Plan.holds`).
         Each returned integer is the first one after a change of which plan costs more. The list is
         complete up to 16384. Beyond, two crossovers that are close may be left out.
 
@@ -523,11 +532,11 @@ class Cost:
     def largest_batch_that_fits(self, name: str = "B") -> int:
         """Return the largest value found of a named size at which the plan fits a device, else 0.
 
-        All other sizes stay at their hints. The formulas of the peak give a first guess. From
-        there the function is planned at one size after the other, as by `Plan.at`, so that the plan
-        certainly fits at the returned size. The search first tries common multiples of the hint and
-        the number of devices, then finer multiples between two of these. A larger size that divides
-        less evenly may fit.
+        All other sizes stay at their hints, the numbers for which the plan was made. The formulas
+        of the peak give a first guess. From there the function is planned at one size after the
+        other, as by `Plan.at`, so that the plan certainly fits at the returned size. The search
+        first tries common multiples of the hint and the number of devices, then finer multiples
+        between two of these. A larger size that divides less evenly may fit.
 
         Raises:
           FormulaError: the named size is unknown, or the program is from no plan.
@@ -558,7 +567,10 @@ class Cost:
         return largest_near(lambda n: plan.fits({**others, name: n}), guess, step)
 
     def _less_than(self, other: Cost, quantity: str) -> tuple[Formula, dict[str, int]]:
-        """Return (the cost of this plan minus that of another, the hints of both plans)."""
+        """Return (a quantity of this plan minus that of another, the hints of both plans).
+
+        The hints are the numbers for which the plans were made, by name of the size.
+        """
         if not isinstance(other, Cost):
             raise FormulaError(
                 f"costs are compared, as plan.cost(hardware) gives them; got {other!r:.80}."
@@ -584,7 +596,8 @@ class Cost:
 
         Args:
           by: "module" gives a row per module of the function, equal modules folded, with its
-            seconds, bytes sent, and bytes alive at the peak (at the hints).
+            seconds, bytes sent, and bytes alive at the peak. Its numbers are for the sizes at which
+            the plan was made.
 
         Raises:
           TableError: `by` is another value, or no plan made the program.
@@ -611,7 +624,10 @@ class Cost:
         return Table(names, tuple(rows))
 
     def formulas(self) -> Table:
-        """Return a table with a row per quantity: its formula, and its number at the hints."""
+        """Return a table with a row per quantity: its formula, and its number at the hints.
+
+        The hints are the numbers of the named sizes for which the plan was made.
+        """
         pairs = list(zip(self.totals.named(), self.hints.named(), strict=True))
         # `named` adds compute and communication, so the first row is replaced if they overlap.
         if self.overlap != "none":
@@ -627,11 +643,11 @@ class Cost:
 
     @property
     def at_hints(self) -> Cost:
-        """The same cost in numbers, at the hints."""
+        """The same cost in numbers, for the sizes at which the plan was made (its hints)."""
         return replace(self, totals=self.hints, sizes=None)
 
     def __repr__(self) -> str:
-        """Return a summary at the hints: time, its causes, memory, and assumptions of the price."""
+        """Return a summary in numbers: time, its causes, memory, and assumptions of the price."""
         return "\n  ".join(self._lines())
 
     def _lines(self) -> tuple[str, ...]:
@@ -657,7 +673,7 @@ class Cost:
             exposed = seconds_text(max(0.0, float(at.step_time_s - at.compute_s)))
             sent = f"exposed {sent.replace(' ', f' {exposed} of ', 1)}"
         step = f"step {seconds_text(at.step_time_s)}{self._error_text}"
-        # The head is what a reader can change: the causes of the step's time, the largest first.
+        # The causes of the step's time come first, because they tell a reader what to change.
         limits = (f"limited by: {self.limits}",) if self.analysis and at.step_time_s else ()
         return (
             f"Cost{names} on {self.machine_text}: {step}",

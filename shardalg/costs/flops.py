@@ -26,18 +26,18 @@ def flops(
 ) -> Any:
     """Return the floating-point operations of an operator: `rule.flops` per iteration.
 
-    The iterations are the product of the loop sizes, with four exceptions. A loop that a guard
-    of the row fixes counts once. If a device has a part of the groups of a product, its rows are
-    the load factor times this part (`kernels/expert_load.py`). Of the loops that cannot be
-    partitioned (`rule.whole`), only those of the largest tensor count. If an index may be outside
-    of the operand (padding, dilation), only the iterations that read an element count. A partition
-    of such a loop reads a halo from its neighbours; therefore all its iterations count, unless
-    `shapes` are given.
+    The iterations are the product of the loop sizes, with four exceptions. A loop whose iteration
+    is selected by an index that is read at run time (`Rule.guards`, as in a gather) counts once. If
+    a device has a part of the groups of a product, its rows are the load factor times this part
+    (`kernels/expert_load.py`). Of the loops that cannot be partitioned (`rule.whole`), only those
+    of the largest tensor count. If an index may be outside of the operand (padding, dilation), only
+    the iterations that read an element count. A partition of such a loop reads a halo from its
+    neighbours; therefore all its iterations count, unless `shapes` are given.
 
     Args:
       sizes: size of each loop on a device, by name, in numbers or formulas. A loop without an entry
-        has its size in the row.
-      shapes: shapes of the operands that loops of these sizes read; () means the row's shapes.
+        has its size in `rule`.
+      shapes: shapes of the operands that loops of these sizes read; () means the shapes in `rule`.
     Source: XLA's cost analysis, which agrees on dot, and on convolutions of every kind.
 
     >>> from shardalg.graph.ops.rows import rules
@@ -240,11 +240,14 @@ def _hits(loop: tuple[int, Any], begin: Any, by: int, end: Any) -> Any:
       loop: the loop's slope and its number of iterations.
     """
     slope, count = loop
+    # A loop of negative slope is run backwards, so that indices increase from `begin`.
     if slope < 0:
         slope, begin = -slope, begin + slope * (count - 1)
     common = math.gcd(slope, by)
     step = by // common
     first = 0
+    # `by` divides `slope*i + begin` only if gcd(slope, by) divides `begin`. Then i has one residue
+    # `first` modulo `step`, by the inverse of slope / gcd.
     if by > 1:
         if type(begin) is Formula:
             raise FormulaError(
@@ -255,6 +258,7 @@ def _hits(loop: tuple[int, Any], begin: Any, by: int, end: Any) -> Any:
             return 0
         first = -int(begin) // common * pow(slope // common, -1, step) % step
     low = larger(0, -_floor(begin, slope))
+    # Both the number of iterations and the end of the operand limit the last valid iteration.
     bounds = (count - 1 - first, step), (end - 1 - begin - slope * first, slope * step)
     last = smaller(*(_floor(above, below) for above, below in bounds))
     return larger(0, last - _floor(low - 1 - first, step))

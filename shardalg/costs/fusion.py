@@ -38,8 +38,8 @@ from shardalg.spmd.rewrite import blocks
 SLICES = frozenset({DynamicSlice, OwnerSelect, Slice, SliceAt})
 APART = frozenset({*kinds(Collective), *kinds(Control)})
 """Instructions that no compiler fuses: their operands and results are in memory."""
-# Operators that move no bytes in XLA: it only chooses another layout, or does nothing.
 VIEWS = frozenset(("annotate", "name", "optimization_barrier", "reshape", "squeeze", "transpose"))
+"""Operators that move no bytes in XLA: it only chooses another layout, or does nothing."""
 READS_PART = frozenset(("dynamic_slice", "gather", "slice"))
 CAST = "convert_element_type"
 PRODUCTS = frozenset(("conv_general_dilated", "dot_general"))
@@ -94,8 +94,8 @@ UPDATES = {
     "scatter-add": Update(2, 2),
 }
 """Operators that XLA carries out in place (`xla/service/copy_insertion.h`)."""
-# The result of such an operator is its operand, in the same memory, so that it takes none itself.
 SAME_BUFFER = frozenset({"annotate", "name", "optimization_barrier"})
+"""Operators whose result is their operand in the same memory, so that it takes none itself."""
 BARRIER = "optimization_barrier"
 ON_CHIP = "on_chip"
 """The name of the sites that mark values which a kernel keeps on the chip."""
@@ -123,8 +123,8 @@ def traits(block: Block, graph: Graph) -> bytes:
                 found.append(0 if kind in APART else FUSES)
             else:
                 node = instruction.node
-                # An operator without a node is formatting that only the partitioning needs; it
-                # fuses.
+                # The partitioning adds operators that belong to no graph node, to cut or pad
+                # blocks. Compilers fuse these.
                 found.append(FUSES if node is None else of_node[node])
         cached = vars(block)["_traits"] = (graph, bytes(found))
     return cached[1]
@@ -139,7 +139,8 @@ def _traits_of_nodes(graph: Graph) -> bytes:
         # The graph keeps its signatures alive, so an `id` is a safe key, and cheaper than a hash.
         if id(signature) not in of_signature:
             bits = CONTRACTS if contracts(signature) else FUSES
-            # A kernel reads and writes memory, and nothing is fused with it.
+            # A call of an opaque kernel (Pallas, FFI) reads and writes memory, because a compiler
+            # cannot fuse other operators into code that it does not see.
             bits = 0 if is_kernel(signature) else bits
             # A contraction sums too, but as a product in a kernel of its own: it is no reduction
             # here.
@@ -249,7 +250,8 @@ def _made_and_read(block: Block, graph: Graph) -> tuple[set[int], set[int]]:
         if bits & FUSES:
             made.update(instruction.results)
         else:
-            # The leading operands of a loop are its constants, which its body reads.
+            # A loop's constants come first. They need not be in memory because of the loop: if
+            # they are cheap, its body computes them again.
             loop = instruction.attributes
             read.update(instruction.operands[loop.num_consts if type(loop) is Loop else 0 :])
     return made, read
@@ -293,7 +295,7 @@ def casts(program: SpmdProgram, graph: Graph) -> Casts:
 
 
 class _Step(NamedTuple):
-    """An instruction of a block, with two answers that are asked for repeatedly.
+    """An instruction of a block, with two of its properties that the search reads repeatedly.
 
     Attributes:
       instruction: the instruction.
@@ -351,9 +353,10 @@ def _casts_of_block(program: SpmdProgram, graph: Graph, block: Block) -> Casts:
                 if value in read and result in multiplied:
                     read[result] = read[value]
                 elif value not in fused:
-                    # A view shares the memory of its operand.
+                    # A view shares the memory of its operand, so it is in memory as well.
                     fused.discard(result)
-            # A cast of a product's result that has no more bytes: the product writes the cast.
+            # A product writes the cast of its result instead of the result, unless the cast would
+            # make it write more bytes.
             elif chain and _itemsize(program, result) <= _itemsize(program, value):
                 written |= dict.fromkeys(chain, result)
                 free.add(result)
@@ -440,7 +443,7 @@ def on_chip(program: SpmdProgram, graph: Graph) -> frozenset[int]:
         if type(instruction.attributes) in APART:
             read.update((*instruction.operands, *instruction.results))
         elif instruction.node in marked:
-            # A mark is an annotation, whose operand and result are the same value.
+            # The annotation "on_chip" returns its operand, so both have no memory.
             found.update((*instruction.operands, *instruction.results))
         elif fuses(instruction, graph):
             shapes = {program.locals[v].shape for v in instruction.operands if v in found}
@@ -472,7 +475,10 @@ def unwritten(program: SpmdProgram, graph: Graph) -> frozenset[int]:
 
 
 def kernel_bytes(program: SpmdProgram, graph: Graph, instruction: Instruction) -> Any:
-    """Return the bytes that an opaque kernel moves by its price; None if no price gives bytes."""
+    """Return the bytes that an opaque kernel moves, as its price says.
+
+    The result is None if the instruction calls no kernel, or if the price gives no bytes.
+    """
     if type(instruction.attributes) is not Apply or instruction.node is None:
         return None
     signature = graph.nodes[instruction.node].signature
@@ -510,7 +516,8 @@ def traffic(instruction: Instruction, inside: frozenset[int], cast: Casts = NO_C
     attributes = instruction.attributes
     primitive = attributes.primitive if type(attributes) is Apply else None
     if is_view(instruction):
-        # Bytes move only if one end is in memory and the other is not.
+        # Two values in memory share it, and two values outside of memory stay in one kernel. So
+        # bytes move only if one of them is in memory and the other is not.
         pairs = [pair for pair in viewed(instruction) if (pair[0] in inside) != (pair[1] in inside)]
         return [made if value in inside else value for value, made in pairs]
     if type(attributes) in SLICES or primitive in READS_PART:
@@ -551,12 +558,16 @@ def rebuilt_stacks(program: SpmdProgram, graph: Graph) -> frozenset[int]:
 
 
 def _of_block(block: Block, graph: Graph) -> set[int]:
-    """Return the values of `rebuilt_stacks` for the loops that are directly in one block."""
+    """Return the values in bodies of one block's loops that move no bytes.
+
+    The loops are those directly in the block. `rebuilt_stacks` tells which values these are.
+    """
     loops = [one for one in block.instructions if is_a(one, Loop)]
     if not loops:
         return set()
     kept = {id(loop): _read_outside(loop.attributes.body, graph) for loop in loops}
-    # Readers of each stack: arguments of later bodies, or None for any other reader.
+    # A stack moves no bytes only if all its readers are bodies of later loops. Such a reader is
+    # recorded as (`id` of the loop, argument of its body), and any other reader as None.
     readers: dict[int, list[tuple[int, int] | None]] = defaultdict(list)
     for instruction in block.instructions:
         for place, operand in enumerate(instruction.operands):

@@ -103,13 +103,16 @@ def read_unit(data: Any, where: str) -> MatrixUnit:
     return MatrixUnit(given["rows"], given["columns"], tuple(types.items()), given["source"])
 
 
-# Item types that represent a type's numbers exactly, narrowest first. On a chip that does not
-# multiply a type, the compiler converts the operands to the first type that the chip multiplies.
 WIDER = {
     **dict.fromkeys(("float64", "complex128"), ("float64",)),
     **dict.fromkeys(("float32", "complex64"), ("float32", "float64")),
     **{name: (name, "float32", "float64") for name in ("bfloat16", "float16")},
 }
+"""For each item type, the types that represent its numbers exactly, narrowest first.
+
+On a chip that does not multiply a type, the compiler converts the operands to the first type that
+the chip multiplies.
+"""
 
 
 def product_peak(chip: Hardware, dtype: str) -> float:
@@ -127,7 +130,10 @@ def product_peak(chip: Hardware, dtype: str) -> float:
 
 
 def _multiplied_in(chip: Hardware, dtype: str) -> str | None:
-    """Return the item type in which a chip multiplies items of a type; None if there is none."""
+    """Return the item type to which a chip converts items of type `dtype` to multiply them.
+
+    It is the narrowest exact type that the chip has a peak rate for; None if there is none.
+    """
     peaks = dict(chip.peak_flops_per_s)
     return next((exact for exact in _exact(dtype) if exact in peaks), None)
 
@@ -183,7 +189,8 @@ def padded_flops(
     Args:
       shapes: shapes of the operands, then of the results, on one device; numbers or formulas.
       params: parameters that the operator has on these shapes instead of the signature's.
-      row: the operator's row on these shapes; needed for windows on shapes that are formulas.
+      row: the operator's rule for these shapes. It is needed for convolutions and other sliding
+        windows on shapes that are formulas.
 
     >>> from shardalg.graph.ir import ValueType
     >>> from shardalg.sizes.formula import symbols
@@ -229,7 +236,8 @@ def _roles(rule: Rule) -> _Roles | None:
     if others or len(term) != 2 or rule.combine != SUM or not rule.reduced:
         return None
     first, second = ({v for i in read.dims for v in i.variables} for read in term)
-    # A row meets the matrix of one group, so the loop over groups is no side of a matrix.
+    # In a grouped product (mixture of experts) each row is multiplied by the matrix of one group
+    # only. The loop over groups, which a guard selects, adds neither rows nor columns.
     names = [name for name, _ in rule.loops if name not in rule.guarded]
     kept = [name for name in names if name not in rule.reduced]
     rows = tuple(n for n in kept if n in first and n not in second)
@@ -245,10 +253,10 @@ def _roles(rule: Rule) -> _Roles | None:
 
 
 def _padded(one: Executed, unit: MatrixUnit, dtype: str) -> Any:
-    """Return the flops of a row, with sizes rounded up to blocks if it is a matrix product.
+    """Return the flops of one rule of an operator, in whole blocks if it is a matrix product.
 
     Args:
-      one: the row with the sizes of its loops and its flops.
+      one: the rule with the sizes of its loops and its flops.
       unit: the block sizes of the chip.
       dtype: the item type of the product.
     """
@@ -268,7 +276,8 @@ def _padded(one: Executed, unit: MatrixUnit, dtype: str) -> Any:
         area = smaller(area, _up(n, unit.rows) * _up(m, unit.columns))
     k = extent(roles.summed)
     blocks = area * _up(k, unit.summed(dtype))
-    # A window's reads of padding are no operations: `flops` leaves them out, so scale its count.
+    # `one.flops` leaves out the products with padding at the borders of an image. Its ratio to
+    # m * n * k is kept, so that rounding up to blocks does not bring them back.
     if roles.slides:
         return quotient(one.flops * blocks, grouped(m * n * k))
     return busiest_flops(rule, sizes, rule.flops * extent(roles.many) * blocks)

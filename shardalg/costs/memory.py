@@ -30,8 +30,6 @@ from shardalg.spmd.instructions import (
 from shardalg.spmd.program import SpmdProgram
 from shardalg.tables import Table
 
-# Class of a local value that is neither argument, constant nor result, by the role of its graph
-# value. A second layout of an argument is a copy, so it is a transient.
 _CLASS = {
     "activation": "activations",
     "gradient": "gradients",
@@ -40,6 +38,11 @@ _CLASS = {
     "unknown": "unknown",
     None: "transients",
 }
+"""For the role of a graph value, the class of its local values in memory.
+
+Arguments, constants and results have classes of their own. A second layout of an argument is a
+copy, so it is a transient.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -568,7 +571,6 @@ class Scan:
         return self.graph.values[origin].name
 
 
-# Operands of an instruction with bodies whose memory its first results may take over: the carry.
 _CARRIED: dict[type, Callable[..., tuple[int, ...]]] = {
     Loop: lambda loop, operands: operands[loop.num_consts : loop.num_consts + loop.num_carry],
     While: lambda loop, operands: operands[sum(loop.num_consts) :],
@@ -576,3 +578,7 @@ _CARRIED: dict[type, Callable[..., tuple[int, ...]]] = {
     Manual: lambda region, operands: (),
     CollectiveMatmul: lambda ring, operands: (),
 }
+"""For each kind of instruction with bodies, its operands that are the carry of a loop.
+
+The first results may take over the memory of these operands.
+"""

@@ -30,11 +30,11 @@ from shardalg.sizes.recorded import least_sum
 from shardalg.spmd.instruction import Block, Instruction
 from shardalg.spmd.program import SpmdProgram
 
-# Mask of `traits`. An instruction whose masked bits equal `FUSES` is repeated in each reader.
 _REPEATS = FUSES | REDUCES
+"""Mask of `traits`. An instruction whose masked bits equal `FUSES` is repeated in each reader."""
 NOTHING: frozenset[int] = frozenset()
-# Bits of the capacities that are passed to scipy, whose maximum flow has 32-bit integers.
 _BITS = 28
+"""Bits of the capacities that are passed to scipy, whose maximum flow has 32-bit integers."""
 Instructions = tuple[Instruction, ...]
 
 
@@ -84,14 +84,15 @@ def lifetimes(program: SpmdProgram, graph: Graph, block: Block) -> Lifetimes:
     block, same = unaliased(block)
     instructions, bits = block.instructions, traits(block, graph)
     border = _border(instructions)
-    # All steps below depend on the values that the backward pass keeps.
+    # The values that the backward pass keeps are chosen first: a kept value is in memory, and
+    # whether other values are depends on it.
     kept = _kept(program, block, bits, border)
     # Values that are never in memory: values between fused operators, except sums (reductions are
     # not repeated), plus products whose epilogue writes the result instead. A barrier's operands
     # are in memory.
     sums = (ins for ins, bit in zip(instructions, bits, strict=True) if bit & REDUCES)
     summed = {v for ins in sums for v in ins.results}
-    # So are values that products cast when they read them.
+    # A product reads the value before a cast, so the cast's result is never in memory either.
     unwritten = inside_kernels(block, graph).union(casts(program, graph).read) - kept - summed
     products, ends = _epilogues(program, block, bits)
     unwritten = (unwritten | products.difference(kept, block.results)) - ends
@@ -171,7 +172,8 @@ def _epilogues(
     the product. The kernel writes the last result that has no more bytes than the product.
     """
     reads = Counter(chain.from_iterable([{*ins.operands} for ins in block.instructions]))
-    # For the newest value of each kernel that is still open, the kernel's product.
+    # A pointwise operator continues the kernel of a product only if it reads the kernel's newest
+    # value, so that value is the key to the product.
     product_of: dict[int, int] = {}
     last: dict[int, int] = {}
     for instruction, bit in zip(block.instructions, bits, strict=True):
@@ -305,7 +307,8 @@ class _ForwardSpan:
 @decided(64, lambda span, sizes: sizes)
 def _least_cut(span: _ForwardSpan, sizes: tuple[Any, ...]) -> frozenset[int]:
     """Return the values of the minimum vertex cut; `sizes` are the bytes of `span.values`."""
-    # The answer is cached with its guards, so that a plan on recorded sizes asks them again.
+    # `decided` caches the answer with the comparisons of sizes that led to it. A plan that records
+    # its comparisons must record these too, even if the answer comes from the cache.
     values = list(span.values)
     places = least_sum(sizes, lambda row: frozenset(span.values[v] for v in _cut(span, row)))
     return frozenset(values[place] for place in places)
@@ -323,7 +326,8 @@ def _cut(span: _ForwardSpan, sizes: Sequence[int]) -> frozenset[int]:
     from scipy.sparse.csgraph import breadth_first_order
 
     number, n = span.values, len(span.values)
-    # More than all bytes together, so that no minimum cut contains such an arc.
+    # An arc of infinite capacity is never cut: a fixed value cannot be recomputed, and a result
+    # needs its operands. More than all bytes together, so that no minimum cut contains such an arc.
     source, sink, infinite = 2 * n, 2 * n + 1, sum(sizes) + 1
     arcs = [(2 * k, 2 * k + 1, sizes[k]) for k in number.values()]
     arcs += [(source, 2 * number[value], infinite) for value in span.fixed]

@@ -240,7 +240,7 @@ class Pricing:
       fused: local values that are never in memory.
       wiring: the links under the axes of the mesh.
       sizes: formulas of the graph's sizes; None to price in numbers.
-      rows: for prices in formulas, the row on local shapes of each operator with a sliding window.
+      rows: for prices in formulas, the rule on local shapes of each operator with a sliding window.
         Keys are numbers of the operators' first results.
       casts: the casts that the kernels of products carry out.
     """
@@ -423,7 +423,8 @@ class Pricing:
         Args:
           runs: the result of `runs()`; its keys are numbers of steps.
           sides: for each of these steps, whether memory traffic takes longer than arithmetic at the
-            hints; if empty, the amounts are numbers and are compared.
+            sizes for which the program was planned. If empty, the amounts are numbers, and they are
+            compared.
         """
         found = []
         for place, by_traffic in zip_longest(runs, sides):
@@ -533,9 +534,9 @@ class Pricing:
         At the data sheet's rates the longer of both counts; with constants a weighted sum.
 
         Args:
-          by_traffic: for prices in formulas, whether traffic takes longer at the hints. The time is
-            then the maximum of both, under the cause that is longer at the hints. None for prices
-            in numbers.
+          by_traffic: for prices in formulas, whether traffic takes longer at the hints, the sizes
+            for which the program was planned. The time is then the maximum of both, under the cause
+            that is longer at the hints. None for prices in numbers.
         """
         flops, padded, peak = self.arithmetic(instruction)
         sizes, speed = self.traffic(instruction)

@@ -83,7 +83,7 @@ class Sizes:
           axes: size of each mesh axis: an integer or a sympy expression.
 
         Raises:
-          SymbolError: a name has two hints.
+          SymbolError: a name has two different hints (example numbers).
         """
         from shardalg.algebra.dims import sizes_of
 
@@ -125,7 +125,7 @@ def _read(lifted: Lifted) -> tuple[tuple[Shape, ...], Shape, tuple[sympy.Symbol,
 
 @dataclass(frozen=True, eq=False)
 class Symbolised:
-    """A program that was planned at the hints, and a copy with formulas for its sizes.
+    """A program that was planned at hints (a number per named size), and a copy in formulas.
 
     Attributes:
       graph: the graph that the program computes.
@@ -150,7 +150,7 @@ class Symbolised:
 
     @cached_property
     def rows(self) -> dict[int, Rule]:
-        """For each operator with a sliding window, its row on local shapes at the hints.
+        """For each operator with a sliding window, its rule on the planned local shapes.
 
         A key is the number of the operator's first result. Strides, dilations and padding are
         numbers.
@@ -174,18 +174,20 @@ def symbolise(
     sizes: Sizes,
     recorded: Callable[[], Sequence[tuple[Shape, Shape]] | None] = lambda: None,
 ) -> Symbolised:
-    """Return a program that was planned at the hints, together with a copy in formulas.
+    """Return a program that was planned in numbers, together with a copy in formulas.
 
-    A block has `ceil(D / n)` elements along a dimension of global size D. D is the formula of
-    the graph value's size, and n the product of the sizes of the axes that shard it. If n divides D
-    at the hints, the block is `D / n` and "n divides D" becomes a condition. Padding before and
-    after a collective on uneven blocks follows from the sizes of the blocks.
+    The numbers are the hints, one per named size. A block has `ceil(D / n)` elements along
+    a dimension of global size D. D is the formula of the graph value's size, and n the product of
+    the sizes of the axes that shard it. If n divides D at the hints, the block is `D / n` and "n
+    divides D" becomes a condition. Padding before and after a collective on uneven blocks follows
+    from the sizes of the blocks.
 
     Args:
       sizes: the formulas of the graph's sizes and of the mesh axes.
-      recorded: returns the global and local shape of every local value from planning on recorded
-        sizes, or None. It is called only if a block does not follow from its sharding, for example
-        a slice that an exchange cuts from a block.
+      recorded: returns the global and local shape of every local value, or None. They are found by
+        a second planning, in which each size records how it is computed. It is called only if a
+        block does not follow from its sharding, for example a slice that an exchange cuts from a
+        block.
 
     Raises:
       FormulaError: a block does not follow from its sharding, and nothing is recorded.
@@ -221,7 +223,8 @@ class _Symboliser:
 
         Args:
           sizes: the formulas of the graph's sizes and of the mesh axes.
-          recorded: returns the shapes of all local values from planning on recorded sizes.
+          recorded: returns the shapes of all local values as a second planning finds them, in which
+            each size records how it is computed.
         """
         self.program, self.graph, self.sizes = program, graph, sizes
         self.recorded = recorded
@@ -282,7 +285,10 @@ class _Symboliser:
         return replace(block, instructions=tuple(found))
 
     def is_right(self, result: int) -> bool:
-        """Return whether a result's formulas, at the hints, equal its local shape in numbers."""
+        """Return whether the formulas of a result's local shape give its planned shape in numbers.
+
+        They are evaluated at the hints, the sizes for which the program was planned.
+        """
         # The program was planned at the hints, so its numbers are exact there.
         pairs = zip(self.shapes[result], self.program.locals[result].shape, strict=False)
         return all(Formula.of(size).at(self.sizes.hints) == planned for size, planned in pairs)
@@ -346,7 +352,7 @@ class _Symboliser:
 
         Args:
           before: the shape before the reshape.
-          numbers: the shape after the reshape, at the hints.
+          numbers: the shape after the reshape, in numbers, as planned.
 
         Raises:
           FormulaError: a dimension that is split or merged has a formula.
@@ -420,12 +426,12 @@ class _Symboliser:
         """Return the number of elements that are cut from a block, in formulas.
 
         It is a margin at the border of the block, or everything except a margin. A margin is
-        assumed not to grow with the block. This cannot be seen from the numbers at the hints, so
+        assumed not to grow with the block. The planned numbers alone cannot show this, so
         `planner.guards` compares prices at other sizes.
 
         Args:
-          size: the block's size, as a formula and as the number at the hints.
-          length: the number of elements that are cut, at the hints.
+          size: the block's size, as a formula and as the planned number.
+          length: the number of elements that are cut, as planned.
 
         Raises:
           FormulaError: the cut has steps between its elements (`Dilate`).
@@ -483,10 +489,10 @@ class _Symboliser:
     def tile(self, size: Size, hint: int, digits: Digits) -> Size:
         """Return the block size `ceil(size / n)`, where n is the number of shards along `digits`.
 
-        If n divides the size at the hints, it is `size / n`, and this becomes a condition.
+        If n divides the planned size, the block is `size / n`, and this becomes a condition.
 
         Args:
-          hint: the size at the hints.
+          hint: the size in numbers, for which the program was planned.
         """
         if not digits:
             return size
@@ -502,12 +508,12 @@ class _Symboliser:
         return self.tiles[key]
 
 
-# Instructions that compute a result of their graph node, so that both have one global shape.
 OPERATORS = (Apply, Extract, Insert)
-# Steps of an exchange of blocks. The result of `CUT` is a part of the operand, and how large a part
-# is known only at the hints.
+"""Instructions that compute a result of their graph node, so that both have one global shape."""
 CUT = (Slice, SliceAt, Dilate)
+"""Instructions that cut a part from a block; the size of the part is known only in numbers."""
 EXCHANGED = (*CUT, OwnerSelect, HaloExchange, MaskAt, Choose, Concatenate)
+"""Steps of an exchange of blocks, whose results need not have the shape of a block."""
 
 
 def formula_digits(mesh: Mesh, axes: Mapping[str, Size], digits: Digits) -> Digits:

@@ -116,7 +116,7 @@ class StepLimits:
             left += 1e3 * seconds
         axes.set(xlabel="ms of a step", yticks=(), xlim=(0, left or 1), ylim=(-0.5, 0.5))
         axes.spines[["top", "right", "left"]].set_visible(False)
-        if left:  # a step that takes no time has no parts
+        if left:  # matplotlib warns of a legend without entries
             axes.legend(
                 frameon=False, fontsize=8, ncols=2, loc="upper left", bbox_to_anchor=(0, 1.9)
             )
@@ -246,7 +246,8 @@ def _shares(program: SpmdProgram, graph: Graph, each: Timed) -> dict[str, float]
     repeats = math.prod(size for name, size in mesh.axes if name not in used)
     whole = signature_flops(graph.nodes[instruction.node].signature)
     local = _flops(program, graph, instruction)
-    # Global flops over all distinct blocks, rounded up: more than 1 if blocks are filled up.
+    # The flops of all distinct blocks, divided by the flops of the unpartitioned product. Blocks of
+    # equal size that do not divide a dimension exactly have padding, so the ratio exceeds 1.
     padded = local * mesh.size / repeats / whole if whole else 1.0
     busy = 1 / repeats
     useful = busy / max(1.0, padded)

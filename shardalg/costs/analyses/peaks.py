@@ -31,7 +31,7 @@ def candidate_peaks(
     """Return the bytes alive at the instructions that may be the peak, as formulas.
 
     The peak of memory is their maximum. Lifetimes, and which results overwrite operands, are those
-    at the hints (`costs.memory`).
+    at the hints, the sizes for which the program was planned (`costs.memory`).
 
     Args:
       donated: positions of the flattened arguments whose buffers the program may take over.
@@ -73,7 +73,7 @@ def peak_at(
 ) -> int:
     """Return the bytes of the peak if the named sizes have given values.
 
-    The program's decisions are those at the hints.
+    The program is the one that was planned at the hints (`named.hints`), with other sizes.
 
     Args:
       point: a value for each named size.
@@ -266,7 +266,7 @@ class _Rows(AliveBytes):
 
 @dataclass(frozen=True)
 class _Candidates(Scan):
-    """Scan of a program at the hints that records the bytes alive as formulas.
+    """Scan of a program, as planned in numbers, that records the bytes alive as formulas.
 
     Attributes:
       formulas: the same program with formulas for the sizes of its local values.
@@ -300,9 +300,9 @@ class _Candidates(Scan):
         return found
 
     def largest(self, lines: list[AliveBytes], most: int) -> AliveBytes:
-        """Return the bytes alive in the body that needs the most memory at the hints.
+        """Return the bytes alive in the body that needs the most memory at the planned sizes.
 
-        Its `rows` are replaced by those of all bodies, because another one may be larger elsewhere.
+        Its `rows` become the rows of all bodies, because at other sizes another one may be larger.
         """
         line = lines[most]
         assert isinstance(line, _Rows), "begun by this scan"

@@ -45,7 +45,8 @@ def reused(program: SpmdProgram, donated: Sequence[int]) -> Mapping[int, int]:
     return found
 
 
-Bytes = Any  # an int or Fraction for a program in numbers, a Formula for one in formulas
+Bytes = Any
+"""An int or Fraction for a program in numbers, a `Formula` for one in formulas."""
 ACTIVATIONS = ("activation", "data")
 
 

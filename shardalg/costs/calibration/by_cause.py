@@ -252,7 +252,8 @@ class InstructionWork(NamedTuple):
     Attributes:
       key: kind, axes, role and phase of the instruction.
       quantities: function from `sizes` to the amounts of work, such as seconds by cause.
-      sizes: the arguments of the function: numbers, or recorded sizes.
+      sizes: the arguments of the function: numbers, or numbers that record what is computed from
+        them, so that it can be evaluated at other sizes.
     """
 
     key: Key
@@ -298,7 +299,9 @@ def amounts(program: SpmdProgram, graph: Graph, machine: Hardware | Topology) ->
 def work(
     program: SpmdProgram, graph: Graph, machine: Hardware | Topology, *, as_priced: bool = False
 ) -> Work:
-    """Return the work of each instruction of a program; sizes are numbers or recorded sizes.
+    """Return the work of each instruction of a program.
+
+    The sizes of the program are numbers, or numbers that record what is computed from them.
 
     Args:
       machine: the chip or topology whose rates turn amounts into seconds.

@@ -194,8 +194,8 @@ class Calibration:
         return {"values": dict(self.values), "provenance": dict(self.provenance)}
 
 
-# With this value every constant has its default, which leaves the data sheet's seconds unchanged.
 NOTHING = Calibration()
+"""Every constant has its default, which leaves the data sheet's seconds unchanged."""
 
 
 def from_json(data: Any, software: str, where: str = "calibration") -> Calibration:

@@ -80,18 +80,24 @@ def fused_attention(graph: Graph) -> FusedAttention:
 
 
 def _again(graph: Graph, reads: Mapping[frozenset[int], int]) -> dict[int, Fraction]:
-    """Return the entry `FusedAttention.again`: the recomputed flops per product.
+    """Return, for each product whose kernel recomputes scores, the flops of these scores.
 
-    The product with the values reads softmax weights alone, so their product is a set of one in
-    `reads`. The gradient of the weights is read only together with the weights, because both give
-    the gradient of the scores.
+    The flops are divided by those of the product, which computes the gradient of softmax weights.
+
+    Args:
+      reads: for each set of products from which an operand is computed, the number of products
+        that read such an operand.
     """
+    # The product with the values reads softmax weights alone, so a set in `reads` has the scores'
+    # product as its only member. The gradient of the weights is read only together with the
+    # weights, because the gradient of the scores is computed from both.
     found = {}
     alone = {root for of in reads for root in of if len(of) == 1}
     for of in reads:
         for gradient in of - alone:
-            # Weights that two products read are those of a forward pass. If only one does, the
-            # backward pass already contains the scores' product.
+            # If two products read the weights, one is in the backward pass, whose kernel must
+            # compute the scores again. If only one does (remat), the backward pass has a product
+            # of its own for the scores, which already counts.
             for scores in sorted(of & alone):
                 if reads[frozenset((scores,))] > 1:
                     flops = (signature_flops(graph.nodes[n].signature) for n in (scores, gradient))

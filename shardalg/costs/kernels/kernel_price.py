@@ -16,12 +16,14 @@ from shardalg.errors import StrategyError
 from shardalg.graph.ir import Params, Signature
 from shardalg.sizes.amounts import quotient
 
-# Kernels without a price count as 0 flops, and as their operands' and results' bytes.
 OPAQUE = frozenset(("ffi_call", "pallas_call", "pure_callback"))
+"""Primitives that call a kernel. Without a price, a call has 0 flops and moves all its values."""
 PRICE = "kernel_price"
-# Flops or bytes of one call: a number, or a function of the operands' local shapes, because the
-# planner changes these shapes.
 Amount = float | Callable[..., float]
+"""Flops or bytes of one call: a number, or a function of the operands' local shapes.
+
+Functions are allowed because the planner changes these shapes.
+"""
 _FLOATS = ("float", "bfloat", "complex")
 
 

@@ -14,8 +14,8 @@ from shardalg.costs.compute import contracts
 from shardalg.costs.kernels.fused_attention import ALIASES, NONE, elements, handed_on
 from shardalg.graph.ir import Graph, Node
 
-# `Node.kernel` of attention that this module found, so that it can also be removed again.
 SOFTMAX = "softmax attention"
+"""`Node.kernel` of attention that this module found, so that it can also be removed again."""
 # Operators that change only layout or type, so that queries and keys are recognised behind them.
 _SAME = frozenset(("broadcast_in_dim", "convert_element_type", "reshape", "squeeze", "transpose"))
 _MOST = 3
@@ -161,7 +161,9 @@ class _Search:
         return mixed - alone - scores
 
     def _masks(self, found: set[int], inner: set[int]) -> set[int]:
-        """Return the nodes that compute masks: values of the size of scores, only for attention.
+        """Return the nodes that compute masks of scores.
+
+        A mask has as many elements as the scores, and only attention reads it.
 
         Args:
           found: nodes of attention so far; all readers of a mask are among these and other masks.
@@ -182,11 +184,15 @@ class _Search:
         return made
 
     def _base(self, value: int) -> int:
-        """Return the value from which changes of layout and type alone compute a value."""
+        """Return the value from which a value differs at most in layout and item type.
+
+        The search goes backward through reshapes, transposes, casts and the like, as far as they
+        go.
+        """
         producer = self.graph.producer[value]
         while producer is not None and self.graph.nodes[producer].primitive in _SAME | {*ALIASES}:
             node = self.graph.nodes[producer]
-            # A barrier has several results; all others have one.
+            # A barrier has several operands, each of which is the result at the same position.
             value = node.operands[node.results.index(value)]
             producer = self.graph.producer[value]
         return value

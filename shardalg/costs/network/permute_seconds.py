@@ -34,9 +34,11 @@ from shardalg.sizes.amounts import over
 if TYPE_CHECKING:
     import numpy as np
 
-# One permute as the planner describes it: one or more collections of (source, target) positions.
-# A collection is a tuple of pairs, or a compressed `Runs` of pairs.
 Permute = tuple[Any, ...]
+"""One permute as the planner describes it: one or more collections of (source, target) positions.
+
+A collection is a tuple of pairs, or a compressed `Runs` of pairs.
+"""
 
 
 def permutes_s(spans: Sequence[DigitSpan], permutes: Sequence[Permute], sent: Any) -> Seconds:
@@ -152,6 +154,8 @@ def _torus_route(dims: Sequence[Level], places: np.ndarray, slices: np.ndarray) 
                     here[dim] = (at[dim] + sign * step) % size
                     sent = share * (step < least)
                     np.add.at(load[direction, dim], (slices[chosen], *here), sent)
+            # A message waits for its slowest part. All parts have equally many hops: a dimension's
+            # hops are added in the round that begins with it, so that each counts once.
             if first == dim:
                 hops[chosen] += least
             at[dim] = goal[dim]

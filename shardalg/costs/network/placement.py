@@ -110,11 +110,13 @@ class DigitSpan:
         return replace(self, digit=digit, stride=self.stride * (digit.stride // self.digit.stride))
 
 
-# (number of a level, number of its members that an axis uses, stride between them): an axis may use
-# a part of a level, and leave the rest for an axis outside of it.
 Place = tuple[int, int, int]
-# An axis can use several levels, so that each axis name has a list of places, major first.
+"""(Number of a level, number of its members that an axis uses, stride between them).
+
+An axis may use a part of a level, and leave the rest for an axis outside of it.
+"""
 Placement = dict[str, list[Place]]
+"""For each axis name, its places, major first; an axis can use several levels."""
 
 
 def exact(sizes: Mapping[str, int], levels: Sequence[int]) -> Placement | None:

@@ -67,9 +67,10 @@ class StageTimes(NamedTuple):
 
 
 def _gpipe(stages: int, stage: int, microbatches: int) -> Iterator[MicrobatchTask]:
-    """Yield the tasks of any of `stages` stages with a number of `microbatches`.
+    """Yield the tasks of a stage in the GPipe order.
 
-    All forward passes come first, then all backward passes in reverse order.
+    All forward passes come first, then all backward passes in reverse order. The order is the same
+    for each of the `stages` stages.
     """
     yield from (MicrobatchTask(FORWARD, m) for m in range(microbatches))
     yield from (MicrobatchTask(BACKWARD, m) for m in reversed(range(microbatches)))
@@ -215,7 +216,7 @@ def _sum(parts: Sequence[EventGroup]) -> float:
 
 
 def _waited(stage: int, phase: str, start: float, end: float) -> Iterator[StageEvent]:
-    """Yield a bubble of a stage from `start` to `end` in seconds; nothing if `end` is not later."""
+    """Yield the idle time (bubble) of a stage from `start` to `end`, if `end` is later."""
     if end > start:
         yield StageEvent(stage, BUBBLE, (), phase, start, end - start)
 

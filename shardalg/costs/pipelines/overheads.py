@@ -132,7 +132,8 @@ def overheads(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology)
         around = next((i for i in each.step.loops if i.node in loops), None)
         if around is not None:
             pipelined_s += seconds
-            # As in `Schedule.bubble_ratio`: the share of idle trips in the trips of the loop.
+            # Each stage has no microbatch in `stages - 1` trips, so all devices have this share of
+            # bubbles (GSPMD section 3.3; `Schedule.bubble_ratio`).
             assert around.node is not None, "a pipeline is a loop of the function"
             trips = around.attributes.executions
             bubble_s += seconds * min(1.0, (loops[around.node].stages - 1) / trips)
