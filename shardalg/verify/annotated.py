@@ -21,10 +21,11 @@ from shardalg.verify.report import NOT_HELD, Claim, Decided
 
 
 def border_claims(sharded: ShardedGraph, program: SpmdProgram) -> Iterator[tuple[str, Decided]]:
-    """Yield the name and the claim of every annotated argument and result.
+    """Yield (name, claim) for every argument and result with an annotated sharding.
 
-    Further claims are yielded only where they fail: a priority that no annotation states, and a
-    manual or unreduced border sharding.
+    The claim is that the program's sharding satisfies the annotation. Two other claims are yielded
+    only where they fail: a priority that no annotation states, and a manual or unreduced sharding
+    of an argument or a result.
     """
     given, values = sharded.annotations, sharded.graph.values
     border = (
@@ -38,7 +39,7 @@ def border_claims(sharded: ShardedGraph, program: SpmdProgram) -> Iterator[tuple
             if annotation is not None:
                 words = f"its sharding is the annotated one: {annotation.text()}"
                 order = orders.get((side, number), sharded.mesh)
-                # A replicated value has no device order.
+                # A replicated value is the same on every device, so it fits any device order.
                 there = layout.mesh == order or layout.is_replicated
                 yield (
                     values[value].name,
@@ -55,6 +56,9 @@ def border_claims(sharded: ShardedGraph, program: SpmdProgram) -> Iterator[tuple
 
 def satisfies(layout: Sharding, annotation: Sharding) -> bool:
     """Return whether a sharding is the annotated one, with more splits of open dimensions only.
+
+    In the example, `["x"]` allows no further split, `["?"]` is open, and `[None, "x"]` shards the
+    other dimension.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 2, "y": 4})
@@ -141,7 +145,11 @@ class SiteLayouts:
         self.layouts: SiteShardings = {value: {} for site in self.sites for value in site.values}
 
     def add(self, held: Iterable[tuple[int, Contents]]) -> None:
-        """Record the locals that hold all of a site's value, complete or as partial sums."""
+        """Record the shardings of locals that hold a site's value, complete or as partial sums.
+
+        Args:
+          held: pairs of a local value's number and its contents.
+        """
         for local, contents in held if self.layouts else ():
             if contents.value in self.layouts:
                 made = self.program.locals[local]
@@ -150,10 +158,14 @@ class SiteLayouts:
                     self.layouts[contents.value][made.sharding] = None
 
     def claims(self) -> Iterator[Claim]:
-        """Yield one claim per annotated site: proved, or not held with the actual shardings."""
+        """Yield one claim per annotated site.
+
+        It is "proved" if the program holds the site's value in the annotated sharding at some
+        point. Otherwise it is "not_held", and states the shardings that the program has.
+        """
         for name, values, layout, order in self.sites:
-            # The marked value and the operand have the same numbers, so either may have the
-            # sharding.
+            # A sharding constraint computes nothing: its operand and its result are the same
+            # numbers, so the annotation is met if either has the sharding.
             found = [s for value in values for s in self.layouts[value]]
             right = any(
                 satisfies(s, layout) and (s.mesh == order or s.is_replicated) for s in found

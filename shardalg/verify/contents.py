@@ -22,7 +22,10 @@ Fill = str | int | float | bool | None
 
 
 def fill_number(fill: Fill, dtype: str) -> int | float | bool | None:
-    """Return the number that fills a place, or None if a fill name alone does not determine it.
+    """Return a fill as a number of the item type, or None if the number is unknown.
+
+    A fill is a number, a way to combine (it means the identity of this combination), or a name such
+    as "operand 1", whose number only the program's input determines.
 
     >>> fill_number("max", "float32"), fill_number(1.0, "float32"), fill_number("operand 1", "int8")
     (-inf, 1.0, None)
@@ -37,7 +40,7 @@ class DimensionContents:
     """One dimension of a block: place `x` in `[0, length)` holds element `start + x` if it exists.
 
     Attributes:
-      start: element at place 0, as a number in partition ids.
+      start: element at place 0, as a formula in the device's partition ids.
       size: number of elements of the global dimension; only `[0, size)` exist.
       fill: content of the other places: a number, the identity of a way to combine,
         `"operand k"` for the number that is operand k of the next operator, or None for anything.
@@ -80,10 +83,11 @@ class DimensionContents:
 
 @dataclass(frozen=True)
 class PendingSelection:
-    """Mask that a gathered value still needs: `mask`, by the indices of the gather.
+    """A mask that a gathered value still needs, because other partitions have some elements.
 
     Attributes:
-      changes: changes that were made to these indices.
+      mask: the mask, which compares the gather's indices with the device's block.
+      changes: changes that were made to these indices. The mask has to use the changed ones.
     """
 
     mask: MaskIndexed
@@ -124,26 +128,29 @@ class Contents:
 
     @property
     def tasks(self) -> tuple[Attributes | PendingSelection, ...]:
-        """All changes that keep the elements from being the graph value's own."""
+        """Changes made or still required, because of which this is not yet the graph value."""
         return (*self.awaits, *self.changes)
 
 
 def border_contents(contents: Contents) -> Contents:
-    """Return the part of the contents that must agree where a value crosses a border.
+    """Return the contents in the form in which they are compared at a border.
 
-    The elements and a pending sum count. Fills and a known number do not. A value that one member
-    has is a partial sum, and a complete value has no combination pending.
+    A border is the start or the end of the program, or of the body of a loop or a branch. Elements
+    and pending sums must agree there. Fills and a known number need not, so they are removed. A
+    value that only the first member of a group has is written as a partial sum.
     """
     contents = _first_member_as_partial_sum(contents)
     dims = tuple(replace(dim, fill=None) for dim in contents.dims)
+    # "pick" is a sum in which all other members have 0. Without a pending combination, the way to
+    # combine means nothing, so it gets the one value "sum" and does not disturb the comparison.
     added = contents.combine == PICK or not contents.unreduced
     return replace(contents, dims=dims, number=None, combine=SUM if added else contents.combine)
 
 
 def _first_member_as_partial_sum(contents: Contents) -> Contents:
-    """Return a value that one member has and the others have zeros for, as partial sums.
+    """Return the contents as partial sums if the first member has the value and others have 0.
 
-    Contents with any other change are returned as they are.
+    Contents with any other change are returned unchanged.
     """
     (task,) = contents.tasks if len(contents.tasks) == 1 else (None,)
     if not isinstance(task, FirstMember) or contents.awaits or task.combine != SUM:
@@ -160,9 +167,9 @@ def _first_member_as_partial_sum(contents: Contents) -> Contents:
 
 @dataclass(frozen=True)
 class DeclaredLocal:
-    """A local value as the program declares it.
+    """The type and the sharding that the program declares for a local value.
 
-    `named` tells whether it has the name of a graph value.
+    `named` tells whether the local is a value of the graph, and not only an intermediate result.
     """
 
     dtype: str
@@ -174,7 +181,8 @@ class DeclaredLocal:
 def without_value(contents: Contents, operands: tuple[int, ...]) -> Contents:
     """Return the contents without their graph value, so that one proof serves all values.
 
-    A fill that is a graph value becomes the name of the operand that the value is.
+    A fill that is a graph value gets the name of an operand: "value 7" becomes "operand 1" if the
+    node's operand 1 is value 7.
 
     Args:
       operands: graph values that the instruction's node reads.
@@ -184,7 +192,10 @@ def without_value(contents: Contents, operands: tuple[int, ...]) -> Contents:
 
 
 def with_value(contents: Contents, value: int | None, operands: tuple[int, ...]) -> Contents:
-    """Return the contents as parts of `value`, with graph values in the place of operand names."""
+    """Return the contents as parts of the graph value `value`: the inverse of `without_value`.
+
+    A fill "operand 1" becomes "value 7" if `operands[1]` is 7.
+    """
     pairs = operand_names(operands).items() if _names_fill(contents) else ()
     return _replace_names(contents, value, {operand: filled for filled, operand in pairs})
 
@@ -195,7 +206,10 @@ def _names_fill(contents: Contents) -> bool:
 
 
 def operand_names(operands: tuple[int, ...]) -> dict[Fill, Fill]:
-    """Return the operand name of each value's fill: the first operand that equals it."""
+    """Return a dict from the fill name of a value to the name of the operand that it is.
+
+    For operands (7, 9, 7) it is `{"value 7": "operand 0", "value 9": "operand 1"}`.
+    """
     # Two operands may be one value. Both then have the name of the first, so that equal contents of
     # two layers compare equal.
     return {f"value {value}": f"operand {operands.index(value)}" for value in operands}
@@ -203,7 +217,8 @@ def operand_names(operands: tuple[int, ...]) -> dict[Fill, Fill]:
 
 def _replace_names(contents: Contents, value: int | None, names: Mapping[Fill, Fill]) -> Contents:
     """Return the contents as parts of `value`, with fills and gaps renamed by `names`."""
-    # Most dimensions name no value: 64 layers copied them 100,000 times, a tenth of the proof.
+    # Few dimensions have a fill that names a value. To copy all of them took a tenth of the time of
+    # a proof of 64 layers (100,000 copies), so dimensions are copied only if a name changes.
     dims = contents.dims
     if any(d.fill in names or d.gap in names for d in dims):
         dims = tuple(
@@ -238,7 +253,8 @@ def remove_digits(contents: Digits, gone: Digits) -> Digits | None:
         if not containing:
             return None
         (whole,) = containing
-        # The digit that contains `digit` splits in two: the positions below it and those above it.
+        # A digit is a factor of the device number: (stride 1, size 8) is the strides 1, 2 and 4.
+        # Without the middle one, the factor below it and the factor above it remain.
         rest.remove(whole)
         above = whole.stride * whole.size // top
         rest += [Digit(whole.stride, low // whole.stride), Digit(top, above)]
@@ -252,7 +268,7 @@ def partition_number(digits: Digits) -> Number:
 
 
 def layout_contents(sharding: Sharding, shape: tuple[int, ...], value: int | None) -> Contents:
-    """Return the contents that a sharding describes.
+    """Return the elements that each device holds of a value with a sharding.
 
     Block `p` begins at element `p * ceil(size / num_shards)`.
 
@@ -269,18 +285,18 @@ def layout_contents(sharding: Sharding, shape: tuple[int, ...], value: int | Non
 
 
 def start_number(start: Start) -> Number:
-    """Convert an instruction's start to a number of the claims."""
+    """Return an instruction's start as a formula in partition ids, as claims have it."""
     ids = {name: partition_number(digits) for name, digits in start.digits}
     return number(start.index, ids) + start.more
 
 
 def on_member(start: Number, digits: Digits, member: str) -> Number:
-    """Return the start that another member of the group along `digits` has.
+    """Return the start of the block of another member of the group along `digits`.
 
-    It is the same formula in the partition ids of that member, which has the name `member`.
+    It is the formula `start` in the partition ids of that member, which has the name `member`.
     """
 
-    # Only the partition ids that vary in the group differ on the member.
+    # The members of a group differ in the partition ids of `digits` alone, so other ids are kept.
     def on_that_member(atom: object) -> Number | None:
         if isinstance(atom, PartitionId) and _overlap_any(atom.digits, digits):
             return Number.of(PartitionId(atom.digits, member))

@@ -45,7 +45,11 @@ T, U = Number.of("t"), Number.of("u")
 def _collective_matmul(
     verifier: Verifier, instruction: Instruction[CollectiveMatmul], known: Locals
 ) -> Iterator[Claim]:
-    """Yield the claims of a ring: its body is right, and the ring computes the body's result."""
+    """Yield the claims of a collective matmul, which runs its body as a ring over the devices.
+
+    The claims are that the body (a collective and a product) computes the value, and that the ring
+    computes the same as the body.
+    """
     ring, name = instruction.attributes, verifier.value_name(instruction)
     # The body, a collective and a product, defines the result, so it is proved as any other block.
     yield verifier.decide(name, "ring", _body_is_a_pair(instruction))
@@ -61,12 +65,17 @@ def _collective_matmul(
 
 
 def _body_is_a_pair(instruction: Instruction[CollectiveMatmul]) -> Decided:
-    """Return the claim that one instruction of the body passes its only result to the other."""
+    """Return the claim that the body is two instructions, the first of which feeds the second.
+
+    They are an all-gather and a product, or a product and a reduce-scatter.
+    """
     ring = instruction.attributes
     body = ring.body
     first, second = body.instructions
     # The body defines the result, so it must read and make exactly what the ring does.
     border = (body.arguments, body.results) == (instruction.operands, instruction.results)
+    # The ring never holds the value between the two instructions as a whole. So the second one must
+    # read it exactly once, it must be no argument, and nothing outside may read it.
     passes_once = len(first.results) == 1 and second.operands.count(first.results[0]) == 1
     alone = second.results == body.results and len(body.results) == 1
     inside = first.results != body.results and first.results[0] not in body.arguments
@@ -75,14 +84,16 @@ def _body_is_a_pair(instruction: Instruction[CollectiveMatmul]) -> Decided:
 
 
 def _cut_claim(verifier: Verifier, ring: CollectiveMatmul) -> Decided:
-    """Return the claim that operands and result are cut along one plain loop of the product.
+    """Return the claim that the ring cuts the product into blocks along one loop of it.
 
-    All dimensions of that loop must be cut.
+    Every dimension of an operand or a result that is this loop must be cut (`ring.along`).
     """
     product, collective = ring.product, ring.collective
     dim, words = collective.attributes.dim, "blocks are cut along one loop of the product"
     node = node_of(verifier.graph, product)
     (rule,) = rules(node.signature) or ()
+    # `ring.along` has an entry per operand of the product, then one for the result. The collective
+    # works on one of these tensors, whose cut dimension must be the collective's.
     if ring.gathers:
         (number,) = [
             k for k, local in enumerate(product.operands) if local == collective.results[0]
@@ -93,8 +104,8 @@ def _cut_claim(verifier: Verifier, ring: CollectiveMatmul) -> Decided:
         if not isinstance(sums, ReduceScatter) or sums.combine != SUM:
             return Decided(f"{words}, and the sums are scattered", holds=False)
     where = ring.along[number] if len(ring.along) == len(product.operands) + 1 else None
-    # Per loop, find the dimension of each operand and result that is this loop alone. The ring has
-    # to cut one of these families of dimensions. A loop that must be whole cannot be cut.
+    # Products of blocks are blocks of the product only if all blocks are of the same iterations. So
+    # the cut dimensions must be exactly the dimensions of one loop, which need not be whole.
     tensors = [*(rule.operands[k] for k in sorted(rule.operands)), *rule.results]
     loops = rule.extents.keys() - rule.whole - rule.local if rule.combine == SUM else ()
     found = False
@@ -108,7 +119,11 @@ def _cut_claim(verifier: Verifier, ring: CollectiveMatmul) -> Decided:
 
 
 def _coverage_claim(verifier: Verifier, ring: CollectiveMatmul) -> Decided:
-    """Return the claim that directions cover a block, and blocks cover the cut dimensions."""
+    """Return the claim that the ring multiplies every element of the cut dimensions.
+
+    A direction is the part of each block that travels one way around the ring. The parts must be a
+    whole block together, and as many blocks as the ring has members must be a cut dimension.
+    """
     locals_, n = verifier.program.locals, ring.members
     moving = ring.collective.operands if ring.gathers else ring.collective.results
     # Only these have the size of a block: a gather's result and a scatter's operand are whole.
@@ -119,6 +134,7 @@ def _coverage_claim(verifier: Verifier, ring: CollectiveMatmul) -> Decided:
         for local, dim in zip(values, ring.along, strict=True)
         if dim is not None
     }
+    # In ascending order, each part must start where the one before it ends, the first one at 0.
     ends = sorted((d.first, d.first + d.size) for d in ring.directions)
     borders = [0, *(end for _, end in ends)]
     side_by_side = all(first == end for (first, _), end in zip(ends, borders, strict=False))
@@ -128,7 +144,10 @@ def _coverage_claim(verifier: Verifier, ring: CollectiveMatmul) -> Decided:
 
 
 def _ring_claims(verifier: Verifier, ring: CollectiveMatmul) -> Iterator[Statement]:
-    """Yield the claims that each direction computes every member's product once."""
+    """Yield the claims that each direction of the ring multiplies the block of every member once.
+
+    A direction is the part of each block that travels one way around the ring.
+    """
     n, mesh = ring.members, verifier.program.mesh
     for direction in ring.directions:
         words = f"products of [{direction.first}, {direction.first + direction.size}) of a block"
@@ -136,7 +155,8 @@ def _ring_claims(verifier: Verifier, ring: CollectiveMatmul) -> Iterator[Stateme
         yield Decided(f"{words}: one per member", count == n)
         low = all(abs(k) < max(n, 2) for k in (direction.hop, direction.start, direction.step))
         yield Decided(f"{words}: hop, start and step are smaller than the ring", low)
-        # Two products of one block would have equal numbers modulo the number of members.
+        # Product t uses block (p + start + step*t) mod n. If two products t and u used one block,
+        # their numbers t*step and u*step would be equal modulo n.
         numbers = T * direction.step % n, U * direction.step % n
         distinct = implies(Not(equal(T, U)), Not(equal(*numbers)))
         unknowns = (("t", count), ("u", count))
@@ -147,11 +167,17 @@ def _ring_claims(verifier: Verifier, ring: CollectiveMatmul) -> Iterator[Stateme
 def _matching_blocks(
     verifier: Verifier, ring: CollectiveMatmul, direction: Direction
 ) -> Iterator[IntegerClaim]:
-    """Yield the claims that an arriving block or sum meets the product of the same block."""
+    """Yield the claims that data arrive at the product for which they are meant.
+
+    In a ring with an all-gather, blocks of the operand travel: product `t` must use the block that
+    has arrived by then. In a ring with a reduce-scatter, sums travel: each must be of the block to
+    which the next product is added, and the last sum must be of the device's own block.
+    """
     n, own, mesh = ring.members, partition_number(ring.ring), verifier.program.mesh
     hop, last = direction.hop, direction.products - 1
 
     def block(p: Number, t: Number) -> Number:
+        """Return the number of the block of which partition `p` computes product `t`."""
         return (p + t * direction.step + direction.start) % n
 
     if ring.gathers:
@@ -173,7 +199,11 @@ LOOP_PARAMS = ("num_consts", "num_carry", "length", "reverse")
 
 @claims(Loop)
 def _loop(verifier: Verifier, instruction: Instruction[Loop], known: Locals) -> Iterator[Claim]:
-    """Yield the claims of a scan: each value has one sharding before, inside and after the loop."""
+    """Yield the claims of a scan.
+
+    Each value must have the same sharding outside of the loop and in its body, and a carry the same
+    at the start and at the end of an iteration.
+    """
     loop, graph = instruction.attributes, verifier.graph
     node = node_of(graph, instruction)
     region = graph.regions[node.bodies[0]]
@@ -193,7 +223,8 @@ def _loop(verifier: Verifier, instruction: Instruction[Loop], known: Locals) -> 
         outer = known[instruction.operands[number]]
         wanted = _outside_loop(inner[local], node.operands[number], loop, number >= fixed)
         yield _border_claim(verifier, name, outer, wanted)
-    # `defer_in_loops` assumes finite numbers inside scans, whatever holds outside.
+    # The option `defer_in_loops` assumes finite numbers in the bodies of scans only, so the
+    # assumption is withdrawn behind the body.
     outside = verifier.finite
     verifier.finite = outside or verifier.finite_in_loops
     yield from verifier.block(loop.body, inner)
@@ -216,7 +247,11 @@ def _loop(verifier: Verifier, instruction: Instruction[Loop], known: Locals) -> 
 
 @claims(While)
 def _while(verifier: Verifier, instruction: Instruction[While], known: Locals) -> Iterator[Claim]:
-    """Yield the claims of a while loop: its condition and its body read the same carry."""
+    """Yield the claims of a while loop.
+
+    The condition and the body must read the carry in the same shardings, and all devices must
+    decide equally whether to go on.
+    """
     loop, name = instruction.attributes, verifier.value_name(instruction)
     node = node_of(verifier.graph, instruction)
     counts = tuple(node.signature.param(n) for n in WHILE_PARAMS)
@@ -224,7 +259,8 @@ def _while(verifier: Verifier, instruction: Instruction[While], known: Locals) -
     yield verifier.decide(name, "carry", Decided(words, counts == loop.num_consts))
     first, both = loop.num_consts[0], sum(loop.num_consts)
     pairs = list(zip(instruction.operands, node.operands, strict=True))
-    # The condition does not see the body's constants, which lie between its own and the carry.
+    # The operands are the condition's constants, the body's constants and the carry. Each of the
+    # two bodies reads its own constants and the carry.
     condition = _Body(loop.condition, node.bodies[0], [*pairs[:first], *pairs[both:]])
     body = _Body(loop.body, node.bodies[1], pairs[first:])
     carried = [verifier.sharding(local) for local in loop.body.arguments[loop.num_consts[1] :]]
@@ -242,7 +278,11 @@ def _while(verifier: Verifier, instruction: Instruction[While], known: Locals) -
 def _branches(
     verifier: Verifier, instruction: Instruction[Branches], known: Locals
 ) -> Iterator[Claim]:
-    """Yield the claims of a conditional: branches share their operands and result shardings."""
+    """Yield the claims of a conditional.
+
+    All devices must take the same branch, and all branches must have the same shardings of their
+    operands and results.
+    """
     blocks, name = instruction.attributes.blocks, verifier.value_name(instruction)
     node = node_of(verifier.graph, instruction)
     words = f"there is a block for each of the {len(node.bodies)} branches"
@@ -261,7 +301,11 @@ def _branches(
 
 @claims(Manual)
 def _manual(verifier: Verifier, instruction: Instruction[Manual], known: Locals) -> Iterator[Claim]:
-    """Yield the claims of a manual region: its specs give the blocks that enter and leave it."""
+    """Yield the claims of a manual region (`shard_map`).
+
+    Its operands and results must have the shardings of the region's specs, and inside it only the
+    function's own collectives may move data along its axes.
+    """
     name, body = verifier.value_name(instruction), instruction.attributes.body
     node = node_of(verifier.graph, instruction)
     operands, results = manual_layouts(node, verifier.program.mesh)
@@ -275,7 +319,8 @@ def _manual(verifier: Verifier, instruction: Instruction[Manual], known: Locals)
     own = verifier.program.mesh.digits(axis for axis, _ in node.signature.param("axes"))
     words = f"{node.primitive} is manual along its own axes"
     yield verifier.decide(name, "manual", Decided(words, instruction.attributes.digits == own))
-    # Inside, only the user's own collectives may move data along these axes.
+    # Inside, each device has values of its own along these axes. Any move except the user's own
+    # collectives would mix them, so the checks of the body's instructions must know the axes.
     outside = verifier.manual_digits
     verifier.manual_digits = (*outside, *own)
     yield from verifier.block(body, inner)
@@ -308,7 +353,12 @@ def _body_claims(
     known: Locals,
     layouts: list[Sharding],
 ) -> Iterator[Claim]:
-    """Yield the claims that a body reads the outside values and returns the given layouts."""
+    """Yield the claims of a body: its arguments are the values outside, and it is right inside.
+
+    Args:
+      known: the contents of the locals outside of the body.
+      layouts: the sharding that each result of the body must have.
+    """
     block, pairs = body.block, body.outside
     region, name = verifier.graph.regions[body.region], verifier.value_name(instruction)
     inner = verifier.constant_contents()
@@ -324,7 +374,12 @@ def _body_claims(
 def _result_claims(
     verifier: Verifier, instruction: Instruction, known: Locals, layouts: list[Sharding]
 ) -> Iterator[Claim]:
-    """Yield the claims that the results are the node's own, in the bodies' layouts."""
+    """Yield the claims that the instruction's results are the node's values in given shardings.
+
+    Args:
+      known: the contents of locals, to which the results are added.
+      layouts: the shardings in which the bodies return the results.
+    """
     node, name = node_of(verifier.graph, instruction), verifier.value_name(instruction)
     for local, value, layout in zip(instruction.results, node.results, layouts, strict=True):
         known[local] = verifier.declared(local)
@@ -334,22 +389,27 @@ def _result_claims(
 
 
 def _uniform_claim(verifier: Verifier, instruction: Instruction, layouts: list[Sharding]) -> Claim:
-    """Return the claim that all devices hold one number, so that they take the same path."""
+    """Return the claim that all devices have the same condition, so that they take the same path.
+
+    Args:
+      layouts: the shardings of the results of the condition, or of the branch number.
+    """
     # A scalar without a pending sum is the same on every device. Devices on different paths would
     # wait for each other in different collectives, without end.
     name = verifier.value_name(instruction)
     right = all(not layout.shape and not layout.unreduced for layout in layouts)
-    # In a manual region the user's function decides it, and JAX checks it.
+    # In a manual region each device computes the condition on its own data. Only the user's
+    # function can make it equal on all devices, as in JAX, so the claim is trusted.
     if right and verifier.graph.manual_axes(node_of(verifier.graph, instruction).region):
         return Claim(name, "manual", TRUSTED, words=MANUAL)
     return verifier.decide(name, "carry", Decided("all devices take the same path", right))
 
 
 def _outside_loop(inner: Contents, value: int, loop: Loop, stacked: bool) -> Contents:
-    """Return the contents that a value of a loop's body has outside the loop.
+    """Return the contents outside of a scan for a value inside its body.
 
     Args:
-      value: the graph value outside.
+      inner: the contents inside; value: the graph value outside.
       stacked: whether the outside value has the iterations as its leading dimension.
     """
     leading = (contents.DimensionContents(Number(), loop.length, loop.length),) if stacked else ()

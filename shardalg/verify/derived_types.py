@@ -23,9 +23,11 @@ Types = tuple[ValueType, ...]
 
 
 def node_type_claim(signature: Signature, read: list[Local], made: list[Local]) -> Decided:
-    """Return the claim that the locals are parts of the node's values.
+    """Return the claim that locals have the item types and global shapes of the node's values.
 
-    Their item types and global shapes must be the node's.
+    Args:
+      signature: the node's operator and types.
+      read, made: the locals that the instruction reads, and its results.
     """
     right = [t.dtype for t in signature.operands] == [local.dtype for local in read]
     wanted = [(t.dtype, t.shape) for t in signature.results]
@@ -37,7 +39,7 @@ def node_type_claim(signature: Signature, read: list[Local], made: list[Local]) 
 def literal_type_claims(signature: Signature, attributes: Apply | Fold) -> Iterator[Decided]:
     """Yield a failing claim per parameter that equals the node's but has another Python type.
 
-    To JAX, 1.0 and True are not 1.
+    Python calls 1, 1.0 and True equal, but JAX computes or accepts other things for each.
 
     >>> x = ValueType((4,), "float32")
     >>> node = Signature("reshape", (("new_sizes", (2, 2)), ("dimensions", None)), (x,), (x,))
@@ -70,7 +72,11 @@ def _leaf_types(value: Plain) -> set[type]:
 def result_type_claim(
     graph: Graph, instruction: Instruction[Apply], read: list[Local], made: list[Local]
 ) -> Decided:
-    """Return the claim that an `Apply` declares the types that its primitive computes."""
+    """Return the claim that an instruction declares the result types that its primitive computes.
+
+    Args:
+      read, made: the locals that the instruction reads, and its results.
+    """
     signature, apply = node_of(graph, instruction).signature, instruction.attributes
     operands, declared = _types(read), _types(made)
     try:
