@@ -104,16 +104,17 @@ def _one_shape(_: Mapping[str, Any], operands: Types, results: Types) -> bool:
     return len({type_.shape for type_ in operands[: len(results)]}) <= 1
 
 
-# Type checks that JAX's abstract evaluation leaves out, as functions of parameters, operand types
-# and result types.
+# JAX's abstract evaluation accepts these faults, or cannot run a user's function that a file does
+# not store. Without these checks only XLA would reject a damaged plan file.
 LEFT_TO_THE_COMPILER: Mapping[str, Callable[[Mapping[str, Any], Types, Types], bool]] = {
     "reduce": _one_shape,
-    # The results have one element for each window of the operands.
+    # JAX's rule cannot run, because the user's function is code, which a file does not store.
     "reduce_window": lambda p, o, r: (
         _one_shape(p, o, r) and {type_.shape for type_ in r} == {_windows(p, o[0].shape)}
     ),
-    # JAX counts no elements if a size is 0.
+    # JAX's shape rule returns `new_sizes` and does not compare the numbers of elements.
     "reshape": lambda _, o, r: math.prod(o[0].shape) == math.prod(r[0].shape),
     "select_and_scatter_add": lambda p, o, _: _has_a_source_per_window(p, o[0], o[1]),
     "select_and_scatter": lambda p, o, _: _has_a_source_per_window(p, o[1], o[0]),
 }
+"""By primitive, a function of (parameters, operand types, result types): whether the types fit."""

@@ -74,7 +74,8 @@ def annotate_dims(x: Any, axes: Mapping[int, str | None], name: str | None = Non
             f"axes={dict(axes)} names dimension {bad[0]} of a value of shape {jnp.shape(x)}: its "
             f"dimensions are 0 to {rank - 1}."
         )
-    # Dimensions that `axes` does not name are open, as opposed to those that map to None.
+    # Completion may shard a dimension that `axes` does not name. A dimension that maps to None must
+    # stay unsharded, so it has an entry here, without an axis.
     stated = {dim % rank: (axis,) if axis else () for dim, axis in axes.items()}
     spec = tuple(stated.get(dim, ()) for dim in range(rank))
     open_dims = tuple(dim for dim in range(rank) if dim not in stated)

@@ -51,7 +51,7 @@ def types_of(args: Sequence[Any]) -> tuple[Any, ...]:
     """
 
     def plain(leaf: Any) -> Any:
-        # Python numbers have no shape, and keep no array alive.
+        # Only arrays are replaced: a Python number has no shape and uses no device memory.
         if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
             return leaf
         weak = bool(getattr(leaf, "weak_type", False))
@@ -103,7 +103,8 @@ def planned_arguments(
             "args=(params, batch)). Shapes and types are enough."
         )
     types = [graph.values[v].type for v in graph.arguments]
-    # Each argument is one array, so that shapes and types determine the call.
+    # No argument is inside a pytree, as checked above. One struct per argument therefore has the
+    # same structure as the user's call.
     shapes = dims or [t.shape for t in types]
     return tuple(
         jax.ShapeDtypeStruct(s, item_type(t.dtype)) for s, t in zip(shapes, types, strict=True)
@@ -116,8 +117,10 @@ def with_named_lead(
     """Return positional and keyword arguments with a named leading dimension in some leaves.
 
     Args:
-      given: (args, kwargs). places: numbers of the flat leaves to change.
-      size: the named size. count: the number of leaves that the traced function has.
+      given: the pair (args, kwargs).
+      places: positions of the leaves to change, in the flattened `given`.
+      size: the named size.
+      count: the number of leaves that the traced function has.
 
     Raises:
       TraceError: the function's flat arguments are not the leaves of the user's.

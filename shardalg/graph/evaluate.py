@@ -140,6 +140,8 @@ def _convolve(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -
     for k, (image, kernel, out) in enumerate(zip(*(side[2:] for side in sides), strict=True)):
         size, taps = operands[0].shape[image], operands[1].shape[kernel]
         stride, base = params["window_strides"][k], params["lhs_dilation"][k]
+        # A dilated image has (size - 1)*base + 1 elements. Padding of one stride at its end makes
+        # room for exactly one more window, which is cut off again below.
         plain = padding[k] == (0, 0) and params["rhs_dilation"][k] == 1
         if plain and base == taps == stride + 1 != size and (size - 1) * base + 1 >= taps:
             padding[k] = (0, stride)
@@ -258,7 +260,8 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "fft_type": _member(lax.FftType),
     "algorithm": _member(lax.RandomAlgorithm),
 }
-# The layout hint that a primitive requires as a parameter. Plain parameters do not have it.
+# JAX's `bind` fails without these parameters. A saved graph does not have them, because
+# `plain.plain_params` drops layout hints (`HINTS`).
 _HINTED = {
     "broadcast_in_dim": "sharding",
     "convert_element_type": "sharding",
@@ -269,6 +272,7 @@ _HINTED = {
     "conv_general_dilated": "out_sharding",
     "ragged_dot_general": "out_sharding",
 }
+"""By primitive, the name of the parameter with the layout hint that it requires."""
 
 
 @dataclass(frozen=True)

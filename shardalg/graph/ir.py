@@ -29,13 +29,14 @@ SHORT = {
     "uint32": "u32", "uint64": "u64", "complex64": "c64", "complex128": "c128",
 }  # fmt: skip
 
-# Parameters of a primitive as plain data: numbers, text, None, and tuples of plain data.
-# Files are read by the exact type. For type checkers it is Any: the primitive determines the type
-# of each parameter, and each rule would have to check it again.
+# At run time this is the exact union, against which entries of plan files are checked. For type
+# checkers it is Any: the primitive determines the type of each parameter, so that a union would
+# force each rule to check it again.
 if TYPE_CHECKING:
     Plain: TypeAlias = Any
 else:
     Plain = int | float | bool | str | None | tuple["Plain", ...]
+    """Parameter of a primitive as plain data: a number, text, None, or a tuple of plain data."""
 Params = tuple[tuple[str, Plain], ...]
 PlainMesh = tuple[tuple[tuple[str, int], ...], tuple[int, ...] | None]
 
@@ -242,8 +243,9 @@ class Site:
       spec: per dimension the axis names, major first; None if only a strategy gives the spec.
       unspecified_dims: dimensions left to completion. If `spec` is None: the dimensions that `vmap`
         added, which the strategy's spec does not count.
-      mesh: the constraint's own mesh, or None: axes with sizes, and device ids unless they are
-        0, 1, 2, .... `planner.propagate.strategy` reads it together with the spec.
+      mesh: the mesh that the annotation itself names, as (axes with their sizes, device ids), or
+        None. The device ids are None if they are 0, 1, 2, .... `planner.propagate.strategy` reads
+        the mesh together with the spec.
     """
 
     node: int
@@ -342,7 +344,7 @@ class Graph:
         """For each value, the indices of the nodes that read it; a call reads its operands."""
         users: list[list[int]] = [[] for _ in self.values]
         for node in self.nodes:
-            # A node that reads a value twice counts once.
+            # Without repetitions: callers compare users with one node, and `x * x` is one reader.
             for value in dict.fromkeys(node.operands):
                 users[value].append(node.index)
         return tuple(tuple(u) for u in users)

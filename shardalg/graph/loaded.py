@@ -68,7 +68,8 @@ def loaded(graph: Graph) -> Graph:
             raise PlanFileError(
                 f"the saved graph is damaged: {'; '.join(found)}. Plan the function again."
             )
-    # Inner calls come before outer ones, as in tracing.
+    # Tracing adds the region arguments of inner calls before those of outer calls. Nodes have the
+    # same order, so that a graph read from a file is equal to the traced one.
     calls = [node for node in graph.nodes if node.bodies]
     ties = [tie for node in calls for tie in CALLS[node.primitive](_region_call(graph, node))]
     return replace(graph, region_arguments=tuple(ties))

@@ -62,7 +62,8 @@ class _Ends:
         for tie in graph.region_arguments:
             if tie.kind != "carry":
                 self.inner.setdefault(tie.source, []).append(tie.target)
-        # A barrier has thousands of operands, and each result is its own operand.
+        # Each result of a barrier is its operand of the same position. A barrier can have thousands
+        # of operands, so that a search in each step would be slow.
         self.through = {
             (node.index, operand): [result]
             for node in graph.nodes_of(["optimization_barrier"])
@@ -93,14 +94,15 @@ class _Ends:
         # A call passes the value on to its bodies, which `of_value` follows.
         if reader.bodies:
             return ()
-        # An update that combines the value with a weight of the result's shape ends the search.
+        # In `w - rate * g`, the value is the update of the weight w, so that the search ends here.
         if reader.phase == "update":
             shape = self.graph.values[value].type.shape
             read = [v for v in reader.operands if v in self.named]
             updated = [self.named[v] for v in read if self.graph.values[v].type.shape == shape]
             if updated:
                 return updated
-        # Otherwise the search goes on only through operators that keep the order of elements.
+        # After another operator, such as a matrix product, an element of the result no longer
+        # belongs to one element of one weight.
         if reader.primitive not in _IN_PLACE:
             return ()
         kept = self.through.get((reader.index, value)) or self._kept(reader, value)

@@ -101,7 +101,7 @@ def from_json(data: Mapping[str, Any]) -> Graph:
     for key in _TEXTS:
         graph = _with_texts(graph, key, data.get(key, ()))
     blocks = read(tuple[str, ...], data.get("block_axes", ()), "block_axes")
-    # The structure of the tables was checked by `loaded`; types and shapes are checked last.
+    # `check` comes last: it compares types by indices, whose range `loaded` has checked before.
     graph = replace(graph, block_axes=blocks)
     try:
         check(graph)

@@ -16,7 +16,8 @@ class UnionFind:
     """
 
     def __init__(self, size: int) -> None:
-        # For each number another number of its class; for a representative, the number itself.
+        # Each number refers to another one of its class, and a representative to itself. A merge of
+        # two classes therefore changes a single entry.
         self.parent = list(range(size))
 
     def root(self, item: int) -> int:

@@ -309,7 +309,8 @@ def _matched(
             continue
         if not late[value]:
             continue
-        # The longest ending of the path wins. A path of several words needs at least one match.
+        # The longest ending of the path wins. The empty ending matches every array that is an
+        # argument by itself, so it counts only for a path of at most one word.
         _, below = words(path)
         keys = ((below[start:], graph.values[value].type) for start in range(len(below) + 1))
         key = next((key for key in keys if key in arguments and (key[0] or len(below) < 2)), None)
@@ -398,6 +399,7 @@ def _names(weights: list[_Leaf], leaves: list[_Leaf]) -> dict[int, str]:
     roots: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for leaf in weights:
         roots[short[leaf.value]].add(leaf.root)
+    # Without the tree's name, equal modules of two trees, or of a list, could not be told apart.
     shared = {root for found in roots.values() if len(found) > 1 for root in found}
     return {
         leaf.value: "/".join(
@@ -436,6 +438,8 @@ def _others(
       read: the arguments that the forward or the backward pass reads.
     """
     weights = [leaf for leaf in leaves if leaf.value in modules]
+    # A moment's path ends with the whole path of its weight. Other state, such as a scale, is only
+    # in the same folder of the tree.
     whole = {"/".join(leaf.words): modules[leaf.value] for leaf in weights if leaf.words}
     inner = {"/".join(leaf.words[:-1]): modules[leaf.value] for leaf in weights if leaf.words[1:]}
     found = {}

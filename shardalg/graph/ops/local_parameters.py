@@ -185,8 +185,6 @@ def _loops_without_window(rule: Rule) -> frozenset[str]:
     return frozenset(v for index in barred for v in index.variables if v in rule.extents)
 
 
-# For each family of rows, the function that returns the loops along which `emit` has no local
-# operator. A family without an entry has none along its `moved` loops.
 UNSUPPORTED: dict[str, Callable[[Rule], frozenset[str]]] = {
     # `sharded` compares extents, so it misses a sharded loop of one iteration. Every device would
     # then add the operand of a scatter-add, and the sum over devices would count it several times.
@@ -197,6 +195,10 @@ UNSUPPORTED: dict[str, Callable[[Rule], frozenset[str]]] = {
     "tile": _divided_loops,
     "window": _loops_without_window,
 }
+"""By family of rows, a function that returns the loops along which `emit` has no local operator.
+
+In a family without an entry, these are the loops that `moved` returns.
+"""
 
 
 def local_shape(rule: Rule, result: int, blocks: Blocks) -> tuple[int, ...]:
@@ -210,7 +212,7 @@ def local_shape(rule: Rule, result: int, blocks: Blocks) -> tuple[int, ...]:
     def size(index: Index) -> int:
         if any(blocks[name] == 0 for name in index.variables):
             return 0
-        # The index takes values from its smallest to its largest one: their difference, plus 1.
+        # A term c*loop spans |c|*(block - 1) values beyond its first one, whatever the sign of c.
         total = sum(abs(c) * (blocks[name] - 1) for name, c in index.terms) + 1
         return index.mod or -(-total // index.div)
 

@@ -73,7 +73,8 @@ def _nested(
     is_sum = index.div == 1 and not index.mod and not index.constant and index.terms
     if not is_sum or any(name not in extents for name in index.variables):
         return ()
-    # By falling coefficient: the most major loop has the largest one.
+    # From major to minor, a loop's coefficient must be the product of the extents after it. A loop
+    # of extent 1 has the coefficient of the loop before it, so equal ones are sorted by extent.
     terms = sorted(index.terms, key=lambda term: (-term[1], -extents[term[0]]))
     expected = math.prod(extents[name] for name, _ in terms)
     if size not in (None, expected):
@@ -122,7 +123,8 @@ def loop_class(rule: Rule, loop: str) -> str:
         if loop not in rule.operand_loops and loop in rule.guarded:
             return SELECTED
     else:
-        # A loop that is in no result is selected if a guard compares it with a run-time index.
+        # A run-time number picks one iteration: of k in `k == $t` (gather), and of v in
+        # `o == v + $t` (a pick). A sum adds all iterations that a guard does not exclude.
         is_target = any(guard.loop.loop == loop for guard in rule.guards)
         if is_target or (loop in rule.guarded and rule.combine == PICK):
             return SELECTED

@@ -78,8 +78,8 @@ def _scalar_roles(graph: Graph, found: Sequence[str]) -> dict[int, str]:
     Args:
       found: the role of every value, where these scalars still have the role "gradient".
     """
-    # An iteration's loss depends on the gradients of the iteration before it, by the carried
-    # parameters. Edges between iterations therefore do not count.
+    # Through the carried parameters, an iteration's loss depends on gradients of the iteration
+    # before it. Edges between iterations therefore do not count.
     edges = dependencies(graph, carried=False)
     computed = [n for n in graph.nodes if not n.bodies]
     backward = [v for n in computed if n.phase == "backward" for v in n.results]
@@ -151,6 +151,7 @@ def _data_dimensions(graph: Graph, given: dict[int, str | None]) -> bytearray:
     Args:
       given: the role of each argument, by its value.
     """
+    # Dimension d of value v has the number base[v] + d: union-find then needs no tuples.
     base = [0]
     for value in graph.values:
         base.append(base[-1] + len(value.type.shape))
@@ -183,6 +184,7 @@ def _data_dimensions(graph: Graph, given: dict[int, str | None]) -> bytearray:
         values = [v for v, role in given.items() if role in argument_roles]
         return {classes.root(i) for v in values for i in range(base[v], base[v + 1])}
 
+    # A class with dimensions of data and of parameters, such as the features M, is no data.
     data = dimensions_of(DATA) - dimensions_of(PARAMETERS, OPTIMIZER_STATE)
     is_data = bytearray(base[-1])
     for i, above in enumerate(classes.parent):

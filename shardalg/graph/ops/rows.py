@@ -21,8 +21,8 @@ from shardalg.graph.ops.families.building import Builder, has_zero
 from shardalg.graph.ops.loops import moved
 from shardalg.graph.ops.rule import PICK, SUM, Rule
 
-# Primitives by reason. Primitives that JAX removes before a program is complete are listed too: the
-# table, the calls and this list together name all primitives of JAX (tests/ops/test_census.py).
+# Primitives that JAX removes before a program is complete are listed too, so that the rows, the
+# calls and this table together name all primitives of JAX (tests/ops/test_census.py).
 REASONS = {
     "JAX replaces it by a number where the program is lowered": "platform_index",
     "what it does outside the function has no place on a device": """

@@ -221,7 +221,7 @@ class Rule:
         """
         if not isinstance(self.init, Access) or self.init.dims:
             return None
-        # The start values follow the operands of a user's reduction, one per operand.
+        # A user's reduction reads n arrays and then n start values; `init` is the first of these.
         if self.combine == USER and self.init.operand == len(self.results):
             return self.init.operand + operand
         return self.init.operand if self.combine == PICK else None

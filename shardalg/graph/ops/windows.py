@@ -103,22 +103,24 @@ def local_params(
                 padding[k], base[k] = padding_around(dim, span), span.base
         return (("padding", tuple(padding)), (dilation, tuple(base)))
 
-    # Parameters tell the operators apart: of the operators that a test reaches, only those in its
-    # line have the parameter.
-    if param("rhs_dilation") is not None:  # convolution
+    # Parameters tell the operators apart. Only a convolution has `rhs_dilation`. Of the others,
+    # only a pooling (`reduce_window`, `select_and_gather_add`) has `base_dilation`, only a pad has
+    # `padding_config`, and only a slice has `limit_indices`. `padding` is tested last, because a
+    # `select_and_scatter` has it, but a convolution and a pooling have it too.
+    if param("rhs_dilation") is not None:
         layout, *_ = record(param("dimension_numbers"), "lhs rhs out").values()
         return window_params(layout[2:], "lhs_dilation")
 
-    if param("base_dilation") is not None:  # reduce_window, select_and_gather_add
+    if param("base_dilation") is not None:
         return window_params(range(len(signature.operands[0].shape)), "base_dilation")
 
-    if param("padding_config") is not None:  # pad
+    if param("padding_config") is not None:
         config = list(param("padding_config"))
         for (_, dim), span in spans.items():
             config[dim] = (*padding_around(dim, span), span.base - 1)
         return (("padding_config", tuple(config)),)
 
-    if param("limit_indices") is not None:  # slice
+    if param("limit_indices") is not None:
         starts, limits = list(param("start_indices")), list(param("limit_indices"))
         for dim, index in enumerate(rule.results[0]):
             loop = index.variables[0]
@@ -129,8 +131,8 @@ def local_params(
                 limits[dim] = blocks[loop]
         return (("start_indices", tuple(starts)), ("limit_indices", tuple(limits)))
 
-    if param("padding") is not None:  # select_and_scatter, select_and_scatter_add
-        # The first window starts at the first element of the block.
+    if param("padding") is not None:
+        # The interval of this device begins at its first window, so that no padding remains.
         padding = list(param("padding"))
         for _, dim in spans:
             padding[dim] = (0, 0)

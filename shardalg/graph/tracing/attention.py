@@ -56,6 +56,8 @@ def has_expansion(equation: Any) -> bool:
 
     This is not the case with dropout, packed sequences or paged keys.
     """
+    # JAX passes small placeholders for operands that a call does not use. Only offsets of packed
+    # sequences have more than two entries per batch element, and only page tables have rank 4.
     offsets, pages = equation.invars[6].aval, equation.invars[8].aval
     is_packed = len(offsets.shape) == 2 and offsets.shape[1] > 2
     return not equation.params["dropout_rate"] and not is_packed and len(pages.shape) != 4
@@ -76,9 +78,10 @@ def forward(q: Any, k: Any, v: Any, bias: Any, *rest: Any, **params: Any) -> tup
     weights = jnp.exp(scores - most)
     if seen is not None:
         weights = jnp.where(seen, weights, 0.0)
-    # A row without any visible key has the sum 0 and the result 0.
+    # A row without any visible key has the sum 0. The lower bound gives the result 0, not 0/0.
     sums = jnp.maximum(jnp.sum(weights, -1, keepdims=True), 1e-37)
-    # Grouped-query attention: the g query heads of a group k share one head of key and value.
+    # Grouped-query attention: the g query heads of a group k share one head of key and value. The
+    # other letters are b batch, t query, s key, h element of a head.
     outputs = jnp.einsum("bkgts,bskh->btkgh", (weights / sums).astype(v.dtype), v)
     batch, length, groups, heads, size = outputs.shape
     result = _as_given(outputs.reshape(batch, length, groups * heads, size), params)
@@ -97,6 +100,7 @@ def backward(q: Any, k: Any, v: Any, bias: Any, *rest: Any, **params: Any) -> tu
     given_bias = bias
     sums, result, gradient = rest[-3:]
     q, k, v, result, gradient = (_by_length(x, params) for x in (q, k, v, result, gradient))
+    # Letters below: b batch, k group, g head in the group, t query, s key, h element of a head.
     scores, seen = _scores(q, k, bias, rest[:2], params)
     batch, length, heads, size = q.shape
     groups = k.shape[2]
@@ -158,6 +162,8 @@ def _scores(
     by_group = q.reshape(batch, length, groups, heads // groups, size)
     scores = jnp.einsum("btkgh,bskh->bkgts", by_group, k, preferred_element_type=jnp.float32)
     scores = scores * jnp.float32(params["scale"])
+    # `variadic_args` are (has a bias, has a gradient of the bias): without a bias, JAX passes a
+    # placeholder. A bias has one matrix per head, or one for all heads.
     if params["variadic_args"][0]:
         first = (groups, heads // groups) if bias.shape[1] == heads else (1, 1)
         wide = bias.astype(jnp.float32)

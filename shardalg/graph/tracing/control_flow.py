@@ -153,7 +153,7 @@ def manual_arguments(call: RegionCall) -> Iterator[RegionArgument]:
         yield RegionArgument(call.node, "blocks", made, result)
 
 
-# Region arguments of calls with bodies. Any other primitive with code is a node without bodies.
+# Any other primitive whose parameters contain code is a node without bodies.
 CALLS: dict[str, Callable[[RegionCall], Iterator[RegionArgument]]] = {
     "scan": scan_arguments,
     "while": while_arguments,

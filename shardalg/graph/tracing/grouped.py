@@ -65,6 +65,7 @@ def row_groups(start: Any, sizes: Any, *, shape: tuple[int, ...]) -> Any:
     """
     ends = jnp.cumsum(sizes, -1, dtype="int32")[..., None, :]
     rows = start + lax.broadcasted_iota("int32", (*shape, 1), len(shape) - 1)
+    # A row is behind all groups that end at or before it, so their number is the number of its own.
     group = (rows >= ends).sum(-1, dtype="int32")
     return jnp.where(group == sizes.shape[-1], NO_GROUP, group)
 
@@ -110,6 +111,7 @@ def grouped_dot(x: Any, w: Any, group: Any, **params: Any) -> Any:
     numbers, count = params["ragged_dot_dimension_numbers"], params["count"]
     (dim,) = numbers.lhs_ragged_dimensions
     (contracting, paired), (batch, _) = numbers.dot_dimension_numbers
+    # If the ragged dimension is contracted, `pair` is the dimension of `w` that it is paired with.
     pair = dict(zip(contracting, paired, strict=True)).get(dim)
     # Numbers in the padding at the end are arbitrary. The largest number so far stands in for them.
     group = lax.cummax(group, axis=group.ndim - 1)
@@ -123,6 +125,8 @@ def grouped_dot(x: Any, w: Any, group: Any, **params: Any) -> Any:
     if not params["is_shifted"]:
         return run(x, w, sizes)
     before = (group < 0).sum(-1, dtype="int32")
+    # A result has the batch dimensions, then the free ones of `x`. `place` is the position of the
+    # ragged dimension among these; None if it is contracted and the result lacks it.
     free = [d for d in range(x.ndim) if d not in (*batch, *contracting)]
     place = len(batch) + free.index(dim) if pair is None else None
     if group.ndim == 1:

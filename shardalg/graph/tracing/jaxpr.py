@@ -240,7 +240,8 @@ class GraphBuilder:
         self._drafts.append(Draft(signature, tuple(operands), results, *where))
         # JAX's own parameters are kept too, because code in them has no plain form.
         self._bindings.append((primitive, params))
-        # A node in a remat span is also listed in the regions around it.
+        # A remat region is inlined in the regions around it: they list its nodes in their own order
+        # of execution too.
         for span in place.spans:
             span.nodes.append(index)
         return index
@@ -350,6 +351,7 @@ def _while(
         return _write_out(builder, equation, operands, place)
     counts = (params["cond_nconsts"], params["body_nconsts"])
     carried = len(operands) - sum(counts)
+    # Both regions have arguments such as "carry0", so that labels begin with the region's name.
     bodies = [
         (
             params[name],
@@ -408,7 +410,7 @@ def call(
             parts.value(parts.type_of(var.aval), "region_argument", f"{name}{at}/{label}")
             for var, label in zip(_open_jaxpr(jaxpr).invars, labels, strict=True)
         )
-        # Inside of a body only the body itself lists the nodes.
+        # `spans` has only the body: the regions around it list the call, which runs these nodes.
         span.results = tuple(builder.run(jaxpr, span.arguments, place._replace(spans=(span,))))
         spans.append(span)
     results = parts.results([parts.type_of(var.aval) for var in equation.outvars], (name, at))

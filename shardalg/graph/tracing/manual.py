@@ -325,7 +325,6 @@ PLANNED: dict[str, Placing] = {
     **dict.fromkeys(("all_gather", "all_gather_invariant"), _all_gather),
     "reduce_scatter": _reduce_scatter,
 }
-# Asynchronous and point-to-point collectives, and collectives with unreduced results.
 UNPLANNED = """
 all_gather_done all_gather_reduced all_gather_reduced_start all_gather_start all_to_all_done
 all_to_all_start pbroadcast pbroadcast_done pbroadcast_start ppermute_done ppermute_start precv
@@ -333,6 +332,7 @@ psend psum_done psum_invariant_start psum_start reduce_scatter_done
 reduce_scatter_start unreduced_pmax unreduced_pmin unreduced_psum unreduced_psum_start
 unreduced_reduce_scatter unreduced_reduce_scatter_start
 """.split()
+"""Collectives that are refused: asynchronous or point-to-point ones, and unreduced results."""
 MANUAL_HANDLERS: dict[str, Placing] = {
     "shard_map": _region,
     # `pvary` changes only JAX's type, which says along which axes a value varies: no node.

@@ -61,11 +61,11 @@ def _barrier(builder: GraphBuilder, operands: Sequence[int], place: Scope) -> di
 REMAT_HANDLERS: Mapping[str, Placing] = {"remat2": _remat}
 
 
-# By primitive, the function that translates its equations. An equation of any other primitive
-# becomes one node.
 READERS: dict[str, Placing] = {**HANDLERS, **MANUAL_HANDLERS, **REMAT_HANDLERS}
+"""By primitive, the function that translates its equations; others become one node each."""
 _OWN = ("jax._src.", "shardalg.")
-# Primitives that depend on a state of the device without an effect in JAX.
+# These primitives depend on a state of the device, but JAX declares no effect for them. The check
+# of effects would therefore not find them.
 _STATEFUL = ("rng_uniform",)
 
 
@@ -104,6 +104,7 @@ def bodies(primitive: Any) -> tuple[Callable[..., Any], ...]:
     homes = {f: getattr(f.func if isinstance(f, partial) else f, "__module__", "") for f in found}
     if all(f"{home}.".startswith(_OWN) for home in homes.values()):
         return ()
+    # The `impl` that JAX gives a primitive by default (`dispatch`) only compiles the lowering rule.
     return tuple(f for f, home in homes.items() if home != "jax._src.dispatch")
 
 

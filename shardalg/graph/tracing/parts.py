@@ -15,8 +15,8 @@ from shardalg.graph.ir import SHORT, Params, Signature, Value, ValueType
 from shardalg.graph.plain import HINTS, plain_params
 from shardalg.graph.source import own_line
 
-# Option of jax that selects GSPMD or Shardy; a version without it has only Shardy.
 SWITCH = "jax_use_shardy_partitioner"
+"""The option of jax that selects GSPMD or Shardy; a version without it has only Shardy."""
 
 
 def installed_partitioner() -> str:
@@ -45,7 +45,7 @@ def sorts_permutes() -> bool:
     """Return whether `lax.ppermute` counts devices in mesh order, not in the order of the names.
 
     Versions of JAX with the option `jax_raise_on_ppermute_sort_diff` count in the order of the
-    names, if that is allowed.
+    names, unless the option makes them raise an error. Older versions count in mesh order.
 
     >>> sorts_permutes() in (True, False)
     True
@@ -162,6 +162,7 @@ class Parts:
             key: object = (primitive, *[item for item in params.items() if item[0] not in HINTS])
             found = self._params.get(key)
         except TypeError:
+            # A parameter has no hash, such as a list: only its plain data can be looked up.
             key = found = None
         if found is None:
             found = plain_params(primitive, params)

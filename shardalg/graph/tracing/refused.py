@@ -27,7 +27,8 @@ _UNTRACEABLE = (
 # specs. This part of the message identifies the error.
 SPECS_DIFFER = "in_specs passed to shard_map"
 _TRACING = f"{os.path.dirname(__file__)}{os.sep}"
-# Errors that JAX raises for a function that it cannot trace; user code raises some of them too.
+# User code raises some of these errors too. So `refused` returns None for those that JAX did not
+# raise because of the function or its arguments.
 REFUSALS = (*_UNTRACEABLE, TypeError, ValueError, NameError, RuntimeError)
 
 

@@ -103,7 +103,7 @@ def _bind_equation(equation: Any, operands: list[Any]) -> Sequence[Any]:
         return _nested_region(params, _arrays(operands))
     if primitive.name == "cond" and (sums := _common_sums(params["branches"])):
         return _sum_after_branches(equation, sums, operands)
-    # New equations keep the user's line and scopes.
+    # Messages and modules of nodes name the user's line and scopes, so new equations keep them.
     info = equation.source_info
     named = current_name_stack() + info.name_stack
     with user_context(info.traceback, name_stack=named):
@@ -214,6 +214,7 @@ def _sum_after_branches(
         outs = list(jaxpr.outvars)
         for result in sums:
             if _is_sum(last := _producer(jaxpr, outs[result])):
+                # The operand of the sum takes the place of its result.
                 outs[result] = last.invars[last.outvars.index(outs[result])]
         return branch.replace(jaxpr=jaxpr.replace(outvars=outs))
 
@@ -300,6 +301,7 @@ def _from_blocks(x: Any, dims: Dims, order: Sequence[str], sizes: Mapping[str, i
     x = _on_axes(x, dims, order)
     leading = [name for name in order if name in chain.from_iterable(dims)]
     places, shape, rest = [], [], x.shape[len(leading) :]
+    # Each dimension follows the dimensions of its blocks, major first, and is merged with them.
     for place, n in enumerate(rest):
         own = dims[place] if place < len(dims) else ()
         places += [*(leading.index(name) for name in own), len(leading) + place]
@@ -355,13 +357,16 @@ def _batching_rules() -> Iterator[None]:
         table.update(before)
 
 
-# For each reduction along an axis, two functions: of a value whose dimension `dim` is the axis, and
-# of a value that is equal on all `size` devices and therefore has no such dimension.
 _REDUCED: dict[Any, tuple[Callable[[Any, int], Any], Callable[[Any, int], Any]]] = {
     lax.psum_p: (lambda x, dim: x.sum(dim, dtype=x.dtype), lambda x, size: x * size),
     lax.pmax_p: (lambda x, dim: x.max(dim), lambda x, size: x),
     lax.pmin_p: (lambda x, dim: x.min(dim), lambda x, size: x),
 }
+"""By reduction along an axis, two functions.
+
+The first one is for a value whose dimension `dim` is the axis. The second one is for a value that
+is equal on all `size` devices and therefore has no such dimension.
+"""
 
 
 def _batch_reduction(
@@ -400,9 +405,12 @@ def _reduce_in_groups(primitive: Any, x: Any, dim: Any, groups: np.ndarray) -> t
     # Strided groups, such as (0, 2), (1, 3), need no reordering if the group's dimension is minor.
     is_strided = (groups.T.ravel() == np.arange(groups.size)).all()
     table = groups.T if is_strided else groups
+    # `member` is the dimension of `table` along which the devices of one group are.
     member = 0 if is_strided else 1
     blocks = _reorder(stack, table.ravel()).reshape(*table.shape, *stack.shape[1:])
     reduced = jnp.expand_dims(of_dimension(blocks, member), member)
+    # Every device of a group has the result. `argsort` is the inverse permutation: it puts the
+    # devices back into their old order.
     everywhere = jnp.broadcast_to(reduced, blocks.shape).reshape(stack.shape)
     return _reorder(everywhere, np.argsort(table.ravel())), 0
 
@@ -515,14 +523,13 @@ def _split_dim(x: Any, dim: int, count: int) -> Any:
     return x.reshape(*x.shape[:dim], count, x.shape[dim] // count, *x.shape[dim + 1 :])
 
 
-# For each collective, the operation on the leading dimension, and its parameters that are
-# dimensions of a block.
 _MOVEMENTS: dict[str, tuple[Callable[..., tuple[Any, Any]], Sequence[str]]] = {
     "ppermute": (_permute, ()),
     "all_gather": (_gather, ["all_gather_dimension"]),
     "reduce_scatter": (_scatter, ["scatter_dimension"]),
     "all_to_all": (_exchange, ["split_axis", "concat_axis"]),
 }
+"""By collective, (the operation on stacked blocks, the parameters that are a block's dimension)."""
 
 
 def _pieces(stack: Any, sources: Mapping[int, int], size: int) -> Iterator[Any]:
@@ -537,7 +544,8 @@ def _pieces(stack: Any, sources: Mapping[int, int], size: int) -> Iterator[Any]:
     place = 0
     while place < size:
         end, first = place + 1, sources.get(place)
-        # Extend the range as long as the senders are consecutive, or missing.
+        # One slice for a run of consecutive senders, and one array of zeros for a run of receivers
+        # without a sender, keep the program small.
         while end < size and sources.get(end) == (None if first is None else first + end - place):
             end += 1
         if first is None:

@@ -338,7 +338,8 @@ def flatten_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
     try:
         below = upper.flatten_up_to(tree)
     except ValueError:
-        # Nodes of different types may have the same keys. If not, the error names all of them.
+        # JAX requires equal types of nodes, such as two tuples. A comparison of keys also accepts a
+        # list for a tuple, and its error names all keys that differ.
         return _flatten_by_keys(prefix, tree, what)
     entries = tree_leaves(prefix, is_leaf=lambda node: node is None)
     counts = [_leaf_count(part) for part in below]

@@ -126,9 +126,9 @@ def _starts(known: KnownValues, node: Node, box: tuple[int, ...], *, clips: bool
     selected = numbers(node.signature).selected
     if index is None or len(index) != len(selected) or len(box) < 1:
         return None
+    # By JAX's definition of gather and scatter, a box starts at 0 where no index component selects.
     starts = [0] * len(box)
     for dim, start in zip(selected, index, strict=True):
-        # Dimensions that no index component selects start at 0.
         starts[dim] = start
     inside = _clamped(node, starts, box)
     # A mode that does not clip drops a box out of range, which no slice does.
@@ -223,7 +223,8 @@ def _rotation_of_sum(known: KnownValues, node: Node) -> Node | None:
     ends = sorted([e for v in node.operands if (e := _padded_slice(known, v, node.region))])
     if len(ends) != 2:
         return None
-    # In ascending order of the zeros before them: x[a:] is moved to the front, x[:a] to the back.
+    # `sorted` compares the zeros in front first. x[a:] has none, because it moves to the front, so
+    # it is the first one, and x[:a] is the second one.
     (low, x, dim, start, limit), (after, other, along, zero, stop) = ends
     (type_,) = node.signature.results
     size = type_.shape[dim]
@@ -328,7 +329,9 @@ def _taps_read(window: Taps, size: int, positions: int) -> range:
     """
 
     def reads(tap: int) -> bool:
-        first = window.dilation * tap - window.low  # at position 0
+        # At position o, the tap reads the place stride*o + first of the dilated image. An element
+        # of the image is there if the base dilation divides the place.
+        first = window.dilation * tap - window.low
         begin = max(0, -(first // window.stride))
         end = min(positions - 1, ((size - 1) * window.base - first) // window.stride)
         # stride * o + first modulo base is periodic in o, so one period of positions is enough.

@@ -279,7 +279,10 @@ def _has_elements(node: Node) -> bool:
 
 
 def _slice_of_slice(node: Node, inner: Node) -> Node:
-    """Return one slice for two: `x[a::s][b::t]` is `x[a+s*b::s*t]`."""
+    """Return one slice for two: `x[a::s][b::t]` is `x[a+s*b::s*t]`.
+
+    With `y = x[a::s]`, the slice `y[b:stop:t]` ends at `y[stop-1]`, element `a + s*(stop-1)` of x.
+    """
     rows = []
     for (a, _, s), (b, stop, t) in zip(_cut(inner), _cut(node), strict=True):
         rows.append((a + s * b, a + s * (stop - 1) + 1, s * t))
@@ -300,7 +303,8 @@ def _slice_params(rows: Sequence[tuple[int, int, int]]) -> Params:
 def _slice_of_pad(node: Node, inner: Node) -> Node | None:
     """Return a pad for a slice of a pad: `pad(x, low)[a:]` is `pad(x, low - a)`.
 
-    Negative padding cuts. None if the slice has a stride.
+    Negative padding cuts. None if the slice has a stride. In the code, the slice is `[a:b:s]` of a
+    dimension of size n.
     """
     config = []
     padded = inner.signature.results[0].shape
@@ -318,7 +322,7 @@ def _pad_of_slice(node: Node, inner: Node) -> Node | None:
     """Return a pad for a pad of a slice: `pad(x[a:], low)` is `pad(x, low - a)`.
 
     None if the slice has a stride, or if one end is cut and then padded: the padding number would
-    be lost.
+    be lost. In the code, the slice is `[a:b:s]` of a dimension of size n.
     """
     config = []
     shape = inner.signature.operands[0].shape

@@ -24,15 +24,16 @@ from shardalg.graph.ops.families.building import record
 from shardalg.graph.ops.families.indexing import COMBINE, GATHER, SCATTER, applies_code, numbers
 
 Answer = TypeVar("Answer")
-# JAX's dimension numbers of gathers and scatters have different names for the same things. Below
-# are the names of the operand dimensions that the result or update lacks, of the operand dimensions
-# that the indices select, and of the indices' batch dimensions.
+# JAX has different names for the same dimension numbers of gathers and of scatters.
 DROPPED = {"gather": "collapsed_slice_dims", **dict.fromkeys(COMBINE, "inserted_window_dims")}
+"""By primitive, the name of the operand dimensions that the result or the update lacks."""
 SELECTED = {"gather": "start_index_map", **dict.fromkeys(COMBINE, "scatter_dims_to_operand_dims")}
+"""By primitive, the name of the operand dimensions that the indices select."""
 PAIRED = {
     "gather": "start_indices_batching_dims",
     **dict.fromkeys(COMBINE, "scatter_indices_batching_dims"),
 }
+"""By primitive, the name of the batch dimensions of the indices."""
 
 
 def indices_paired(graph: Graph) -> Graph:
@@ -56,6 +57,8 @@ def _as_reshape(counting: _Counting, node: Node) -> Node | None:
     indices = node.signature.operands[1].shape
     if len(found.selected) != 1 or indices[-1:] != (1,) or found.operand_batching:
         return None
+    # A reshape keeps the row-major order. So the gather must read whole rows (`sizes`), and its
+    # result must have the indices' dimensions exactly in the place of the gathered dimension.
     (dim,) = found.selected
     sizes = tuple(1 if d == dim else n for d, n in enumerate(shape))
     batch = len(indices) - 1
@@ -77,7 +80,7 @@ def _with_batch_dimensions(graph: Graph, counting: _Counting, node: Node) -> Nod
     None if no component is, if not exactly one other component is left, or for a scatter that
     combines updates by a function of the user.
     """
-    # Its function cannot be rebuilt from the new parameters.
+    # The user's function that combines updates was traced for the old parameters and stays there.
     if applies_code(node.signature):
         return None
     pieces = _index_components(graph, node)
@@ -186,11 +189,13 @@ class _Counting:
         node = producing_node(self.graph, value)
         if node is None or node.primitive not in _IN_ORDER:
             return False
+        # `select_n(i < 0, i, i + n)` equals i, because 0, 1, 2, ... are not negative.
         if node.primitive == "select_n":
             return bool(self.unwrapped(node, self.in_order))
         source = node.signature.operands[0]
         if node.primitive == "broadcast_in_dim" and math.prod(source.shape) != math.prod(shape):
             return False
+        # A conversion to a narrow integer type would wrap around and break the order.
         narrow = _if_wide_enough(node, 0, math.prod(shape)) is None
         return not narrow and self.in_order(node.operands[0])
 
@@ -307,10 +312,10 @@ _FOLLOW: dict[str, Callable[[_Counting, Node], int | None]] = {
     "squeeze": _Counting.squeezed,
     "transpose": _Counting.transposed,
 }
-# Operators that preserve the order of elements, if they preserve their number.
 _IN_ORDER = frozenset(
     ("broadcast_in_dim", "convert_element_type", "reshape", "select_n", "squeeze")
 )
+"""Operators that keep the row-major order of elements, if they keep the number of elements."""
 
 
 def scatters_added(graph: Graph) -> Graph:
@@ -353,6 +358,7 @@ def _scatter_into_zeros(known: KnownValues, node: Node, value: int) -> Node | No
         return None
     fill = known.fill(scatter.operands[0], scatter.region)
     zero = None if fill is None else known.number(fill)
+    # A value that the region or the program returns must stay a value of its own.
     leaves = value in (*graph.regions[node.region].results, *graph.results)
     is_alone = list(graph.users[value]) == [node.index] and not leaves
     if zero is None or zero or not is_alone:
@@ -406,6 +412,8 @@ def first_elements(signature: Signature) -> FirstElements | None:
         starts = (("start_indices", (0,) * len(shape)), ("strides", None))
         cut = Signature("slice", (("limit_indices", shape), *starts), (operand,), (sliced,))
         return FirstElements(cut, None, None, replace(signature, operands=(sliced, indices)))
+    # Otherwise the slice would be larger than the result. Components of 0 are appended to the index
+    # vectors instead, so that only the result is sent.
     *places, count = indices.shape
     zero, more = (replace(indices, shape=(*places, n)) for n in (len(free), count + len(free)))
     how = (("broadcast_dimensions", ()), ("shape", zero.shape))

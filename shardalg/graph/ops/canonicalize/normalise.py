@@ -94,7 +94,7 @@ class NodeReplacement(NamedTuple):
 
 
 class Padding(NamedTuple):
-    """Changes of a graph that pad the number of samples.
+    """Changes of a graph that add samples of zeros at the end of its batch dimensions.
 
     Attributes:
       changes: pairs of a node index and the replacement of the node.
@@ -106,7 +106,10 @@ class Padding(NamedTuple):
 
 
 def with_padding(graph: Graph, padding: Padding) -> Graph:
-    """Return the graph with the number of samples padded (see `planner/padded_samples.py`)."""
+    """Return the graph with samples of zeros added at the end of some batch dimensions.
+
+    `planner/padded_samples.py` computes the changes: every device then has whole samples.
+    """
     live = bytearray(b"\1" * len(graph.nodes))
     return _GraphRewriter(graph, {}, live, padding=padding).graph()
 
@@ -126,6 +129,7 @@ def live_nodes(graph: Graph, known: dict[int, np.ndarray] | None = None) -> byte
         folded[value] = 1
     # In reverse order of execution all readers of a value come before its node.
     for node in reversed(list(graph.walk())):
+        # The loop ends without `break` if no result is needed; the node is then dead.
         for value in node.results:
             if needed[value] and not folded[value]:
                 break

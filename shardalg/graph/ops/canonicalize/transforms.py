@@ -19,9 +19,11 @@ from functools import lru_cache
 from shardalg.graph.ir import Params, Signature, ValueType
 from shardalg.graph.ops.rows import rules
 
-# The dimensions that each stage transforms, in order of the stages. A separate type, because the
-# planner chooses the order and `normalise.in_stages` applies it.
 Order = tuple[tuple[int, ...], ...]
+"""The dimensions that each stage of a Fourier transform transforms, in order of the stages.
+
+The planner chooses the order and `normalise.in_stages` applies it.
+"""
 # The values of `jax.lax.FftType`, repeated here because this module does not import jax.
 FORWARD, INVERSE, REAL, INVERSE_REAL = range(4)
 
@@ -58,7 +60,8 @@ def stage_order(signature: Signature, split: Collection[int]) -> Order:
         return ()
     kind = signature.param("fft_type")
     if kind == REAL and last in split:
-        # The exchange for the last dimension determines how the other dimensions are sharded.
+        # A real transform must begin with the last dimension. The exchange that brings it together
+        # decides which other dimension is sharded afterwards, so their order is left open here.
         return ((last,), tuple(others))
     # An inverse real transform needs complex operands everywhere except at its end: the dimension
     # that becomes real is transformed last.

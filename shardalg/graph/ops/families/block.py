@@ -138,7 +138,8 @@ def linear_algebra(signature: Signature) -> tuple[Rule, ...]:
     The leading dimensions of the first operand are batch loops; all other dimensions are whole.
     Each batch element takes O(n^3) operations.
     """
-    # The trailing dimensions are the vector or matrix that one call works on.
+    # One call factorises a matrix, the last two dimensions, or works on a vector, the last one. All
+    # dimensions in front of it are independent calls.
     core = 1 if signature.primitive in VECTORS else 2
     shape = signature.operands[0].shape
     row = _batched(signature, max(len(shape) - core, 0), shape[-1] if core == 2 else 1)
@@ -160,7 +161,8 @@ def keys(signature: Signature) -> tuple[Rule, ...]:
     that are made from it are whole.
     """
     values = (*signature.operands, *signature.results)
-    # The common leading dimensions are the array of keys; words and new keys follow.
+    # Each key is independent of the others. The dimensions that all values share are the array of
+    # keys; further ones are the words of a key, or the new keys made from it.
     count = min(len(value.shape) for value in values)
     alike = len({value.shape[:count] for value in values}) == 1
     drawn = signature.primitive in ("random_fold_in", "random_split")

@@ -93,7 +93,7 @@ def moved_row(
 
 
 def record(value: Plain, fields: str) -> dict[str, tuple[int, ...]]:
-    """Return a named tuple that was stored as plain data as a dictionary from field to value.
+    """Return a dictionary from field name to value for a named tuple stored as plain data.
 
     Args:
       value: the values in order, or (name, value) pairs.

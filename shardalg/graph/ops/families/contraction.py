@@ -100,7 +100,8 @@ def dot_loops(signature: Signature, numbers: Plain, groups: tuple[int, ...] = ()
     """
     contracted, batched = numbers
     batch, contracting = letters("b", len(batched[0])), letters("k", len(contracted[0]))
-    # Dimensions that are neither batch nor contracting are free: m on the left, n on the right.
+    # Batch and contracting loops are shared by both operands, so they get their names first. Every
+    # other dimension has a loop of its own, m on the left and n on the right.
     maps, free = [], []
     for letter, side, own in (("m", 0, ()), ("n", 1, groups)):
         dims = (*batched[side], *contracted[side])
@@ -159,6 +160,7 @@ def ragged_dot_general(signature: Signature) -> tuple[Rule, ...]:
     own = next(names for names in roles if ragged in names)
     before = () if own is found.batch else found.batch
     prefix = (*before, *own[: own.index(ragged)], "g")
+    # JAX also accepts group sizes without the leading ones of these dimensions.
     sizes = prefix[-len(signature.operands[2].shape) :]
     result = ("g", *found.result) if own is found.contracting else found.result
     rounded = found.contracting if rounds_whole(signature) else ()
@@ -200,6 +202,7 @@ def grouped_dot(signature: Signature) -> tuple[Rule, ...]:
     ragged = found.maps[0][at]
     own = next(names for names in (found.left, found.contracting) if ragged in names)
     prefix = (*found.batch, *own[: own.index(ragged)], ragged)
+    # The operand with the groups may lack the leading dimensions, if all of them have equal groups.
     selecting = prefix[-len(signature.operands[2].shape) :]
     result = ("g", *found.result) if own is found.contracting else found.result
     whole = frozenset(found.contracting if rounds_whole(signature) else ())
@@ -367,7 +370,7 @@ def conv_general_dilated(signature: Signature) -> tuple[Rule, ...]:
     inner = Index.of("i") if groups.by_batch else groups.alone("i", i)
     outer = groups.index("f", f)
     result_batch = groups.alone("n", n) if groups.by_batch else Index.of("n")
-    # A window of one tap has no tap loop.
+    # Without a tap loop, the index of a window of one tap is that of a slice, `stride*o - low`.
     windows, taps = [], []
     positions: dict[str, int] = {}
     counts: dict[str, int] = {}

@@ -213,6 +213,7 @@ def groups(source: list[int], target: list[int]) -> list[tuple[DimensionRange, D
         start = (i, j)
         left, right = math.prod(source[i : i + 1]), math.prod(target[j : j + 1])
         i, j = min(i + 1, len(source)), min(j + 1, len(target))
+        # Extend the range with fewer elements: its product must reach the other one.
         while left != right:
             if left < right:
                 left, i = left * source[i], i + 1
@@ -246,12 +247,18 @@ def _set_nested_indices(extents: dict[str, int], cuts: list[int], sides: Sides) 
 
     Two neighbouring strides in `cuts` make one new loop of `extents`. On each side, the loop
     belongs to the dimension that contains both strides: `[2*i+j] -> [i, j]` for (6,) -> (3, 2).
+
+    Args:
+      extents: the extent by loop, to which the new loops are added.
+      cuts: strides of both sides, largest first; the first is the group's number of elements.
+      sides: for the operand and the result, the group's dimensions and the list that gets indices.
     """
     for high, low in itertools.pairwise(cuts):
         name = _add_loop(extents, high // low)
         for span, maps in sides:
             for k, (size, stride) in enumerate(zip(span.sizes, span.strides, strict=True)):
-                # The loop covers strides [low, high), the dimension [stride, stride*size).
+                # A step of the dimension is `stride` elements of the flat range, and a step of the
+                # loop is `low`. So the loop counts in steps of `low // stride`.
                 if high <= stride * size and low >= stride and size > 1:
                     maps[span.start + k] += Index.of(name) * (low // stride)
 

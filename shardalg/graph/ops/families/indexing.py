@@ -350,6 +350,8 @@ def _dynamic(
     extents = dict(zip(part, window, strict=True)) | dict(zip(full, shape, strict=True))
     # An update has the starts after the operand and the update, a slice after the operand.
     updates = first == 2
+    # Each device contributes its elements, and zeros in place of the others, to a sum. Random keys
+    # have no zero, so that the loops over the moving dimensions are local.
     known = is_number(signature.results[0].dtype) or signature.results[0].dtype == "bool"
     addends = frozenset({0, 1} if updates else {0})
     return Rule(
@@ -361,7 +363,7 @@ def _dynamic(
         access(0, full) if updates else None,
         tuple(Guard(Index.of(full[d]), Index.of(part[d]) + f"$t{d}") for d in sorted(moving)),
         tuple(Symbol(f"$t{d}", first + d, (), shape[d] - window[d], CLIP) for d in sorted(moving)),
-        local=frozenset(() if known else (full[d] for d in moving)),  # no zero to sum
+        local=frozenset(() if known else (full[d] for d in moving)),
         linear=addends if is_number(signature.results[0].dtype) else frozenset(),
         addends=addends if updates and is_number(signature.results[0].dtype) else frozenset(),
         family="dynamic",

@@ -258,7 +258,8 @@ def _selection_row(
     inner: dict[str, int] = {}
     never = _never_selected(signature)
     for d, taps in enumerate(_taps(signature)):
-        # A window of one tap with stride 1 and without padding needs no loops of its own.
+        # A window of one tap, with stride 1 and without padding, contains only element d itself:
+        # no other tap can be selected, so no loop compares taps.
         moves = (taps.count, taps.stride, taps.low) != (1, 1, 0)
         inner |= {f"r{d}": taps.count, f"q{d}": taps.count} if moves else {}
         # Element d is tap r of the window that starts at d - r. Window o starts at
