@@ -29,14 +29,14 @@ SHORT = {
     "uint32": "u32", "uint64": "u64", "complex64": "c64", "complex128": "c128",
 }  # fmt: skip
 
-# At run time this is the exact union, against which entries of plan files are checked. For type
-# checkers it is Any: the primitive determines the type of each parameter, so that a union would
-# force each rule to check it again.
+# A parameter of a primitive as plain data: a number, text, None, or a tuple of plain data. At run
+# time this is the exact union, against which entries of plan files are checked. For type checkers
+# it is Any: the primitive determines the type of each parameter, so that with a union each rule
+# would have to check the type again.
 if TYPE_CHECKING:
     Plain: TypeAlias = Any
 else:
     Plain = int | float | bool | str | None | tuple["Plain", ...]
-    """Parameter of a primitive as plain data: a number, text, None, or a tuple of plain data."""
 Params = tuple[tuple[str, Plain], ...]
 PlainMesh = tuple[tuple[tuple[str, int], ...], tuple[int, ...] | None]
 
