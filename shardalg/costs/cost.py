@@ -324,6 +324,8 @@ class Cost:
         """
         if self.analysis is None:
             raise TableError("no plan made this program: ask the cost of a plan, plan.cost(...).")
+        # Exposed seconds are distributed in proportion to the hidden ones, so the whole
+        # communication along each set of axes is needed.
         whole: dict[str, float] = {}
         for item in self.hints.items:
             if item.is_communication:

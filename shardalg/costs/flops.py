@@ -51,7 +51,10 @@ def flops(
     if not rule.flops:
         return 0
     loops = {**rule.extents, **(sizes or {})}
+    # The loop of a guard counts once, so it is among the counted loops from the start.
     count, counted = rule.flops, {guard.loop.loop for guard in rule.guards}
+    # Loops that read through one window are counted together: which iterations of one loop read an
+    # element depends on the other loop.
     for index, operand, dim in _partial(rule):
         names = [n for n in index.variables if n in loops]
         known = bool(shapes) or all(loops[n] == rule.extents[n] for n in names)
@@ -185,6 +188,7 @@ def _inside_named(index: Index, extents: Mapping[str, Any], size: Any) -> Any:
             f"a window of {index} slides over loops of {sizes} iterations: how many of them read "
             "an element has no formula. Give the size of the window or of the image as a number."
         )
+    # The loop whose extent is no integer cannot be enumerated, so it is counted in closed form.
     *rest, (counted, slope) = sorted(index.terms, key=lambda term: term[0] in named[:1])
     found = 0
     for point in product(*(range(extents[name]) for name, _ in rest)):
@@ -212,6 +216,7 @@ def _inside_pair(index: Index, extents: Mapping[str, Any], end: Any) -> Any:
     (wide, slope), (narrow, unit) = sorted(index.terms, key=lambda term: -abs(term[1]))
     if abs(unit) != 1:
         return None
+    # The least index: loops of negative slope are run backwards, so that all slopes are positive.
     start = index.constant
     for name, each in index.terms:
         start = start + (each * (extents[name] - 1) if each < 0 else 0)
@@ -228,6 +233,7 @@ def _inside_pair(index: Index, extents: Mapping[str, Any], end: Any) -> Any:
         """Return the number of iterations whose index, counted from `start`, is below `bound`."""
         return below(bound) - below(bound - inner)
 
+    # Indices below `end`, without those below 0.
     return points(end - start) - points(-start)
 
 

@@ -432,6 +432,7 @@ def on_chip(program: SpmdProgram, graph: Graph) -> frozenset[int]:
         if isinstance(instruction.attributes, Collective)
         for value in (*instruction.operands, *instruction.results)
     }
+    # Scores that a collective sends are in memory, and so are all values that are equal to them.
     inner = scores - handed_together(graph, scores & sent) if scores & sent else scores
     never = {local.index for local in program.locals if local.origin in inner}
     found: set[int] = {*never}
@@ -588,6 +589,7 @@ def _of_block(block: Block, graph: Graph) -> set[int]:
             is_fused = loop.operands[place] in made and loop.operands[place] not in read
             if is_fused and argument not in kept[id(loop)]:
                 found.add(argument)
+    # A body's results are its carry, then one value per stack that the loop returns.
     for loop in loops:
         body, carries = loop.attributes.body, loop.attributes.num_carry
         inner = {v for one in body.instructions for v in one.results}

@@ -312,6 +312,8 @@ class Pricing:
     @cached_property
     def first_alike(self) -> list[int]:
         """For each step, the number of the first step that has the same price."""
+        # Each distinct pair of shape and item type has one number, so that the keys below are
+        # short.
         number: dict[Any, int] = {}
         held, cast = self.program.locals, self.casts
         types = [number.setdefault((v.shape, v.dtype), v.index) for v in held]
@@ -331,6 +333,7 @@ class Pricing:
             instruction = step.instruction
             values = instruction.operands + instruction.results
             operator = None if instruction.node is None else nodes[instruction.node]
+            # The planner may run another instruction for a node, so only `Apply` has its price.
             plain = operator is not None and type(instruction.attributes) is Apply
             key = (
                 operator if plain else self.operation(instruction),

@@ -386,10 +386,13 @@ class _Symboliser:
             return self.resized(local, attributes.dim, given, after)
         if isinstance(attributes, Regroup):
             return self.regrouped(instruction, attributes, given, local.shape)
+        # Without padding the shape is the block that the sharding gives.
         if local.shape == blocks:
             return self.plain(local)
         if isinstance(attributes, EXCHANGED):
             return self.sized(instruction, attributes, local)
+        # Padding has made some dimensions larger than the block. These are None here, and follow
+        # from the operand's shape.
         plain = self.tiled(local, [i for i, n in enumerate(local.shape) if n == blocks[i]])
         if isinstance(attributes, Collective):
             # An all-gather of an uneven dimension keeps the padding of every block.
@@ -439,6 +442,8 @@ class _Symboliser:
         block, before = size
         if isinstance(instruction.attributes, Dilate):
             raise FormulaError(self.unknown(instruction, [block]))
+        # A cut of at most half of the block is a margin of constant size; of a longer cut, the rest
+        # of the block is the margin.
         return length if 2 * length <= before else block - (before - length)
 
     def unknown(self, instruction: Instruction, sizes: list[Size]) -> str:

@@ -198,6 +198,7 @@ def less(first: Formula, second: Formula) -> str:
     difference = second - first
     if not difference:
         return "never"
+    # The denominator is positive, as all sizes are, so the sign is that of the numerator.
     above, _ = difference.fraction
     # A positive factor of all terms does not change the sign, so the inequality is divided by it.
     powers = [dict(monomial) for monomial in above.terms]

@@ -329,6 +329,7 @@ class _Split:
     def __init__(
         self, program: SpmdProgram, graph: Graph, machine: Hardware | Topology, as_priced: bool
     ) -> None:
+        """Compute the tables that all instructions need; the arguments are those of `work`."""
         self.program, self.graph, self.chip = program, graph, machine.chip
         self.kept = on_chip(program, graph)
         self.inside, self.casts = unwritten(program, graph), casts(program, graph)

@@ -70,6 +70,7 @@ def rate_amounts(program: SpmdProgram, graph: Graph, *, finely: bool) -> tuple[C
         for price in plain
         if price.kind in RING_BYTES
     )
+    # With infinite rates and no constant times, each figure takes no time until it is set to 1.
     free = {**rates, "operator_s": 0.0}
     free |= {f"collective_s.{detail}": 0.0 for detail in sent}
     free |= {f"collective_bytes_per_s.{detail}": math.inf for detail in sent}

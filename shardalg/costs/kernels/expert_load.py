@@ -119,6 +119,8 @@ def of_named_groups(signature: Signature, sides: tuple[Any, Any], amount: Any) -
     """
     for rule in rules(signature) or ():
         for guard in rule.guards if rule.load is not None else ():
+            # The number of groups is the size of the dimension that the loop over groups indexes,
+            # on one device and globally. A negative tensor number means a result.
             tensor, dim = next(
                 (t if t >= 0 else len(signature.operands), d)
                 for t in rule.tensors
@@ -136,6 +138,8 @@ def loads(program: SpmdProgram, graph: Graph) -> tuple[tuple[str, float | str], 
     found: dict[tuple[str, float | str], None] = {}
     for instruction in instructions(program.block):
         attributes, node = instruction.attributes, instruction.node
+        # "g" is the loop over groups. If it is not sharded, each device has all groups, whatever
+        # the load factor.
         is_loaded = isinstance(attributes, RaggedAllToAll) or (
             type(attributes) is Apply and "g" in dict(attributes.loops)
         )

@@ -198,6 +198,8 @@ def _all_to_all(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
     slowest: dict[str, Any] = {}
     for stage in over_stages:
         for span in stage.spans if stage.medium == TORUS else ():
+            # k * k // 4 pairs of k chips have the middle between them, and each chip sends one k-th
+            # of its data to each other chip.
             crossing = held * Fraction(span.count * span.count // 4, span.count)
             cause = stage.cause
             slowest[cause] = larger(slowest.get(cause, 0), over(crossing, span.bytes_per_s))

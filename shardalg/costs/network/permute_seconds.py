@@ -99,6 +99,7 @@ def _route(spans: tuple[DigitSpan, ...], permute: Permute) -> _Route | None:
     for span in spans:
         along = ends // span.digit.stride % span.digit.size
         places[span.level] += along * span.stride
+    # Levels that some message crosses, outermost first: its source and target differ there.
     leaving = [(v, p) for v, p in places.items() if (p[:, 0] != p[:, 1]).any()]
     if not leaving or leaving[0][0].medium == CHIP:
         return None
