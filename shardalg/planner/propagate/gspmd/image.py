@@ -147,7 +147,10 @@ def _is_whole(rule: Rule, index: Index, size: int) -> bool:
 
 
 def _sizes(rule: Rule, index: Index) -> tuple[int, int]:
-    """Return how many summed iterations, and how many of the result, an index's loops have."""
+    """Return two products of extents: of an index's summed loops, and of its loops in the result.
+
+    For an image dimension, the first number counts the kernel's taps along it.
+    """
     own = index.variables
     taps = [rule.extents[v] for v in own if v not in rule.result_loops]
     return math.prod(taps), math.prod(rule.extents[v] for v in own if v in rule.result_loops)

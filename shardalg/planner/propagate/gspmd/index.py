@@ -102,7 +102,7 @@ class SweepIndex:
 
 
 def index(graph: Graph, rules: Rules, results_given: bool = True) -> SweepIndex:
-    """Return the index of a graph.
+    """Return the steps of a graph in the order of the sweeps, with the tables that sweeps read.
 
     Args:
       results_given: whether some result is annotated. If so, XLA gives every result a reader of its
@@ -132,10 +132,10 @@ def assembled(
     computations: Sequence[int] = (),
     places: Places = ((), ()),
 ) -> SweepIndex:
-    """Return the index of steps in sweep order, each of a numbered operator class.
+    """Return the `SweepIndex` of the given steps, which are in sweep order.
 
     Args:
-      found: the operator classes, by number.
+      found: the operator classes; a step names its class by the number in this list.
       computations: how many steps each computation has; () is one computation of all steps.
       places: the names and the shapes of the values that follow the stand-ins of results.
     """
@@ -253,11 +253,14 @@ class _ClassTable:
         return self.numbers[key]
 
     def of_tie(self, shape: tuple[int, ...], single: bool, drop: tuple[int, int] = (0, 0)) -> int:
-        """Return the number of the class of one value on both sides of a border.
+        """Return the class of a step that takes a value across the border of a loop or branch.
+
+        The class is given by its number in `found`.
 
         Args:
           single: whether the value behind the border has exactly one user.
-          drop: as in `pass_through`.
+          drop: the numbers of leading dimensions that only the value before, or only the value
+            behind the border has, as a stack and its slice.
         """
         key = (shape, single, drop)
         if key not in self.across:
@@ -361,7 +364,12 @@ def _border_step(graph: Graph, kinds: _ClassTable, tie: RegionArgument) -> Visit
 def _readers_and_steps(
     kinds: list[OperatorClass], steps: list[Visit], count: int
 ) -> tuple[list[list[tuple[int, int]]], list[list[int]]]:
-    """Return `SweepIndex.readers` and `SweepIndex.steps_of`, for `count` values."""
+    """Return per value its reads as (step, operand position), and all steps that it takes part in.
+
+    Args:
+      kinds: the operator classes, by number.
+      count: the number of values.
+    """
     readers: list[list[tuple[int, int]]] = [[] for _ in range(count)]
     steps_of: list[list[int]] = [[] for _ in range(count)]
     operands = [kind.num_operands for kind in kinds]

@@ -211,7 +211,8 @@ def _apply_offers(
     """Return the layout number of a value after some offers, and the tensors whose offers it took.
 
     Args:
-      how: (merging, replace), as of `Layouts.improve`.
+      how: (merging, replace). With merging, the common refinement of two shardings is taken. With
+        replace, an offer with more tiles is taken even if it does not refine the value's sharding.
     """
     # The order matters: an offer that is merged first may make the next one incompatible.
     sources: Numbers = ()

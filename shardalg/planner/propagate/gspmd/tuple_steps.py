@@ -35,7 +35,9 @@ ARGUMENTS = ("argmax", "argmin")
 
 @dataclass(eq=False)
 class Computations(Instructions):
-    """The computations found so far.
+    """The builder of the steps of GSPMD's sweeps, computation by computation of XLA's module.
+
+    A place is an entry of a tuple, numbered like a value, with a sharding of its own.
 
     Attributes:
       names, shapes: per place, the value that names it in texts, and its shape.
@@ -73,7 +75,7 @@ class Computations(Instructions):
         self.users = self._count_users()
 
     def _place(self, value: int, shape: Shape) -> int:
-        """Add a place named after a value and return its number."""
+        """Add an entry of a tuple (a place) and return its number; texts name it by the value."""
         self.names.append(value)
         self.shapes.append(shape)
         return self.first + len(self.names) - 1
@@ -167,6 +169,7 @@ class Computations(Instructions):
 
     def _steps(self, region: int) -> Iterator[Visit]:
         """Yield the steps of one computation; the steps of the function's results come last."""
+        # Each kind of instruction has the method that makes its steps, as `_call` for "call".
         for what, *numbers in self.in_order(region):
             yield from getattr(self, f"_{what}")(*numbers)
         # A scalar result has no dimension to shard, so that its annotation needs no step.

@@ -138,7 +138,10 @@ class _IndexBuilder:
         return self.found.setdefault(kind, len(self.found))
 
     def _tensors(self, values: Iterable[int]) -> tuple[int, ...]:
-        """Return for each value the value that has its sharding."""
+        """Return the values, each body argument of a carry replaced by the loop's result.
+
+        Both share one sharding, which is kept at the loop's result.
+        """
         return tuple(self.builder.target.get(v, v) for v in values)
 
     def _notified(

@@ -97,7 +97,11 @@ class ShardyModuleBuilder(Instructions):
         return self.graph.values[number].type.shape
 
     def place(self, value: int, shape: tuple[int, ...]) -> int:
-        """Add a place named after a value and return its number."""
+        """Add a value that only Shardy's module has and return its number.
+
+        Args:
+          value: the value by which texts name it.
+        """
         self.names.append(value if value < self.first else self.names[value - self.first])
         self.shapes.append(shape)
         return self.first + len(self.names) - 1
@@ -107,6 +111,7 @@ class ShardyModuleBuilder(Instructions):
 
         The reader of the computation's results comes last.
         """
+        # Each kind of instruction has the method that makes its operators, as `_call` for "call".
         for what, *numbers in self.in_order(number):
             yield from getattr(self, f"_{what}")(*numbers)
 
