@@ -273,7 +273,8 @@ def _carry_sharding(added: Sharding, own: Sharding) -> Sharding:
     """
     if added.shape == own.shape or not added.unreduced:
         return added
-    # Rows are added: the carry keeps its digits, except those along which the sums are partial.
+    # Along the digits of a partial sum every device holds an addend of the same elements, so these
+    # digits cannot divide a dimension of the carry, too.
     sums = added.unreduced
     dims = [tuple(d for d in dim if not any(overlap(d, s) for s in sums)) for dim in own.dims]
     return interned(own.mesh, own.shape, tuple(dims), sums)

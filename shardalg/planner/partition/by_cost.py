@@ -178,7 +178,8 @@ class CostProblem:
                 makes = tuple(slot_sharding(slot, at) for slot in one.makes)
                 agreed.append(Option(asks, makes, 0.0))
             units.append(tuple(agreed))
-        # A body's argument has the sharding of its group from the start of the body on.
+        # The sharding of a body's argument is the option of its group already. A move inside the
+        # body to another result sharding would be paid in every iteration.
         still = {
             v for one, _ in self.region_arguments for v in self._body_arguments(one)
         } - self.sharded.fixed

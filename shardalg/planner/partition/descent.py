@@ -24,9 +24,11 @@ Asked = tuple[int, Layout]
 """A value, and a sharding in which a unit computes or reads it."""
 SWEEPS = 50
 """The largest number of sweeps over all units. Sweeps usually end much earlier, at a minimum."""
-# A trial changes one unit. So many of its neighbours then take their best options, before the total
-# is compared: a change often pays only if the neighbours follow.
 NEAR = 3
+"""The number of neighbours that take their best options after a trial has changed one unit.
+
+The total is compared only then, because a change often pays only if the neighbours follow.
+"""
 
 
 @dataclass(frozen=True)

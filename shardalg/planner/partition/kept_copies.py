@@ -53,7 +53,8 @@ def below_peak(
     are chosen first.
 
     Args:
-      donated, rebuild: as in `costs.memory.held_bytes`.
+      donated: indices of the arguments whose memory the step may reuse.
+      rebuild: whether forward values may be computed again in the backward pass.
     """
     found = _repeated(program)
     if not found:

@@ -46,7 +46,8 @@ def shard_unreached(
 
     Args:
       chip: the chip whose rates compare bytes sent with arithmetic.
-      padded, finite: as in `NodeKey`.
+      padded: whether blocks may be padded while they are moved.
+      finite: whether sums are deferred behind products, too.
     """
     graph, found = sharded.graph, list(sharded.shardings)
     made = []
@@ -177,6 +178,7 @@ def _whole_in(node: Node, value: int) -> set[int]:
         if operand != value:
             continue
         indices = enumerate(rule.operands.get(number, ()))
+        # A `top_k` compares all elements along its reduced loops, so it gathers these, too.
         gathered = rule.whole | (frozenset(rule.reduced) if rule.combine == TOP else frozenset())
         whole = {d for d, i in indices if i.variables and set(i.variables) <= gathered}
         found = whole if found is None else found & whole

@@ -228,9 +228,15 @@ def components(rows: tuple[Rule, ...]) -> tuple[Component, ...]:
 
 
 def _component(rows: tuple[Rule, ...], numbers: list[int]) -> Component:
-    """Return the component that consists of the rows with these numbers."""
+    """Return the component that consists of the rows with these numbers.
+
+    Args:
+      rows: all rows of RULES of the node.
+      numbers: the positions of the component's rows in `rows`.
+    """
     rules = tuple(rows[n] for n in numbers)
     tensors = tuple(t for n in numbers for t in _tensors(rows[n], None if len(rows) == 1 else n))
+    # A loop may be sharded only if every row of the component allows it, because rows share loops.
     named = [n for rule in rules for n, _ in rule.loops if n not in unsupported_loops(rule)]
     barred = {name for rule in rules for name in _unshardable(rule)}
     return Component(

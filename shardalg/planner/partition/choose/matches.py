@@ -26,8 +26,8 @@ def required_devices(key: NodeKey, component: Component, assignments: list[Assig
 
     For a contraction it is the number of devices of the largest assignment that uses all matches
     (`_matches`) and no digits of one operand alone. Fewer bytes then never mean more arithmetic
-    than in XLA's
-    partitioner, which groups devices by the same matches (`dot_handler.cc`, PartitionDotGroupOn*).
+    than in XLA's partitioner, which groups devices by the same matches (`dot_handler.cc`,
+    PartitionDotGroupOn*).
     """
     if not (component.is_whole and contracts(key.signature)):
         return 1
@@ -307,6 +307,8 @@ def _first_digits(key: NodeKey, component: Component) -> LoopSets:
             dims = zip(tensor.suggested, available(key, tensor)[0].dims, strict=True)
             for ((name, _), *_), digits in (pair for pair in dims if len(pair[0]) == 1):
                 found.setdefault(name, []).append(digits)
+    # Column k of the rows has the k-th digit of every operand: the shared digits end before the
+    # first column with two different digits.
     heads = {
         name: takewhile(lambda column: len(set(column)) == 1, zip(*rows, strict=False))
         for name, rows in found.items()

@@ -98,8 +98,11 @@ def within(choices: Iterable[GatherChoice], budget_bytes: int) -> frozenset[Copy
     return frozenset(kept)
 
 
-# An annotation or a barrier is computed in its completed sharding, never in the operand's copies'.
 KEPT = ("annotate", "optimization_barrier")
+"""Operators whose result always has its completed sharding, because the user asked for it.
+
+Other operators without communication may be computed in the sharding of an operand's copy.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,6 +163,8 @@ def kinds(graph: Graph) -> Kinds:
         also = later.get(node.index, ())
         key = (node.signature, reads, unread_results, is_remade, also, _is_read_again(graph, node))
         numbers.append(found.setdefault(key, len(found)))
+    # The keys of `found` are in the order of the class numbers. Each is a signature and the five
+    # properties of the class.
     classes = list(zip(*found, strict=True))[1:] or ((),) * 5
     reads_of, unread, remade, shared, read_again = classes
     # With two readers, the collective that reduces a partial sum would run once for each of them.

@@ -282,6 +282,8 @@ def _mask_of_gathered(
     if not any(loop for _, loop, _ in owned):
         return None
     widths = {loop: width for _, loop, width in emission.margins}
+    # An entry of `owned` is (component c of an index, the loop o over the indexed dimension, the
+    # number n of valid starts). A dimension without a loop is whole: its block has all n starts.
     components = tuple((c, loops.get(o, ()), blocks.get(o, n), n) for c, o, n in owned)
     margins = tuple(widths.get(loop, 0) for _, loop, _ in owned) if widths else ()
     operand = next(s.operand for s in emission.shifts if s.operand is not None)

@@ -294,15 +294,21 @@ def _selected_window(
     index = rule.operands[operand][dim]
     loops = {n for n in index.variables if n not in rule.whole}
     places = ((k, d) for k, dims in rule.operands.items() for d in range(len(dims)))
-    # Only a dimension with one element per window is indexed by the loops over windows alone.
+    # Only a dimension with one element per window is indexed by the loops over windows alone. The
+    # elements that a device reads of it are the windows that overlap the device's block.
     once = next((k, d) for k, d in places if {*rule.operands[k][d].variables} == loops)
     source = _window(rule, once, assigned, held, devices)
+    # With the stride s and the first index n, the first window has the number ceil(n/s). It begins
+    # -n mod s elements after n: so many elements of the interval are skipped.
     step, numerator = source.base, source.numerator
     moved = index.constant - rule.operands[once[0]][once[1]].constant
     skipped = source.start((numerator * -1) % step)
     skips = residues(numerator * -1, step, source.exchange.ids, devices)
+    # A window that is shorter than the stride counts with the gap behind it.
     taps = max(step, *(rule.extents[n] for n in index.variables if n in rule.whole))
     needed = step * (source.length - 1) + taps
+    # All devices fetch equally many elements, so the interval has room for every number of skipped
+    # ones.
     want = Interval(numerator + moved + min(skips), max(skips) - min(skips) + needed)
     size = rule.operand_shapes[operand][dim]
     block = -(-size // parts(held))

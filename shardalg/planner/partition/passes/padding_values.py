@@ -209,11 +209,9 @@ class Fills:
         yield known
 
     def exchanged(self, instruction: Instruction[p.AllToAll]) -> Iterator[ValueFacts]:
-        """Yield the known numbers after an all-to-all.
+        """Yield the known numbers after an all-to-all, which cuts one dimension and joins another.
 
-        It cuts one dimension and concatenates another.
-
-        The concatenated dimension contains the padding of all blocks, about which nothing is known.
+        The joined dimension contains the padding of all blocks, about which nothing is known.
         """
         a = instruction.attributes
         block = self.locals[instruction.results[0]].shape[a.split_dim]
@@ -303,8 +301,11 @@ def _block(known: ValueFacts, dim: int, digits: Digits, block: int) -> ValueFact
     return known.with_fill(dim, ((digits, block, size), number) if held == () else None)
 
 
-# Instructions that fill padding; all others need a known operand.
 FILLS = frozenset({p.Mask, p.Resize})
+"""Instructions that write a known number into padding.
+
+After any other instruction a number is known only if one of its operands had known numbers.
+"""
 _MAKES: Mapping[type, Callable[[Fills, Any], Iterator[ValueFacts]]] = {
     p.AllGather: Fills.others,
     p.AllGathers: Fills.all_exchanged,
