@@ -68,7 +68,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit status."""
+    """Run a subcommand of `shardalg` and return the exit status.
+
+    Args:
+      arguments: the words after `shardalg`; None takes them from the command line.
+    """
     given = sys.argv[1:] if arguments is None else list(arguments)
     # argparse would call a missing command an error, but a user who types only `shardalg` asks for
     # help.

@@ -188,14 +188,20 @@ def row_of(record: type, *, without: Sequence[str] = (), **instead: Any) -> Gene
 
 
 def without(record: type, *names: str) -> type:
-    """Return a dataclass like `record` without the named fields, which a file has elsewhere."""
+    """Return a dataclass like `record` without the fields `names`.
+
+    A file has these fields in another place, or they are equal for all records of the file.
+    """
     hints = _types(record)
     kept = [(name, hints[name]) for name in _names(record) if name not in names]
     return make_dataclass(f"{record.__name__}Row", kept, frozen=True)
 
 
 def joined(*records: type) -> type:
-    """Return a dataclass with the fields of all records, which a file has as one object."""
+    """Return a dataclass with the fields of all `records`.
+
+    A file has them as one JSON object, where the program has several dataclasses.
+    """
     hints = [pair for record in records for pair in get_annotations(record, eval_str=True).items()]
     return make_dataclass("Joined", hints, frozen=True)
 

@@ -48,7 +48,9 @@ class RenamedWarning(DeprecationWarning):
 
 
 def warn_renamed(old: str, new: str) -> None:
-    """Warn that a name is old, at the line that called the calling function.
+    """Warn that `old` is an old name of `new`.
+
+    The warning names the user's line: the one that called the function which warns.
 
     >>> with warnings.catch_warnings(record=True) as seen:
     ...     warnings.simplefilter("always")

@@ -343,9 +343,9 @@ MOST_ROWS = 20
 
 
 class Answer(ABC):
-    """An answer of a plan, which prints as sentences and tables.
+    """Base class of the results of a plan's methods, which print as sentences and tables.
 
-    `df`, iteration and length are those of `table`.
+    A subclass defines `table` and `parts`. `df`, iteration and length are those of `table`.
     """
 
     @property

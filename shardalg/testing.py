@@ -81,13 +81,15 @@ def _starts_inside(fine: Sharding, coarse: Sharding, device: int) -> bool:
 
 
 def small_containments(size: int, lengths: range) -> Iterator[tuple[Sharding, Sharding]]:
-    """Yield (fine, coarse) shardings for every two numbers of parts above 1 that divide `size`.
+    """Yield pairs (fine, coarse) of shardings of one dimension on `size` devices.
 
-    The first mesh has its devices in every order, the second in natural order. Containment is not
-    checked.
+    There is a pair for every two numbers of parts above 1 that divide `size`. The mesh of the first
+    sharding has its devices in every order, the second in natural order. Containment is not
+    checked, so the names say only which argument of `refines` each sharding is for.
 
     Args:
-      lengths: lengths of the dimension.
+      size: the number of devices.
+      lengths: the sizes of the tensor's only dimension, in elements.
 
     >>> pairs = list(small_containments(4, range(1, 13)))
     >>> len(pairs)  # 24 orders, 2- and 4-way both, 12 lengths

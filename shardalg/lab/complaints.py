@@ -29,7 +29,7 @@ class Complaint:
     """A function that XLA partitions differently from its user's expectation.
 
     Attributes:
-      issue: the place of the question; question: its short text.
+      issue: where a user asked the question, such as a GitHub issue; question: its short text.
       shapes: the shapes of the arguments, which are float32.
       strategy: the user's annotations.
       sites: shardings of sites that are the remedy; {} if there are none.
@@ -95,17 +95,20 @@ def microbatches_interleaved(x: Array) -> Array:
 
 
 def update_rows(x: Array, rows: Array) -> Array:
-    """Return `x` with its first rows replaced by `rows`, written as a slice."""
+    """Return `x` with its first rows replaced by `rows`; the code selects them by a slice."""
     return x.at[: rows.shape[0]].set(rows)
 
 
 def update_numbered_rows(x: Array, rows: Array) -> Array:
-    """Return `x` with its first rows replaced by `rows`, written with the row numbers."""
+    """Return `x` with its first rows replaced by `rows`; the code selects them by their numbers."""
     return x.at[jnp.arange(rows.shape[0])].set(rows)
 
 
 def quadruple(x: Array) -> Array:
-    """Return `4 * x`, where 8 devices share the rows of `2 * x`; they need not divide evenly."""
+    """Return `4 * x`, with the rows of `2 * x` sharded over 8 devices.
+
+    The number of rows need not be a multiple of 8.
+    """
     return mesh_split(x + x, EIGHT, [0, -1]) * 2
 
 

@@ -24,9 +24,12 @@ _SITES = ("dispatched", "expert_input", "expert_hidden", "expert_output", "combi
 
 
 def layer_plan(mesh: Mesh, layout: DimensionAxes, config: MoEConfig = SIZES) -> Plan:
-    """Return the plan of the forward pass of one expert layer, in the model's shardings.
+    """Return the plan of the forward pass of one mixture-of-experts layer.
 
-    The arguments are the weights, the gating's masks (`moe.gating`) and the activations.
+    The planned function takes the weights, the gating's masks (`moe.gating`) and the activations.
+
+    Args:
+      layout: the mesh axis of each dimension of the model, such as `SPARSE` or `HYBRID`.
 
     >>> plan = layer_plan(Mesh({"X": 2, "Y": 4}), HYBRID)
     >>> [f"{row['kind']} {row['mesh_axes']}" for row in plan.collectives_table]
@@ -44,6 +47,7 @@ def layer_plan(mesh: Mesh, layout: DimensionAxes, config: MoEConfig = SIZES) -> 
         jax.ShapeDtypeStruct(tuple(sizes[letter] for letter in dims), "float32")
         for dims in ("BSEC", "BSM")
     )
+    # A layer reads and returns activations of the residual stream, which have one sharding.
     ends = whole.sites["layer_output"]
     given = laid_out, whole.sites["masks"], ends
     strategy = Strategy(mesh, given, ends, {name: whole.sites[name] for name in _SITES})
@@ -52,7 +56,7 @@ def layer_plan(mesh: Mesh, layout: DimensionAxes, config: MoEConfig = SIZES) -> 
 
 
 def panels() -> list[Panel]:
-    """Return both halves of the figure, drawn from the planned programs."""
+    """Return the two halves of figure 8 of the GSPMD paper, drawn from planned programs."""
     letters = {getattr(SIZES, letter): letter for letter in "BSMHEC"}
     plans = {title: layer_plan(*given) for title, given in DRAWN.items()}
     return [Panel(t, p.program, p.graph, dim_names=letters) for t, p in plans.items()]

@@ -36,7 +36,9 @@ FROM_FEATURES = ("output_proj", "dense2", "token_embed")
 
 @dataclass(frozen=True)
 class Foreign:
-    """The step `(params, state, tokens, targets) -> (params, state, loss)`, and its arguments.
+    """A train step from PyPI packages, with arguments and shardings.
+
+    The step is a function `(params, state, tokens, targets) -> (params, state, loss)`.
 
     Attributes:
       arguments: global arrays on one device.
@@ -71,7 +73,11 @@ def place(axes: tuple[str, str], path: Any, leaf: Any) -> PartitionSpec:
 
 
 def build(seed: int = 0, *, axes: tuple[str, str] = ("X", "Y")) -> Foreign:
-    """Return the train step with random arguments; `axes` are the mesh's names for X and Y."""
+    """Return a train step of attnax's Transformer and optax's AdamW, with random arguments.
+
+    Args:
+      axes: names of the two mesh axes; the first one shards the batch.
+    """
     model = TransformerDecoder(nnx.Rngs(seed), CONFIG)
     model.eval()
     definition, params, rest = nnx.split(model, nnx.Param, ...)
@@ -107,9 +113,9 @@ def build(seed: int = 0, *, axes: tuple[str, str] = ("X", "Y")) -> Foreign:
 
 
 def train(run: Callable[..., Any], arguments: tuple[Any, ...], steps: int) -> list[float]:
-    """Return the losses of `steps` calls of `run`, each of which starts from the previous state.
+    """Return the losses of `steps` calls of `run`, a train step; each starts from the last state.
 
-    The state never leaves the devices; `arguments` are copied, for a step may consume its state.
+    The state stays on the devices. `arguments` are copied, because a step may donate its state.
     """
     params, state, *data = jax.tree.map(jnp.array, arguments)
     losses = []

@@ -41,7 +41,7 @@ Denominators = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Costs:
-    """The costs of a strategy, and their growth with the mesh.
+    """The costs of a strategy, and how they depend on the sizes of the mesh axes.
 
     Attributes:
       scaling: the formula of each quantity.
@@ -56,7 +56,7 @@ class Costs:
     facts: tuple[Assumed, ...] = ()
 
     def order(self, quantity: str) -> Order:
-        """Return the order of a quantity, one of `QUANTITIES`."""
+        """Return the order of growth of a cost; `quantity` is one of `QUANTITIES`."""
         return self.orders[QUANTITIES.index(quantity)]
 
 
@@ -74,7 +74,12 @@ def derive(symbolised: Symbolised, roles: tuple[str, ...], *, per: str | None = 
 
 
 def costs(found: Scaling, programs: Sequence[Symbolised]) -> Costs:
-    """Return the formulas `found` with their orders, and hints and conditions of the programs."""
+    """Return formulas with their orders, and with the hints and conditions of their programs.
+
+    Args:
+      found: the formulas of all costs.
+      programs: the programs with named sizes from which the formulas come.
+    """
     facts = tuple(dict.fromkeys(fact for each in programs for fact in each.conditions))
     axes = programs[0].sizes.axes.values()
     # An order is a statement about the mesh axes; all other sizes count as constants.
@@ -85,7 +90,10 @@ def costs(found: Scaling, programs: Sequence[Symbolised]) -> Costs:
 
 
 def paper_order(denominators: Denominators) -> Order:
-    """Return the order with these denominators, each a product of axes.
+    """Return the order of growth that Table 1 of the paper states: a sum of `1 / denominator`.
+
+    Args:
+      denominators: products of mesh axes, each written as a word: "XY" is X times Y.
 
     >>> paper_order(("X", "Y")), paper_order(("XY",)), paper_order(())
     (O(1/X + 1/Y), O(1/(X*Y)), 0)
@@ -109,6 +117,7 @@ def table(
     for name, strategy in found.items():
         for place, quantity in enumerate(COLUMNS if paper else QUANTITIES):
             ours = strategy.orders[place]
+            # A list of no or one order, so that rows without a comparison get no more cells.
             theirs = [paper_order(paper[name][place])] if paper else []
             against = [cell for o in theirs for cell in (big_o(o), "yes" if o == ours else "NO")]
             priced = _priced(strategy.scaling.values()[place], strategy.hints)
@@ -166,7 +175,7 @@ class BigO(sympy.Function):
 
 
 def big_o(order: Order) -> sympy.Expr:
-    """Return an order as a sympy expression; 0 if the order has no terms.
+    """Return an order of growth, such as O(1/X), as a sympy expression; 0 without terms.
 
     >>> big_o(paper_order(("X", "XY")))
     O(1/X + 1/(X*Y))
@@ -204,7 +213,13 @@ def scaling_curves(found: Mapping[str, Costs], axes: Sequence[str] = ("X", "Y"))
 
 
 def sweep(costs: Costs, quantity: str, axis: str) -> np.ndarray:
-    """Return a cost at `POWERS` of one size, others at their hints; NaN where a condition fails."""
+    """Return bytes of a cost for each size in `POWERS` of one mesh axis.
+
+    All other sizes have their hints. An entry is NaN if the plan would be another one there.
+
+    Args:
+      quantity: the name of the cost, one of `QUANTITIES`. axis: the axis with the sizes.
+    """
     value = Formula.of(getattr(costs.scaling, quantity))
     swept = np.broadcast_to(value.lambdify()(**{**costs.hints, axis: POWERS}), POWERS.shape)
     points = ({**costs.hints, axis: int(size)} for size in POWERS)
@@ -240,9 +255,12 @@ MESH = Mesh({"X": 8, "Y": 16}, symbolic=True)
 
 
 def plan_part(config: Config, mesh: Mesh, strategy: str, name: str) -> Plan:
-    """Return the plan of a part of the model (`training.PARTS`) under a strategy of Table 1.
+    """Return the plan of a part of the Transformer under a strategy of GSPMD's Table 1.
 
     On a symbolic mesh the model's sizes are symbolic too.
+
+    Args:
+      strategy: the name of a row of Table 1. name: the part, one of `training.PARTS`.
     """
     chosen = part(name)
     arguments = chosen.named_arguments if mesh.symbolic else chosen.arguments
@@ -287,7 +305,9 @@ def layer_costs(
     """Return the costs of attention and feed-forward with their gradients, per strategy.
 
     Args:
-      config: the hints of the symbolic sizes; mesh: a symbolic mesh of two axes.
+      config: the numbers (hints) at which the symbolic sizes are planned.
+      mesh: a mesh of two axes with symbolic sizes.
+      strategies: names of rows of the paper's Table 1.
     """
     return {
         name: _together([plan_part(config, mesh, name, part) for part in PARTS])
@@ -296,7 +316,7 @@ def layer_costs(
 
 
 def _together(plans: list[Plan]) -> Costs:
-    """Return the sum of the costs of two plans."""
+    """Return the sum of the costs of two plans with named sizes."""
     # Costs add up, because attention and feed-forward run one after the other on each device.
     programs = [_symbolised(plan) for plan in plans]
     first, second = (costs_of(plan).scaling for plan in plans)

@@ -40,12 +40,13 @@ Table 1 has no column for the embedding: its vocabulary is along Y, like H in W_
 
 @dataclass(frozen=True)
 class Activations:
-    """One row of Table 1: the dimensions of the activations that are sharded along X and Y.
+    """One row of GSPMD's Table 1: how activations are sharded along the mesh axes X and Y.
 
     The logits (B, S, V) are sharded like BSH, and the tokens (B, S) like B and S of BSM.
 
     Attributes:
-      bsm, bsnd, bsh: the axis of each dimension of the activations with these dimensions.
+      bsm: the axis, or None, of the dimensions B, S, M of activations of shape (B, S, M).
+      bsnd, bsh: the same for activations of shapes (B, S, N, D) and (B, S, H).
     """
 
     name: str
@@ -54,7 +55,7 @@ class Activations:
     bsh: Dims
 
     def sites(self) -> dict[str, Dims]:
-        """Return the sharded dimensions per site of the model."""
+        """Return the axis of each dimension, by site (named value) of the model."""
         layer = {"attention_heads": self.bsnd, "ffn_hidden": self.bsh, "layer_output": self.bsm}
         return {**layer, "embedded": self.bsm, "logits": self.bsh}
 
@@ -81,7 +82,11 @@ _SITES_OF = {
 
 
 def _strategy(row: Activations, mesh: Mesh, config: Config, part: str = "train_step") -> Strategy:
-    """Return the annotations of one row of Table 1 for a part of the model (`training.PARTS`)."""
+    """Return the annotations of one row of GSPMD's Table 1 for a part of the Transformer.
+
+    Args:
+      row: the axes of the activations. part: one of `training.PARTS`.
+    """
     spec = _speller(mesh)
     chosen = training.part(part)
     arguments: tuple[Any, ...]
@@ -103,9 +108,10 @@ def _strategy(row: Activations, mesh: Mesh, config: Config, part: str = "train_s
 
 
 def attempt_1(mesh: Mesh, config: Config, part: str = "train_step") -> Strategy:
-    """Return the shardings with H and N along Y and M along X, in weights and activations.
+    """Return the annotations of "attempt 1" in GSPMD's Table 1.
 
-    Each product then needs an all_reduce of its result, and no value is resharded.
+    Hidden features H and heads N are sharded along Y, and model features M along X, in weights and
+    activations. Each product needs an all_reduce of its result, and no value is resharded.
 
     >>> strategy = attempt_1(Mesh({"X": 2, "Y": 4}), Config(), "ffn")
     >>> strategy.in_shardings[1] == PartitionSpec(None, None, "X")
@@ -115,17 +121,19 @@ def attempt_1(mesh: Mesh, config: Config, part: str = "train_step") -> Strategy:
 
 
 def attempt_2(mesh: Mesh, config: Config, part: str = "train_step") -> Strategy:
-    """Return the shardings with weights as in attempt 1, and the batch of activations along X.
+    """Return the annotations of "attempt 2" in GSPMD's Table 1.
 
-    The weights are gathered along X before each use.
+    Weights are sharded as in attempt 1, and activations have their batch along X. Weights are
+    gathered along X before each use.
     """
     return _strategy(ATTEMPT_2, mesh, config, part)
 
 
 def finalized(mesh: Mesh, config: Config, part: str = "train_step") -> Strategy:
-    """Return the shardings of attempt 2, with M of BSM along Y too.
+    """Return the annotations of the row "finalized" in GSPMD's Table 1.
 
-    Every weight and activation of Table 1 is then sharded along both axes.
+    They are those of attempt 2, with M of activations (B, S, M) along Y too. Every weight and
+    activation of Table 1 is then sharded along both axes.
     """
     return _strategy(FINALIZED, mesh, config, part)
 
@@ -181,12 +189,18 @@ def _speller(mesh: Mesh) -> Callable[[Dims], PartitionSpec]:
 
 
 def _is_dims(tree: Any) -> bool:
-    """Return True for a tuple of axis names, False for a tuple of layers."""
+    """Return whether a tree node is a tuple of axis names, the leaf of a tree of shardings.
+
+    A tuple of layers, which are dicts, is no leaf.
+    """
     return isinstance(tree, tuple) and not any(isinstance(entry, dict) for entry in tree)
 
 
 def _weight_dims(config: Config, part: training.Part) -> dict[str, Any]:
-    """Return the axes of the part's weights, in the tree of its first argument."""
+    """Return the axes of the dimensions of a part's weights.
+
+    They are in a tree like the first argument of the part's function, its parameters.
+    """
     if part.forward is not None:
         return {name: WEIGHTS[name] for name in part.weights}
     layer = {name: WEIGHTS[name] for name in config.weight_shapes()}

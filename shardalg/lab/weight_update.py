@@ -70,17 +70,17 @@ def train_step(
 
 
 def function(config: Config, optimizer: str = "adam") -> Callable[..., Any]:
-    """Return the train step of `(params, state, tokens, targets)`.
+    """Return the train step, a function of `(params, state, tokens, targets)`.
 
     Raises:
-      StrategyError: no optimizer of that name, or scanned layers: the leading dimension of their
-        stacked weights, which the levels split, is the number of layers.
+      StrategyError: no optimizer of that name, or scanned layers. Levels of ZeRO split the leading
+        dimension of a weight, and that of stacked weights is the number of layers.
     """
     return partial(train_step, Setting(config, _chosen(config, optimizer)))
 
 
 def arguments(config: Config, optimizer: str = "adam") -> tuple[Any, ...]:
-    """Return the shapes and types of the step's arguments."""
+    """Return shapes and types of the arguments of `function`: params, state, tokens, targets."""
     init = partial(_chosen(config, optimizer).init, config)
     params = transformer.param_types(config)
     tokens = jax.ShapeDtypeStruct((config.B, config.S), jnp.int32)
@@ -88,14 +88,17 @@ def arguments(config: Config, optimizer: str = "adam") -> tuple[Any, ...]:
 
 
 def random_arguments(config: Config, optimizer: str = "adam", seed: int = 0) -> tuple[Any, ...]:
-    """Return random arguments; equal seeds give equal numbers."""
+    """Return random arguments of `function`; equal seeds give equal numbers."""
     params = transformer.init_params(config, seed)
     ids = np.random.default_rng((seed, 1)).integers(0, config.V, (2, config.B, config.S), np.int32)
     return params, _chosen(config, optimizer).init(config, params), *map(jnp.asarray, ids)
 
 
 def strategy(level: int, mesh: Mesh, config: Config, optimizer: str = "adam") -> Strategy:
-    """Return the annotations of a level, along the one axis of the mesh.
+    """Return the annotations of one level of weight-update sharding (ZeRO, arXiv:1910.02054).
+
+    The batch is sharded along the only axis of the mesh. Level 1 also shards the optimizer state,
+    level 2 the gradients, and level 3 the weights.
 
     >>> strategy(2, Mesh({"X": 8}), Config()).sites["gradients"] == PartitionSpec("X")
     True
@@ -140,7 +143,7 @@ COLUMNS = (
 
 
 def levels(plans: Mapping[Any, Plan]) -> Table:
-    """Return each plan's wire bytes per step by kind of collective, and its memory by class.
+    """Return a row per plan: wire bytes per step by kind of collective, and memory by class.
 
     The first two columns of memory are alive at the peak. The column "gradients_bytes" has all
     gradients together, in the shardings in which the update reads them (site "gradients").
@@ -173,7 +176,11 @@ def _gradients(sharded: ShardedGraph) -> int:
 
 
 def level_bars(table: Table) -> Figure:
-    """Draw two panels, level by level: a device's training state, and its traffic per step."""
+    """Draw two panels with a bar per level of ZeRO, from the table of `levels`.
+
+    The left panel has the bytes of training state on a device, the right panel the bytes that a
+    device sends in a step.
+    """
     from shardalg.drawing import Drawing
     from shardalg.show.figures import AXIS_COLORS, KIND_COLORS
 

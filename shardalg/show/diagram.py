@@ -86,7 +86,12 @@ def boxes(
 
 @dataclass(frozen=True)
 class _DiagramReader:
-    """Makes the boxes of a program, with the graph that it computes and letters for sizes."""
+    """A maker of the boxes of a program.
+
+    Attributes:
+      graph: the graph that the program computes.
+      dim_names: letters of dimensions by their size, such as `{1024: "S"}`.
+    """
 
     program: SpmdProgram
     graph: Graph
@@ -212,7 +217,7 @@ def _columns(found: Sequence[Box]) -> list[int]:
 
 @dataclass(frozen=True)
 class _Lanes:
-    """Boxes with their columns, to which lanes are assigned so that no two boxes overlap."""
+    """The layout of boxes: assigns a lane (a horizontal line) to each box, without overlaps."""
 
     boxes: tuple[Box, ...]
     columns: list[int]

@@ -185,7 +185,7 @@ class ProgramView:
 
 
 def _sums(moved: Iterable[MovedValue]) -> str:
-    """Return a chip per kind, with the number of collectives and the bytes that they send."""
+    """Return HTML with a coloured label per kind of collective: its count and bytes sent."""
     counts: Counter[str] = Counter()
     sent: Counter[str] = Counter()
     for one in moved:

@@ -36,7 +36,7 @@ They may be formulas, which add like numbers.
 
 
 def check_by(by: str | None) -> bool:
-    """Return whether a table is folded by module.
+    """Return True if `by` is "module": the table then has a row per module; False if it is None.
 
     Raises:
       TableError: `by` is neither "module" nor None.
@@ -238,7 +238,11 @@ def collectives_by_module(whole: Table) -> Table:
 
 
 def maker(program: SpmdProgram, graph: Graph, instruction: Instruction) -> Node | None:
-    """Return the node for which an instruction runs, else the maker of its value, else None."""
+    """Return the graph node to which an instruction belongs, or None.
+
+    A move at the border of the function has no node of its own. It belongs to the node that made
+    the moved value.
+    """
     if instruction.node is not None:
         return graph.nodes[instruction.node]
     origins = [program.locals[v].origin for v in (*instruction.operands, *instruction.results)]

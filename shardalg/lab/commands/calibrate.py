@@ -33,7 +33,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Fit the given files, or measure this machine; write and print the figures; return 0."""
+    """Calibrate a machine: fit saved measurements, or measure this machine; return 0.
+
+    The figures, such as bytes per second of a link, are printed and saved under `--name`.
+    """
     # A name that cannot be saved raises before the measurement, which takes half a minute.
     check_own_name(options.name)
     if options.measurements:
@@ -59,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _data(hardware: Hardware, options: argparse.Namespace, path: str) -> dict[str, Any]:
-    """Return the figures as plain data; the name of a figure has its unit."""
+    """Return the figures of a calibrated machine as plain data; a figure's name has its unit."""
     used = [row for row in hardware.table() if row["used"]]
     origin = ", ".join(options.measurements) or "this machine, measured now"
     return {

@@ -59,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the report, or with --figures only the pictures that need no run; return 0."""
+    """Write the report; with --figures, write only the pictures that need no device; return 0."""
     # The report runs plans on CPU devices only, so JAX need not take hold of an accelerator.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     # These modules load jax. Importing them only now keeps `--version` and wrong options fast.

@@ -113,7 +113,10 @@ def _data(ranking: Ranking, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _choices(options: argparse.Namespace) -> dict[str, Sequence[Any]]:
-    """Return the lists of choices that the user gave, by name, for `ranked.strategies`."""
+    """Return the choices to rank, by option, such as {"batch": [16, 32]}.
+
+    They are keyword arguments of `ranked.strategies`. Options that the user left out are missing.
+    """
     names = ("strategy", "batch", "microbatches", "rounds", "remat", "optimizer", "order")
     return {n: getattr(options, n) for n in names if getattr(options, n) is not None}
 
@@ -132,7 +135,7 @@ def _positive(kind: type) -> Callable[[str], Any]:
 
 
 def _remat(text: str) -> str | bool:
-    """Return the rematerialisation mode in the notation of the models."""
+    """Return the option --remat as the models take it: False for "none", else the text itself."""
     if text not in REMAT:
         raise argparse.ArgumentTypeError(f"{text!r}: write one of {', '.join(REMAT)}")
     return False if text == "none" else text

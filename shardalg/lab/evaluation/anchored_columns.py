@@ -56,7 +56,7 @@ Source: Norrie et al., IEEE Micro 41, 2021.
 
 
 def conformer(here: Column) -> Plan:
-    """Return the plan of the step of a column of Table 5."""
+    """Return the plan of the train step that a column of GSPMD's Table 5 measures (Conformer)."""
     facts = here.facts
     stages, batches, layers = facts["pipeline_stages"], facts["num_microbatches"], facts["L"]
     # A stage of a circular schedule has one layer per round (section 3.3 of the paper).
@@ -68,8 +68,10 @@ def conformer(here: Column) -> Plan:
 
 
 def sparse(here: Column) -> Plan:
-    """Return the plan of the step of a column of Table 6."""
+    """Return the plan of the train step that a column of GSPMD's Table 6 measures (sparse MoE)."""
     facts = here.facts
+    # Twice the mean number of a sequence's 1024 tokens per expert, because the paper says that the
+    # compute per sample stays constant with the number of experts.
     capacity = 2 * 1024 // facts["E"]
     sizes: dict[str, Any] = {
         "S": 1024,
@@ -85,7 +87,7 @@ def sparse(here: Column) -> Plan:
 
 
 def hybrid(here: Column) -> Plan:
-    """Return the plan of the step of a column of Table 7."""
+    """Return the plan of the train step that a column of GSPMD's Table 7 measures (hybrid MoE)."""
     facts = here.facts
     sizes: dict[str, Any] = {letter: facts[letter] for letter in "BHNE"}
     capacity = 2 * 1024 // facts["E"]
@@ -95,7 +97,10 @@ def hybrid(here: Column) -> Plan:
 
 
 def unet(here: Column) -> Plan:
-    """Return the plan of the step of a column of Table 8, with images padded to full tiles."""
+    """Return the plan of the train step that a column of GSPMD's Table 8 measures (3D U-Net).
+
+    The images per core are padded to full tiles of the TPU.
+    """
     facts = here.facts
     x, y = facts["mesh"]
     # A core computes whole tiles of `IMAGES` images, so fewer images per core take as long as one
@@ -110,13 +115,20 @@ PLANS: Mapping[int, Callable[[Column], Plan]] = {5: conformer, 6: sparse, 7: hyb
 
 @cache
 def _planned(name: str) -> Plan:
-    """Return the plan of the step of the column with this id."""
+    """Return the plan of the train step of a column of GSPMD's Tables 5 to 8.
+
+    Args:
+      name: the id of the column, such as "sparse-bench.c2".
+    """
     here = column(name)
     return PLANS[here.table](here)
 
 
 def _seconds(here: Column) -> float:
-    """Return the seconds of a column's step before the anchor's scale is applied."""
+    """Return the unscaled predicted seconds of the train step of a column of the paper's tables.
+
+    `anchored` scales them to the measured seconds of one column per table, the anchor.
+    """
     plan = _planned(here.id)
     return float(
         plan.cost(slice_of(plan.mesh.size), overlap="dependences").step_time_s
@@ -124,7 +136,11 @@ def _seconds(here: Column) -> float:
 
 
 def prefix_sums_s(plan: Plan) -> float:
-    """Return the seconds of a plan's prefix sums, computed as windows over all earlier places."""
+    """Return the seconds that all prefix sums (`cumsum`) of a plan take on a TPU v3.
+
+    XLA computed a prefix sum as a window over all earlier elements, with one addition per element
+    of the window.
+    """
     additions = 0.0
     for step in walk(plan.program):
         attributes, node = step.instruction.attributes, step.instruction.node
@@ -138,8 +154,9 @@ def prefix_sums_s(plan: Plan) -> float:
 
 
 def predict(here: Column) -> Mapping[str, Prediction]:
-    """Return predictions by quantity: the step time, and for pipelines three more quantities.
+    """Return predictions for a column of GSPMD's Tables 5 to 8, by quantity.
 
+    They are the step time, and for pipelines three more quantities.
     The three are the peak memory in GB, and bubbles and recomputation in per cent of the step.
     """
     found = {STEP: anchored(here, ANCHORS[here.table], _seconds)}

@@ -42,12 +42,15 @@ LEGEND = "Each cell: predicted / measured, error; - where nothing is predicted y
 
 
 def compare(columns: Iterable[Column]) -> list[Compared]:
-    """Return every measured value of the columns with its prediction."""
+    """Return every measured value of some columns of the paper's tables, with its prediction."""
     return compared(columns, PREDICTORS)
 
 
 def text(values: Sequence[Compared]) -> str:
-    """Return the summary of goals, the tables, and the quantities that the paper leaves open."""
+    """Return text: errors against their goals, a comparison per table of the paper, open values.
+
+    Open values cannot be predicted, because the paper leaves out a fact that they depend on.
+    """
     parts = [str(summary(values)), LEGEND]
     for number, title in TITLES.items():
         chosen = [value for value in values if value.column.table == number]
@@ -58,7 +61,10 @@ def text(values: Sequence[Compared]) -> str:
 
 
 def side_by_side(values: Sequence[Compared]) -> Table:
-    """Return a row per column of one table, with a cell per quantity."""
+    """Return the values of one table of the paper as a table with its columns as rows.
+
+    A cell has the predicted and the measured value of one quantity.
+    """
     columns = {value.column.id: value.column for value in values}
     quantities = tuple(dict.fromkeys(value.quantity for value in values))
     found = {(value.column.id, value.quantity): value for value in values}
@@ -84,7 +90,7 @@ def _cell(value: Compared) -> str:
 
 
 def open_values(values: Iterable[Compared]) -> Iterator[str]:
-    """Yield a list of the values that the paper leaves open, grouped by reason."""
+    """Yield one text with the values that the paper does not determine, by reason, or nothing."""
     reasons: dict[str, list[str]] = {}
     for value in values:
         if isinstance(value.goal, Undetermined):
@@ -97,9 +103,10 @@ def open_values(values: Iterable[Compared]) -> Iterator[str]:
 
 
 def _shortened(places: Sequence[str]) -> str:
-    """Return a text of places (column id and quantity), joined where only the column differs.
+    """Return texts "column quantity" as one text; columns of one table are joined.
 
-    For example, "sparse-bench c1 c2 peak_memory_GB".
+    For example, "sparse-bench.c1 peak_memory_GB" and "sparse-bench.c2 peak_memory_GB" become
+    "sparse-bench c1 c2 peak_memory_GB".
     """
     groups: dict[tuple[str, str], list[str]] = {}
     for place in places:
@@ -110,7 +117,7 @@ def _shortened(places: Sequence[str]) -> str:
 
 
 def records(values: Sequence[Compared]) -> dict[str, Any]:
-    """Return every value and the summary as plain data."""
+    """Return every measured value with its prediction, and the errors per goal, as plain data."""
     return {
         "source": "GSPMD (arXiv:2105.04663), section 5",
         "summary": summary_records(values),

@@ -33,7 +33,10 @@ CAUSES = {
 
 
 def seconds_by_cause(columns: Iterable[Column]) -> Table:
-    """Return calibrated seconds by cause per column, and the largest cause besides products."""
+    """Return a row per column of the paper's tables: the predicted seconds of a step by cause.
+
+    The last entry is the largest cause except matrix products. Constants are the calibrated ones.
+    """
     rows = []
     for column in columns:
         found = {name: cost(column).seconds_by_cause.get(name, 0.0) for name in CAUSES}
@@ -44,7 +47,10 @@ def seconds_by_cause(columns: Iterable[Column]) -> Table:
 
 
 def stacked(columns: Sequence[Column]) -> Figure:
-    """Draw predicted seconds by cause, one bar per column, with the measured time as a dot."""
+    """Draw predicted seconds by cause, one bar per column of the paper's tables.
+
+    A dot is the measured time.
+    """
     from shardalg.drawing import Drawing
 
     figure = Drawing(figsize=(9.2, 4.2), layout="constrained")
@@ -176,7 +182,10 @@ def roofline(found: Table, chip: Hardware) -> Figure:
 
 
 def elsewhere(column: Column, machines: Iterable[str | Topology]) -> Table:
-    """Return a row per machine with the price of a column's step: seconds, utilisation, memory."""
+    """Return a row per machine with predictions for the step of a column of the paper's tables.
+
+    The entries are seconds, utilisation, peak memory, and whether the step fits the memory.
+    """
     transformer = model(column)
     rows = []
     for name in machines:

@@ -32,7 +32,7 @@ from shardalg.plan.plan import Plan
 
 
 def pipelined(column: Column) -> Pipelined:
-    """Return the model of a column and its schedule.
+    """Return the pipelined Transformer of a column of GSPMD's Table 4, with its schedule.
 
     >>> from shardalg.lab.evaluation.published import column
     >>> pipelined(column("narrow-pipe-bench.c4")).schedule
@@ -44,12 +44,15 @@ def pipelined(column: Column) -> Pipelined:
 
 
 def planned(column: Column) -> Plan:
-    """Return the plan of the train step of a column."""
+    """Return the plan of the train step of a column of GSPMD's Table 4."""
     return pipelined(column).model.plan(Mesh(column.mesh), TABLE_4, ONCE_A_STEP)
 
 
 def predict(column: Column) -> Mapping[str, Prediction]:
-    """Return predictions by quantity: shares in per cent of the step, memory in GB, seconds."""
+    """Return predictions for a column of GSPMD's Table 4, by quantity.
+
+    Bubbles and recomputation are in per cent of the step, peak memory in GB, step time in seconds.
+    """
     plan, on = planned(column), slice_of(column.facts["devices"])
     spent = overheads(plan.program, plan.graph, on)
     return {
@@ -61,5 +64,8 @@ def predict(column: Column) -> Mapping[str, Prediction]:
 
 
 def _seconds(column: Column) -> float:
-    """Return the seconds of a column's step before the anchor's scale is applied."""
+    """Return the unscaled predicted seconds of the train step of a column of GSPMD's Table 4.
+
+    `anchored` scales them to the measured seconds of one column, the anchor.
+    """
     return float(planned(column).cost(slice_of(column.facts["devices"])).step_time_s)

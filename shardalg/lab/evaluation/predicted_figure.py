@@ -47,7 +47,7 @@ class Point:
 
 
 def step_times(values: Iterable[Compared]) -> dict[str, list[Point]]:
-    """Return the predicted step times of the paper's columns, by table."""
+    """Return a point per column of the paper's tables whose step time is predicted, by table."""
     found: dict[str, list[Point]] = {}
     for value in values:
         predicted = value.prediction
@@ -58,7 +58,10 @@ def step_times(values: Iterable[Compared]) -> dict[str, list[Point]]:
 
 
 def published_rows() -> dict[str, list[Point]]:
-    """Return published steps on other chips, each priced by constants fitted on the other rows."""
+    """Return a point per published training step on other chips, by chip and software.
+
+    Each step is predicted with constants that were fitted on all other steps (leave one out).
+    """
     found: dict[str, list[Point]] = {}
     for run in published_runs():
         if run.skip:

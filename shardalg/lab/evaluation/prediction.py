@@ -79,8 +79,8 @@ _SPARSE, _HYBRID, _SPATIAL = (
     for what in ("layers, widths and sequence length", "layers, M, D and S", "channel widths")
 )
 _ROUNDED = Undetermined("sizes are not stated, and the share is rounded to a per cent")
-# Tables 5 to 8 leave sizes open: their bytes and flops are undetermined, and an anchor gives the
-# scale of their seconds.
+# Tables 5 to 8 do not state all sizes of their models, so bytes and flops cannot be predicted. For
+# seconds, one measured column per table (the anchor) replaces the missing facts.
 GOALS: Mapping[int, Mapping[str, Goal | Undetermined]] = {
     2: _TWO_D,
     3: _TWO_D,
@@ -135,7 +135,7 @@ Predictor = Callable[[Column], Mapping[str, Prediction]]
 
 @dataclass(frozen=True)
 class Compared:
-    """One measured value and its prediction; the prediction is None without a model."""
+    """One measured value of the paper and its prediction; None if no model predicts it."""
 
     column: Column
     quantity: str
@@ -166,7 +166,10 @@ class Compared:
 
     @property
     def counts(self) -> bool:
-        """True if its error counts for a goal; a value that constants were fitted to does not."""
+        """True if the error of the prediction counts for a goal.
+
+        It does not count if constants were fitted to the measured value.
+        """
         fitted = self.prediction is None or self.prediction.how in (TRAINED, ANCHOR)
         return not fitted and isinstance(self.goal, Goal)
 
@@ -196,10 +199,11 @@ class Compared:
 
 
 def compared(columns: Iterable[Column], predictors: Mapping[int, Predictor]) -> list[Compared]:
-    """Return every measured value of the columns with its prediction.
+    """Return every measured value of some columns of the paper's tables, with its prediction.
 
     Args:
-      predictors: a predictor by table number; columns of other tables have no predictions.
+      predictors: by table number, a function from a column to its predictions by quantity. Columns
+        of other tables have no predictions.
     """
     found: list[Compared] = []
     for each in columns:
@@ -210,7 +214,7 @@ def compared(columns: Iterable[Column], predictors: Mapping[int, Predictor]) -> 
 
 
 def summary(values: Iterable[Compared]) -> Table:
-    """Return per goal: the number of values, median and largest error, and whether it is met."""
+    """Return a row per quantity and goal: number of values, errors, and if the goal is met."""
     names = ("quantity", "tables", "num_values", "median_error", "largest_error", "goal", "met")
     return Table(names, tuple(map(_row, summary_records(values))))
 
@@ -234,7 +238,12 @@ def summary_records(values: Iterable[Compared]) -> list[dict[str, Any]]:
 
 
 def _judged(quantity: str, group: list[Compared]) -> dict[str, Any]:
-    """Return a record for one quantity and one goal: the errors of the group's values."""
+    """Return a record of plain data: the median and the largest error of a group, and its goal.
+
+    Args:
+      quantity: the measured quantity of all values in the group.
+      group: values with the same goal.
+    """
     target = group[0].goal
     assert isinstance(target, Goal), "groups have goals"
     tables = ", ".join(map(str, sorted({value.column.table for value in group})))
@@ -279,12 +288,15 @@ def slice_of(devices: int) -> Topology | Hardware:
 def anchored(
     here: Column, anchor: str, seconds: Callable[[Column], float], quantity: str = STEP
 ) -> Prediction:
-    """Return a model's value for a column, scaled to the measured value of the anchor's column.
+    """Return a prediction for the column `here`, scaled by one measured column, the anchor.
+
+    The prediction is `seconds(here)` times the ratio of the measured to the modelled value of the
+    anchor.
 
     Args:
-      anchor: the id of the anchor's column. For this column the prediction is the measured value,
-        marked "anchor".
-      seconds: the model's value of a column; its unit cancels.
+      anchor: the id of the anchor, a column of the same table. Its own prediction is the measured
+        value, marked "anchor".
+      seconds: returns the model's value for a column; only ratios of these values matter.
     """
     there = column(anchor)
     if here.id == anchor:

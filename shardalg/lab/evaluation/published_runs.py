@@ -56,7 +56,7 @@ class PublishedRun:
 
     @property
     def machine(self) -> Topology:
-        """The slices or islands that the step ran on, in the vendor's arrangement."""
+        """The slices of TPUs, or the islands of GPUs, that the step ran on."""
         return Topology(self.chip, chips=self.chips, slices=self.slices)
 
     @property
@@ -72,13 +72,17 @@ class PublishedRun:
         return self.sizes.step_flops / (devices * peak * self.step_s)
 
     def plans(self) -> dict[int, Plan]:
-        """Return plans by their number of layers: of all layers, or of those in `SHALLOW`."""
+        """Return plans of the step by number of layers.
+
+        A deep model has one plan for each number in `SHALLOW`, from which the cost of all layers
+        follows. Another model has one plan, with all of its layers.
+        """
         depths = (self.sizes.layers,) if self.sizes.layers <= max(SHALLOW) else SHALLOW
         mesh = Mesh(dict(self.mesh))
         return {n: plan_step(replace(self.sizes, layers=n), mesh) for n in depths}
 
     def cost(self) -> Cost:
-        """Return the price of the step on its machine."""
+        """Return the predicted cost of the step on the machine that it ran on."""
         return cost_on(self.sizes.layers, self.plans(), self.machine.on(self.software))
 
     def measured(self) -> Measured:
@@ -89,7 +93,7 @@ class PublishedRun:
 
 @cache
 def published_runs() -> tuple[PublishedRun, ...]:
-    """Return all published runs, also those that are listed only.
+    """Return all published runs, including runs that are not priced (`skip`).
 
     >>> sorted({run.software for run in published_runs()}), all(r.source for r in published_runs())
     (['pytorch', 'xla'], True)
@@ -108,8 +112,7 @@ def _run(row: Mapping[str, Any]) -> PublishedRun:
 def errors_by_chip() -> Table:
     """Return a row per chip and software with the errors of the predicted step times.
 
-    Columns: chip, software, number of priced runs, median and worst error in per cent (leave one
-    out), number of skipped runs.
+    Errors are in per cent. Each run is predicted with constants that were fitted on the other runs.
 
     >>> row = next(row for row in errors_by_chip() if row["chip"] == "tpu_v6e")
     >>> row["software"], row["runs"], row["median_pct"] < 4

@@ -46,27 +46,36 @@ PROVENANCE = "GSPMD (arXiv:2105.04663), step times of five columns of Tables 2 a
 
 @cache
 def done(column: Column) -> ProgramAmounts:
-    """Return the amounts of work of a column of Tables 2 and 3, on the slice that it ran on."""
+    """Return the flops and bytes of the step of a column of GSPMD's Tables 2 and 3.
+
+    The step runs on the slice of TPU v3 that the paper used.
+    """
     return done_on(column, topology(column))
 
 
 def done_on(column: Column, machine: Topology | Hardware) -> ProgramAmounts:
-    """Return the amounts of work of the column's step on this machine."""
+    """Return the flops and bytes of the step of a column of GSPMD's Tables 2 and 3 on a machine."""
     return work_of(column.facts["L"], plans(column), machine)
 
 
 def measured(column: Column, machine: Hardware | None = None) -> Measured:
-    """Return a column of the paper's tables as a measured step: seconds, and amounts of its plan.
+    """Return a column of the paper's tables as a measured step: seconds, flops and bytes.
 
     Args:
-      machine: the machine that the amounts are for; None: the slice that the paper used.
+      machine: the machine whose flops and bytes are counted; None: the slice that the paper used.
     """
     amounts = done(column) if machine is None else done_on(column, machine)
     return Measured(column.id, CHIP, amounts, column.measured[STEP])
 
 
 def training_columns(candidates: tuple[Column, ...] | None = None) -> tuple[Column, ...]:
-    """Return the columns that the constants are fitted on, at least one of each table."""
+    """Return five columns of GSPMD's Tables 2 and 3, on which the constants are fitted.
+
+    They are the five that determine both constants best (D-optimal design).
+
+    Args:
+      candidates: the columns to choose from; None takes all columns of both tables.
+    """
     given = candidates or (*columns(2), *columns(3))
     # The derivative of a step's relative error by a constant is the share of the step that this
     # constant multiplies, so the design needs no measured value.
@@ -97,7 +106,10 @@ def fitted(steps: Sequence[Measured]) -> Fit:
 
 
 def with_pipelines(constants: Calibration) -> Calibration:
-    """Return the constants with that of pipelined steps, solved for the anchor's measured time."""
+    """Return `constants` with the additional constant of pipelined steps.
+
+    Its value makes the predicted time of one column of Table 4, the anchor, the measured time.
+    """
     anchor = column(ANCHORS[4])
     plan = planned(anchor)
     work = amounts(plan.program, plan.graph, topology(anchor))
@@ -113,7 +125,10 @@ def with_pipelines(constants: Calibration) -> Calibration:
 
 
 def shipped() -> Calibration:
-    """Return the constants of TPU v3: fitted on five columns, and one column with a pipeline."""
+    """Return the constants of TPU v3, fitted on six measured columns of the GSPMD paper.
+
+    Five of them have no pipeline (Tables 2 and 3), and one has a pipeline (Table 4).
+    """
     found = fitted([measured(each) for each in training_columns()])
     rows = {
         name: {"error": e, "left_out": found.left_out[name]} for name, e in found.errors.items()

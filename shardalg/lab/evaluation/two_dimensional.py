@@ -36,7 +36,7 @@ _LETTERS = {
 
 
 def model(column: Column) -> DenseTransformer:
-    """Return the Transformer of a column.
+    """Return the Transformer that a column of GSPMD's Tables 2 and 3 measures.
 
     >>> from shardalg.lab.evaluation.published import column
     >>> model(column("narrow-bench.c1")).parameters
@@ -62,18 +62,28 @@ def trained() -> frozenset[str]:
 
 @cache
 def plans(column: Column) -> Mapping[int, Plan]:
-    """Return plans of a column's model with few layers, by the number of layers."""
+    """Return plans of the model of a column of the paper's tables, by number of layers.
+
+    Two small numbers of layers suffice, because every layer costs the same.
+    """
     return model(column).shallow_plans(Mesh(column.mesh), "finalized")
 
 
 @cache
 def cost(column: Column) -> Cost:
-    """Return the calibrated cost of a column's step."""
+    """Return the predicted cost of the step of a column of GSPMD's Tables 2 and 3.
+
+    The constants of the hardware are the calibrated ones.
+    """
     return cost_on(column.facts["L"], plans(column), topology(column))
 
 
 def predict(column: Column) -> Mapping[str, Prediction]:
-    """Return step time and utilisation by the shipped constants, and peak memory in GB."""
+    """Return predictions for a column of GSPMD's Tables 2 and 3, by quantity.
+
+    Step time (seconds) and utilisation (per cent) use the shipped constants of TPU v3. Peak memory
+    (GB) needs no constant.
+    """
     found = cost(column)
     how = TRAINED if column.id in trained() else HELD_OUT
     return {

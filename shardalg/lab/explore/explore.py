@@ -90,9 +90,11 @@ Plans = Mapping[str, Plan]
 
 @dataclass(frozen=True, eq=False)
 class Exploration:
-    """The report of the settings; its plans are made on first use.
+    """A report about the plans of one Transformer; the plans are made on first use.
 
-    `say` is called with the name of each part of the work when it begins.
+    Attributes:
+      settings: the sizes of the Transformer, its mesh and its strategies.
+      say: is called with the name of each part of the work when the part begins.
     """
 
     settings: Settings
@@ -100,7 +102,7 @@ class Exploration:
 
     @cached_property
     def layers(self) -> Plans:
-        """The plan of a layer with its gradient, by strategy."""
+        """The plan of one layer of the Transformer with its gradient, by name of the strategy."""
         self.say(f"planning a layer under {', '.join(self.settings.strategies)}")
         return strategies.plans_of(self.settings, strategies.LAYER)
 
@@ -147,7 +149,7 @@ class Exploration:
         yield proved
 
     def derived(self) -> Iterator[Section]:
-        """Yield the sections of Table 1 in formulas, and of the paper's first model in numbers."""
+        """Yield sections that derive GSPMD's Table 1 in formulas and predict its first model."""
         chosen = self.settings.strategies
         self.say("deriving the paper's Table 1 from layers with named sizes")
         yield from table1.sections(replace(table1.HINTS, strategies=chosen))
@@ -187,7 +189,10 @@ class Exploration:
             yield f"layer, {name}", made, runs.run(self.settings, made, data)
 
     def foreign(self) -> Section:
-        """Return the section of the third-party train step, or why it is left out."""
+        """Return the section of a train step that is built from PyPI packages (flax and optax).
+
+        If the step is left out, the section has the reason.
+        """
         reason = foreign.why_not(self.settings)
         if reason:
             return foreign.left_out(reason)

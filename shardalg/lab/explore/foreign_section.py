@@ -30,11 +30,11 @@ The losses differ by at most {error:.1e}, relatively."""
 
 @dataclass(frozen=True)
 class Trained:
-    """The plan of the third-party step, and the losses of its runs.
+    """The plan of a train step from PyPI packages (flax and optax), and the losses of its runs.
 
     Attributes:
-      losses: the loss of each step of our program; () if it was not run.
-      expected: the loss of each step on one device; () if it was not run.
+      losses: the loss after each step of our partitioned program; () if it was not run.
+      expected: the loss after each step on one device; () if it was not run.
     """
 
     plan: Plan
@@ -43,7 +43,7 @@ class Trained:
 
     @property
     def error(self) -> float:
-        """The largest relative difference of a loss from that on one device; 0 if not run."""
+        """The largest relative difference between `losses` and `expected`; 0 if not run."""
         pairs = zip(self.losses, self.expected, strict=True)
         return max((abs(a - b) / abs(b) for a, b in pairs), default=0.0)
 
@@ -51,17 +51,21 @@ class Trained:
     def kept(self) -> tuple[bool, ...]:
         """For each donated array: True if the step returns it with the sharding of its argument."""
         program, donated = self.plan.program, self.plan._traced.donated
+        # The step returns its new state first, in the order of the donated arguments.
         given = (program.argument_shardings[leaf] for leaf in donated)
         return tuple(a == b for a, b in zip(given, program.result_shardings, strict=False))
 
 
 def missing() -> tuple[str, ...]:
-    """Return the packages that the step needs and that are not installed."""
+    """Return the packages that the third-party train step needs and that are not installed."""
     return tuple(name for name in PACKAGES if find_spec(name) is None)
 
 
 def plan_step(settings: Settings, step: Foreign) -> Plan:
-    """Return the plan of the third-party step, with parameters and optimizer state donated."""
+    """Return the plan of a train step from PyPI packages (flax and optax).
+
+    Parameters and optimizer state are donated.
+    """
     from shardalg.lab.foreign import DONATED, ROLES
 
     return plan(
@@ -76,9 +80,9 @@ def plan_step(settings: Settings, step: Foreign) -> Plan:
 
 
 def trained(settings: Settings) -> Trained:
-    """Return the plan of the third-party step, and its losses if there are enough devices.
+    """Plan a train step from PyPI packages, and run it if there are enough devices.
 
-    The packages of the step are imported here, because shardalg does not depend on them.
+    The packages (flax, optax and attnax) are imported here, because shardalg does not need them.
     """
     from shardalg.lab.foreign import build, train
     from shardalg.lower.three_ways import one_device
@@ -102,7 +106,7 @@ def why_not(settings: Settings) -> str:
 
 
 def left_out(reason: str) -> Section:
-    """Return a section with the reason why the step is left out."""
+    """Return a section with the reason why the third-party train step is left out."""
     return Section(TITLE, (f"Left out: {reason}.",))
 
 

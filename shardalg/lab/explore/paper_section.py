@@ -42,10 +42,13 @@ MOST_LINES = 12
 
 
 def section(settings: Settings = UNROLLED, scanned: Cost | None = None) -> Section:
-    """Return a section with memory, the values alive at the peak, wire bytes and time.
+    """Return a section that compares the plan of the paper's first model with its measurement.
 
-    `scanned` is the cost of the program with scanned layers: the section then explains why its step
-    time differs. None leaves this sentence out.
+    The section has memory, the values alive at the peak, wire bytes and time.
+
+    Args:
+      scanned: the cost of the same model with scanned layers. If it is given, a sentence explains
+        why the two step times differ.
     """
     made = plan_part(settings.config, settings.mesh, settings.strategies[0], TRAIN_STEP)
     cost, config = made.cost(CHIP), settings.config
@@ -72,7 +75,7 @@ def section(settings: Settings = UNROLLED, scanned: Cost | None = None) -> Secti
 
 
 def _why_two_times(unrolled: Cost, scanned: Cost) -> str:
-    """Return the reason why the scanned program takes another time than the unrolled one."""
+    """Return a sentence that explains why the scanned program takes another time."""
     return SCANNED.format(
         title=AT_SIZE,
         scanned_s=scanned.step_time_s,

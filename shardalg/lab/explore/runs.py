@@ -109,7 +109,11 @@ class ExploredPlan:
         return (self.name, *spreads, round(measured.ratio, 3), *beside, error)
 
     def memory(self) -> tuple[object, ...]:
-        """Return the row of the table `HELD`: peak bytes per device, planned and compiled."""
+        """Return the row of the table `HELD`: peak bytes per device.
+
+        They are the estimate of the plan, and the sizes of our program and of XLA's after XLA's
+        compiler.
+        """
         measured = self.compared.measurement
         compiled = measured.memory.total_bytes, measured.xla_memory.total_bytes
         return (self.name, self.cost.peak_memory_bytes, *compiled)

@@ -75,7 +75,11 @@ rematerialises nothing. For the finalized strategy the paper measured {step_time
 
 
 def plans_of(settings: Settings, name: str) -> dict[str, Plan]:
-    """Return the plans of a part of the model by strategy; `name` is one of `training.PARTS`."""
+    """Return the plan of a part of the Transformer under each strategy of the settings.
+
+    Args:
+      name: the part, one of `training.PARTS`, such as "layer_gradient".
+    """
     # Strategies differ in annotations only, so all plans start from one traced graph.
     first, *others = settings.strategies
     plans = {first: plan_part(settings.config, settings.mesh, first, name)}
@@ -169,7 +173,7 @@ def _priced_as(plans: Mapping[str, Plan], chip: str) -> str:
 
 
 def _price_words(plans: Mapping[str, Plan], chip: str) -> str:
-    """Return the introduction of the section of prices."""
+    """Return the introduction of the section that predicts time and memory at the paper's size."""
     config, finalized = PAPER.config, plans.get("finalized")
     return PRICE.format(
         name=NAME,
@@ -185,7 +189,7 @@ def _price_words(plans: Mapping[str, Plan], chip: str) -> str:
 
 
 def of_measured(cost: Cost) -> str:
-    """Return the price of the paper's model as a share of the measured time."""
+    """Return the predicted step time of the paper's model as a share of the measured time."""
     return f"{cost.step_time_s / MEASURED['step_time_s']:.0%} of the measured time"
 
 

@@ -56,7 +56,11 @@ CAPTION = "Bytes of one device in one layer, against the size of each mesh axis.
 
 
 def sections(settings: Settings = HINTS) -> tuple[Section, ...]:
-    """Return the sections of Table 1: its orders and the paper's, conditions, norms, curves."""
+    """Return the sections that derive Table 1 of the GSPMD paper from plans.
+
+    They compare derived orders with the paper's, list conditions on the sizes and costs that the
+    table leaves out, and draw the costs over the mesh.
+    """
     parts = layer_costs(settings.config, settings.mesh, settings.strategies)
     layers = plans_of(settings, LAYER)
     return (
@@ -68,7 +72,11 @@ def sections(settings: Settings = HINTS) -> tuple[Section, ...]:
 
 
 def _derived(settings: Settings, parts: Mapping[str, Costs]) -> Section:
-    """Return the section with the derived table; `parts` has the costs by strategy."""
+    """Return the section with Table 1 of the GSPMD paper as it is derived from plans.
+
+    Args:
+      parts: the costs of attention and feed-forward, by strategy.
+    """
     first = next(iter(parts.values()))
     sizes = ", ".join(f"{n}={v}" for n, v in first.hints.items() if n not in settings.mesh.shape)
     facts = dict.fromkeys(fact for found in parts.values() for fact in found.facts)
@@ -125,7 +133,11 @@ def _apart(settings: Settings, parts: Mapping[str, Costs], layers: Mapping[str, 
 
 
 def _statistics(added: Mapping[str, Scaling]) -> str:
-    """Return a text with the sizes of the values that norms and residuals add."""
+    """Return text that names the sizes on which the costs of norms and residuals depend.
+
+    Args:
+      added: these costs by strategy.
+    """
     values = (value for found in added.values() for value in found.values())
     names = {name for value in values for name in Formula.of(value).names}
     features = sorted(names & set("MHND"))
@@ -135,7 +147,11 @@ def _statistics(added: Mapping[str, Scaling]) -> str:
 
 
 def _orders(parts: Mapping[str, Costs], whole: Mapping[str, Costs]) -> str:
-    """Return a sentence that names the strategies for which an order changes."""
+    """Return a sentence that names the strategies whose orders norms and residuals change.
+
+    Args:
+      parts: the costs of attention and feed-forward. whole: the costs of the whole layer.
+    """
     changed = [name for name, found in parts.items() if whole[name].orders != found.orders]
     return f"It changes orders of {', '.join(changed)}" if changed else UNCHANGED
 
