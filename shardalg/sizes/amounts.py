@@ -56,9 +56,8 @@ def number(value: Any) -> Any:
     return float(value) if type(value) is Fraction else value
 
 
-# Each pair (D, n) states that n divides D. A plan records such pairs, so that its formulas need no
-# ceilings.
 Divides = Iterable[tuple[Formula | int, Formula | int]]
+"""Pairs (D, n), each of which states that n divides D: a formula of D/n then needs no ceiling."""
 
 
 def tile(size: Any, parts: Any, *, divides: Divides = ()) -> Any:

@@ -21,8 +21,11 @@ Index = tuple[slice, ...]
 
 BLOCK = 1 << 14
 """Points that are evaluated together: an operand of 8-byte numbers fits into the cache."""
-# A step that spans this many times fewer points than there are is computed once, before the blocks.
 FEWER = 8
+"""A step with so many times fewer points than the program has is computed once, before the blocks.
+
+Its result stays in memory, which is worth it only if it is small.
+"""
 NAME, NUMBER = "name", "number"
 _DO: dict[str, Callable[..., Any]] = {
     "add": np.add,
@@ -84,7 +87,8 @@ class Code:
         found: dict[Powers, Any] = {}
         for powers, coefficient in _with_minima(terms).items():
             product: Counter[int] = Counter()
-            for factor, exponent in powers:  # two factors may be one step
+            # Two factors may be one step, such as `max(a, b)` and `max(b, a)`: their powers add.
+            for factor, exponent in powers:
                 product[self.power(factor, exponent)] += abs(exponent)
             of = frozenset(product.items())
             found[of] = found.get(of, 0) + coefficient
@@ -111,7 +115,8 @@ class Code:
         if users < 2:
             parts = [self.product(powers, c) for powers, c in terms.items()]
             return _fold(self, "add", parts)
-        # As in Horner's scheme, a power that all of these terms have is multiplied only once.
+        # As in Horner's scheme, the least power of `base` is multiplied only once, outside of a
+        # bracket. `inside` has the terms with `base`, divided by this power.
         least = min(e for powers in terms for b, e in powers if b == base)
         inside = {
             frozenset(
@@ -145,6 +150,8 @@ def _with_minima(terms: Mapping[Powers, Any]) -> Mapping[Powers, Any]:
 
     Formulas store a minimum in the second form.
     """
+    # The maximum has a negative coefficient -c. The formula contains a minimum only if it also has
+    # all terms of a and of b, each with the coefficient c: `both` are these terms.
     found = dict(terms)
     for powers, coefficient in terms.items():
         for factor, exponent in powers:
@@ -242,7 +249,8 @@ def blocks(shape: tuple[int, ...], most: int = BLOCK) -> Iterator[Index]:
         yield ()
         return
     inside = math.prod(shape[1:])
-    # Whole rows of the trailing dimensions, or, if these are too large, blocks within one row.
+    # Consecutive rows are contiguous in memory, so a block has as many of them as fit. A single row
+    # that is too large is divided by the recursion.
     rows = max(1, most // max(1, inside))
     for start in range(0, shape[0], rows):
         own = slice(start, min(start + rows, shape[0]))
@@ -265,6 +273,7 @@ class _StepSchedule:
         """Decide when each step runs; `roots` are the numbers of the steps with the results."""
         self.roots, self.points = roots, points
         self.all: list[Step] = list(code.steps)
+        # A step comes after its operands, so the sizes that these depend on are known here.
         self.sizes: list[frozenset[str]] = []
         for what, *operands in self.all:
             is_leaf = what in (NAME, NUMBER)
@@ -273,6 +282,7 @@ class _StepSchedule:
             self.sizes.append(frozenset(found))
         self.once: dict[int, Any] = {}
         self.per_block = self._block_steps()
+        # A later reader replaces an earlier one in `last`, so the last reader of a result is left.
         last = {n: at for at, number in enumerate(self.per_block) for n in self._operands(number)}
         self.frees: list[list[int]] = [[] for _ in self.per_block]
         for number, at in last.items():

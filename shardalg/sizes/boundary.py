@@ -40,7 +40,7 @@ def branch(formula: Formula, values: Mapping[str, Number]) -> Formula:
             return branch(factor.ratio, values)
         if type(factor) is SumFactor:
             return branch(factor.inside, values)
-        # Only maxima are left: the side that is larger at the point.
+        # The factor is a maximum: near the point, it equals the side that is larger there.
         return branch(max(factor.first, factor.second, key=lambda side: side.at(values)), values)
 
     return formula.replace(near) if formula.atoms else formula
@@ -88,6 +88,7 @@ def inequality(difference: Formula, names: Sequence[str], values: Mapping[str, N
 def _quotient(above: Formula, below: Formula) -> str:
     """Return a quotient of two sums as text, in which common factors are divided out."""
     monomials = [dict(m) for m in (*above.terms, *below.terms)]
+    # The least power of each factor divides every term of both sums.
     shared = {f: min(m.get(f, 0) for m in monomials) for f in {f for m in monomials for f in m}}
     common = Formula({frozenset((f, e) for f, e in shared.items() if e): 1})
     above, below = above / common, below / common

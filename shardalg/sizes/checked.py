@@ -228,6 +228,8 @@ def _largest_intermediate(largest: Mapping[Any, float], formula: Formula) -> flo
         inside.append(most)
         # A ceiling exceeds its ratio by less than 1.
         known[atom] = most + 1
+    # The numerator (`Formula.fraction`) is each term times the common denominator: `scale` times
+    # the largest negative power of each factor.
     scale: Any = math.lcm(*(c.denominator for c in formula.terms.values()))
     powers: dict[Any, Any] = {}
     for monomial in formula.terms:

@@ -57,6 +57,7 @@ def _replace_ceilings(
         return formula
     atoms = sorted(formula.atoms, key=str)
     fresh = {atom: symbol(f"ceil_{depth}_{i}") for i, atom in enumerate(atoms)}
+    # Formulas divide by products only, so a ceiling that divides cannot become a sum.
     divide = {factor for monomial in formula.terms for factor, power in monomial if power < 0}
     written = {a: size if a in divide else low(a, size) for a, size in fresh.items()}
     opened = formula.replace(lambda f: written[f] if f in written else symbol(f))
@@ -109,6 +110,7 @@ def primitive(formula: Formula) -> Formula:
         return formula
     powers = [dict(monomial) for monomial in formula.terms]
     factors = [f for f in frozenset().union(*powers) if _is_size(f)]
+    # The least power of each factor divides all terms.
     least = {f: min(p.get(f, 0) for p in powers) for f in factors}
     left = ({**p, **{f: p.get(f, 0) - e for f, e in least.items()}} for p in powers)
     monomials = (frozenset((f, e) for f, e in p.items() if e) for p in left)
@@ -315,7 +317,8 @@ def _flip_points(fact: Fact, name: str, hints: Mapping[str, int]) -> tuple[int, 
         outside = next((n for n in side if not holds(n)), None)
         if outside is None:
             continue
-        # Bisect between the hint, where the fact holds, and a size where it fails.
+        # The fact holds at `inside` and fails at `outside`. Each step halves their distance, so few
+        # evaluations are needed.
         inside = hint
         while abs(outside - inside) > 1:
             middle = (inside + outside) // 2

@@ -136,9 +136,10 @@ def _record_call(
 def asked_again(
     whole: Recorder, work: Callable[[Recorder], None], found: Formula, there: Callable[..., Any]
 ) -> DecidedCall:
-    """Return a record that a formula is the result of a computation after the run, such as a peak.
+    """Return the record of a computation after a run of planning, such as that of the peak memory.
 
-    The record is valid at other sizes if the computation returns the value of the formula there.
+    Its result is a formula. The record is valid at other sizes if the computation on numbers
+    returns the value of the formula there.
 
     Args:
       whole: the recorder of the run.
@@ -256,7 +257,7 @@ class Guards:
         return self.calls[-1]
 
     def hold(self, values: Mapping[str, int]) -> bool:
-        """Return whether the run has the same result at given sizes.
+        """Return whether the recorded run of planning has the same result at given sizes.
 
         False may be wrong if only facts in `traced` are false: a new trace may give the same
         program.
@@ -271,7 +272,7 @@ class Guards:
         return self.whole not in doubtful and not self._other(values, doubtful)
 
     def _other(self, values: Mapping[str, int], doubtful: set[DecidedCall]) -> bool:
-        """Return whether the result of a call that the run reads differs at given sizes.
+        """Return whether a recorded call has another result at given sizes, and planning reads it.
 
         Args:
           doubtful: calls with false facts, which are called again with numbers.
@@ -285,7 +286,13 @@ class Guards:
         return not changed.isdisjoint({*self.whole.uses, *self.beside})
 
     def holding(self, points: Sequence[Mapping[str, int]]) -> np.ndarray:
-        """Return an array with the result of `hold` at each of many points."""
+        """Return, per point, whether the recorded run of planning has the same result there.
+
+        This is `hold` at each point, computed for all points together.
+
+        Args:
+          points: a number for each named size, per point.
+        """
         exact = ExactPoints(points)
         arrays = {name: exact.of(symbol(name)) for name in points[0]}
         holds = {fact: Checked([fact], {}).hold(arrays) for fact in (*self.asked, *self.traced)}
@@ -293,7 +300,8 @@ class Guards:
         # Facts of the run itself are decisive at every point.
         for fact in (*self.whole.facts, *self.traced):
             holding_points &= holds[fact]
-        # The same steps as in `_other`, with a mask of points in place of one point.
+        # A call is doubtful where one of its facts fails, or where an inner call has another
+        # result. Inner calls come first, so that their masks are complete.
         changed: dict[DecidedCall, np.ndarray] = {}
         for call in self.calls[:-1]:
             doubtful = np.zeros(len(points), bool)

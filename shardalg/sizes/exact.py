@@ -57,7 +57,7 @@ class ExactPoints:
         They are 64-bit integers if these cannot overflow, otherwise Python integers.
         """
         for factor in dict.fromkeys(f for monomial in formula.terms for f, _ in monomial):
-            # A factor is a name, a ceiling, or the larger of two formulas; formulas share factors.
+            # Formulas share factors (names, ceilings, maxima), so each is evaluated only once.
             if factor not in self._columns:
                 numbers = [p[factor] if type(factor) is str else factor.at(p) for p in self.points]
                 self._columns[factor] = np.array(numbers, object)

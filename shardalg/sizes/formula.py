@@ -202,8 +202,8 @@ class Formula:
         for monomial in self.terms:
             for factor, exponent in monomial:
                 powers[factor] = max(powers.get(factor, 0), -exponent)
-        # The denominator is one product: the largest negative power of each factor, times the least
-        # common multiple of the denominators.
+        # Multiplied by the largest negative power of each factor, no term has a division left. The
+        # least common multiple of the denominators makes the coefficients integers.
         scale = math.lcm(*(Fraction(c).denominator for c in self.terms.values()))
         below = Formula({frozenset((f, e) for f, e in powers.items() if e): scale})
         return self * below, below
@@ -436,7 +436,8 @@ def flooring(ratio: Formula) -> Formula:
     (ceil(H/2), ceil(H/2) - 1, ceil((H + 1)/X) - 1)
     """
     above, below = ratio.fraction
-    # The identity needs an integer numerator, and a positive one to stay among positive ceilings.
+    # The identity `floor(a/n) = ceil((a + 1)/n) - 1` holds for an integer a. If a has no growing
+    # term, `-ceil(-a/n)` is used: it is right for every a.
     whole = all(type(factor) in (str, Ceil) for monomial in above.terms for factor, _ in monomial)
     grows = any(c > 0 for monomial, c in above.terms.items() if monomial)
     return ceiling(ratio + 1 / below) - 1 if whole and grows else -ceiling(-ratio)

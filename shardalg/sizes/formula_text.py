@@ -29,7 +29,8 @@ def text(terms: Terms, *, within: str = "") -> str:
     >>> text({frozenset({("B", 1), ("X", -1)}): Fraction(-3, 2), frozenset(): 1})
     '-3*B/(2*X) + 1'
     """
-    # The usual order of a polynomial: the highest degree first, the number at the end.
+    # Equal formulas must have equal text, although their dictionaries differ in order. The highest
+    # degree comes first and the number last, as polynomials are usually written.
     ordered = sorted(
         terms.items(),
         key=lambda term: (not term[0], -sum(e for _, e in term[0]), _product(term[0])),
@@ -43,7 +44,7 @@ def text(terms: Terms, *, within: str = "") -> str:
 def _term(monomial: frozenset[tuple[Any, int]], coefficient: Fraction) -> str:
     """Return one term as text, such as `-3*B/(2*X)`."""
     above = _product((f, e) for f, e in monomial if e > 0)
-    # `3*B/(2*X)`: numbers and sizes that divide form one divisor.
+    # Python reads `3*B/2*X` as `(3*B/2)*X`, so all divisors are one product, in brackets.
     below = _product((f, -e) for f, e in monomial if e < 0)
     if coefficient.denominator > 1:
         below = "*".join(filter(None, [str(coefficient.denominator), below]))
@@ -136,6 +137,7 @@ def _number_in_sympy(number: Any, *, alone: bool) -> sympy.Rational | sympy.Floa
     """
     import sympy
 
+    # A power of 2 that divides 1000 is 2, 4 or 8: such a fraction has at most three decimals.
     p, q = number.numerator, number.denominator
     is_decimal = alone and abs(p) >= _READABLE and 1000 % q == 0 and abs(p) * 1000 < _SHOWN * q
     if q >= _RATE or (q > 1 and is_decimal and not q & (q - 1)):
@@ -249,6 +251,8 @@ def _common_factor(terms: Terms) -> tuple[Terms, Terms]:
     """
     powers = [dict(monomial) for monomial in terms]
     names = {factor for found in powers for factor in found}
+    # The least power of each factor divides all terms. The greatest common divisor of fractions is
+    # that of their numerators over the least common multiple of their denominators.
     least = {f: min(found.get(f, 0) for found in powers) for f in names}
     numbers = [Fraction(c) for c in terms.values()]
     number = Fraction(

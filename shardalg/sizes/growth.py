@@ -171,6 +171,7 @@ def _in_cone(need: Monomial, ratios: tuple[Monomial, ...]) -> bool:
     from scipy.optimize import nnls
 
     # Nonnegative least squares: the distance is 0 exactly if such a combination exists.
+    # A column has the exponents of one size alone, or of one ratio, in the order of `names`.
     names = sorted({f for monomial in (need, *ratios) for f, _ in monomial})
     row = {name: i for i, name in enumerate(names)}
     columns = np.zeros((len(names), len(names) + len(ratios)))

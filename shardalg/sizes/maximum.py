@@ -243,6 +243,8 @@ def _drop_ceilings(difference: Formula) -> Formula | None:
     If the result is at least 0, so is the formula: q is an integer, so the formula is
     `ceil(a + q) - ceil(b)`.
     """
+    # `ends` has a at the key 1 and b at -1, the signs of their ceilings. Every other term must be
+    # an integer at all sizes: an integer times names without division.
     ends: dict[int, Formula] = {}
     rest: dict[Monomial, Number] = {}
     for monomial, c in difference.terms.items():
@@ -266,6 +268,7 @@ def _lower_bound(factor: Any) -> int | None:
         return 1
     if type(factor) is not Ceil:
         return None
+    # A sum of positive products is positive, so that its ceiling is at least 1.
     if all(c > 0 for c in factor.ratio.terms.values()) and all(
         map(_lower_bound, factor.ratio.atoms)
     ):
@@ -276,6 +279,7 @@ def _lower_bound(factor: Any) -> int | None:
 def _common_factor(first: Formula, second: Formula) -> Formula:
     """Return the largest product that divides every term of two formulas, with its number."""
     terms = [dict(m) for formula in (first, second) for m in formula.terms]
+    # A factor that may be 0 cannot be divided out. Of the others, the least power is common.
     factors = {factor for found in terms for factor in found if _lower_bound(factor)}
     least = {f: min(found.get(f, 0) for found in terms) for f in factors}
     numbers = [Fraction(c) for formula in (first, second) for c in formula.terms.values()]

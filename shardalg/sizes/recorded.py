@@ -23,11 +23,16 @@ from shardalg.sizes.conditions import is_positive, primitive
 from shardalg.sizes.facts import NONNEGATIVE, NONZERO, POSITIVE, WHOLE, ZERO, Fact
 from shardalg.sizes.formula import UNIT, Formula, Number, ceiling
 
-# A size as (its number at the hints, its formula): the number decides, and the formula is recorded.
 Compared = tuple[Number, Formula]
-# The result of an operation (a `Compared`, a number or a truth value), and the facts that must be
-# true for this result. Results are cached together with their facts.
+"""A size as (its number at the hints, its formula).
+
+The number decides comparisons, and the formula is recorded.
+"""
 Answer = tuple[Any, tuple[Fact, ...]]
+"""Pair (result of an operation on sizes, facts that must be true for this result).
+
+The result is a `Compared`, a number or a truth value.
+"""
 
 
 class Answers:
@@ -532,7 +537,8 @@ def least_sum(
     lines = [
         tuple(int(f.terms.get(part, 0) * scale) for part in (monomial, UNIT)) for f in formulas
     ]
-    # The common denominator makes all coefficients integers; the order of the sums stays.
+    # All lines were multiplied by one positive number, so that `ask` compares integers and the set
+    # with the least sum is the same.
     x = recorder.size(Formula({monomial: 1}))
     found = ask(tuple(a * x.value + c for a, c in lines))
     assert x <= _range_end(lines, ask, found, (x.value, x.value * _FARTHEST))

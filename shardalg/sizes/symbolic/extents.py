@@ -15,9 +15,11 @@ from shardalg.graph.ops.loops import dim_loops
 from shardalg.graph.ops.rows import rules
 from shardalg.graph.ops.rule import Rule
 
-# (number of a tensor, number of its dimension); operands are numbered first, then results. A loop
-# that no dimension runs over alone needs an entry too: (-1, k) is the k-th of these inner loops.
 TensorDim = tuple[int, int]
+"""Pair (number of a tensor, number of its dimension); operands are numbered first, then results.
+
+A loop that no dimension runs over alone needs an entry too: (-1, k) is the k-th of these loops.
+"""
 PRODUCT, SUM = "product", "sum"
 
 

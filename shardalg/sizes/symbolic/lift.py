@@ -220,6 +220,7 @@ def _constants(names: Names, classes: list[int]) -> Iterator[Constant]:
     loops = {names.root(slot): region for region, slot in names.trip.items()}
     left = {root for root in {*classes, *loops} if names.is_constant(root)}
     found: dict[tuple[int, str], Constant] = {}
+    # The first value with a size gives the size its name, so values are visited in order.
     values = iter(names.graph.values)
     while left - loops.keys() and (value := next(values, None)):
         for root in classes[slice(*names.span(value.index))]:

@@ -86,14 +86,18 @@ class Names:
         return numbers
 
     def root(self, slot: int) -> int:
-        """Return the representative of the set of slots that `slot` belongs to."""
+        """Return the representative of a slot's set, in which all slots have equal sizes.
+
+        A slot is a dimension of a value, or the trip count of a loop.
+        """
         parent = self.parent
+        # Each step halves the path to the representative, so that later calls take fewer steps.
         while parent[slot] != slot:
-            parent[slot] = slot = parent[parent[slot]]  # path halving
+            parent[slot] = slot = parent[parent[slot]]
         return slot
 
     def span(self, value: int) -> tuple[int, int]:
-        """Return (first slot, last slot + 1) of a value."""
+        """Return (first slot, last slot + 1) of a value; it has one slot per dimension."""
         return self.base[value], self.base[value + 1]
 
     def loop_result(self, region: int) -> int:
@@ -134,7 +138,8 @@ class Names:
         """
         found = extents(node.signature)
         first = len(self.number)
-        for size in found.inner:  # a slot for each loop that is no dimension
+        # Equations may contain a loop that no dimension runs over alone, so it needs a slot too.
+        for size in found.inner:
             self.parent.append(len(self.number))
             self.number.append(size)
             self.other.append(None)
@@ -229,7 +234,11 @@ class Names:
             pass
 
     def _fix(self, slots: Iterator[int]) -> bool:
-        """Give slots without a formula their numbers as formulas; return whether there was one."""
+        """Give sizes without a formula their numbers as formulas; return whether there was one.
+
+        Args:
+          slots: dimensions of values, as numbers of slots.
+        """
         before = len(self.fixed)
         for slot in slots:
             root = self.root(slot)
@@ -239,7 +248,7 @@ class Names:
         return len(self.fixed) > before
 
     def _known(self, slot: int) -> sympy.Expr | None:
-        """Return the formula of a slot; 1 for a size of 1; None if it is not known yet."""
+        """Return the formula of a dimension (a slot); 1 for a size of 1; None if it is unknown."""
         root = self.root(slot)
         return self.name[root] or (ONE if self._is_one(root) else None)
 
@@ -361,7 +370,7 @@ class Names:
         return self._fix(s for s in slots if self.number[s] != 1)
 
     def formula(self, slot: int) -> Expr:
-        """Return the size of a slot: its formula, or its number if no formula is known."""
+        """Return the size of a dimension (a slot): its formula, or its number if it has none."""
         root = self.root(slot)
         name = self.name[root]
         return self.number[root] if name is None or name.is_Integer else name
@@ -421,7 +430,8 @@ def _reading_from_hints(
     # The row does not relate the two sizes of a free shift, so no formula is likely.
     if shift.free:
         return None
-    # A window or padding: the likeliest constant decides.
+    # `Shift.slack` lists the constants of common paddings first, so that the first formula is the
+    # likeliest one for a window or padding.
     if n >= s or not shift.stride == shift.base == 1:
         return found[0]
     # A slice `x[:n]`: an exact share of at most 8 parts is a quotient, such as `S/2` of a split.

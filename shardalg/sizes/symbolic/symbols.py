@@ -26,9 +26,11 @@ from shardalg.sizes.symbolic.retrace import Difference, Retrace
 from shardalg.tables import Table
 
 Shape = tuple[Expr, ...]
-# Traces the user's function at the given sizes, with all other sizes at their hints, and returns
-# the normalised graph. A second trace needs it.
 Tracer = Callable[[Mapping[str, int]], Graph]
+"""Function that traces the user's function at given sizes and returns the normalised graph.
+
+All other sizes have their hints.
+"""
 
 CONSTANT_COLUMNS = ("dimension", "source", "value", "varies")
 
