@@ -22,10 +22,12 @@ def node_of(graph: Graph, instruction: Instruction) -> Node:
 
 
 def bound(graph: Graph, instruction: Instruction[Apply | Fold]) -> tuple[Binding | None, Params]:
-    """Return (binding, parameters) for `graph.evaluate.apply`.
+    """Return (binding, parameters), with which `graph.evaluate.apply` runs a primitive.
 
-    The binding is None for a node that normalisation made, and in a loaded graph. The parameters
-    are then the node's, with the instruction's changes.
+    A binding is a JAX primitive with the parameters of its traced equation. The returned parameters
+    replace some of these. The binding is None for a node that normalisation made, and in a loaded
+    graph. The returned parameters are then all parameters of the node, with the instruction's
+    changes.
     """
     changed, node = instruction.attributes.params, instruction.node
     if node is None:

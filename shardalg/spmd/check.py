@@ -69,7 +69,8 @@ def _check_block(program: SpmdProgram, block: Block, known: set[int]) -> None:
     Args:
       known: the locals that a block may read in addition to its arguments: the constants.
     """
-    # Bound methods and a set of checked instructions: a program has tens of thousands of these.
+    # A program has tens of thousands of instructions. So methods are looked up once here, and equal
+    # instructions on equal types are checked once.
     made, sound = known | set(block.arguments), set()
     has_all, has_none, add = made.issuperset, made.isdisjoint, made.update
     for instruction in block.instructions:

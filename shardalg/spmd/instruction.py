@@ -112,7 +112,7 @@ class Attributes:
     lacks_dim: ClassVar[bool] = False
 
     def text(self, mesh: Mesh) -> str:
-        """Return the kind and its attributes, as a program is printed."""
+        """Return the kind and its attributes as they appear in a printed program."""
         raise NotImplementedError(type(self).__name__)
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
@@ -124,7 +124,11 @@ class Attributes:
         return 1
 
     def followed(self, count: int) -> Sequence[int]:
-        """Return, per result, the operand whose item type it has, given the number of operands."""
+        """Return, for each result, the number of the operand whose item type the result has.
+
+        Args:
+          count: the number of operands.
+        """
         return (0,)
 
     @property
@@ -170,7 +174,7 @@ class Along(Attributes):
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """The dimension alone."""
+        """The only dimension that the instruction names, as a tuple."""
         return (self.dim,)
 
 
@@ -197,7 +201,11 @@ class Collective(Attributes):
     sent_as: ClassVar[str]
 
     def with_digits(self, rename: Callable[[Digits], Digits]) -> Collective:
-        """Return the same collective along other digits, for example along formulas."""
+        """Return the same collective along renamed digits, for example digits of named sizes.
+
+        Args:
+          rename: returns the new digits for the old ones.
+        """
         kind: Any = self  # every kind is a dataclass, its base is none
         return cast(Collective, replace(kind, digits=rename(self.digits)))
 
@@ -218,11 +226,18 @@ class Collective(Attributes):
 
     @property
     def routes(self) -> tuple[tuple[Iterable[tuple[int, int]], ...], ...]:
-        """Per permute that is sent, the (source, target) positions of each reading; else ()."""
+        """Per permute that is sent, the (source, target) positions of each result.
+
+        It is () for collectives that are no permutes.
+        """
         return ()
 
     def moving(self, results: int) -> int | None:
-        """Return the number of operands that move, given the number of results; None for all."""
+        """Return how many operands, counted from the first, are sent; None if all are.
+
+        Args:
+          results: the number of results.
+        """
         return None
 
 

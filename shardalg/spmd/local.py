@@ -22,7 +22,8 @@ class Local:
     Attributes:
       shape: local shape, padding included.
       sharding: global shape and layout; `sharding.unreduced` are pending partial sums.
-      origin: the graph value that it is a layout of; None for an intermediate of an emission.
+      origin: the graph value of which it is a device's block; None for a value between two steps of
+        one operator, which is no value of the graph.
     """
 
     index: int
@@ -115,7 +116,7 @@ def resize_dim(shape: Shape, dim: int, size: int) -> Shape:
 
 
 def common_shape(shapes: Sequence[Shape]) -> Shape | None:
-    """Return the shape that all have, or None if they differ.
+    """Return the shape to which all shapes in a list are equal, or None if two of them differ.
 
     >>> common_shape([(2,), (2,)]), common_shape([(2,), (3,)])
     ((2,), None)

@@ -34,9 +34,10 @@ def local_text(local: Local) -> str:
 
 @dataclass(frozen=True)
 class Printer:
-    """Lines of a program; with the graph, argument names and source lines are added.
+    """The text of a program, made line by line.
 
     Attributes:
+      graph: the graph that gives names of arguments and source lines; None leaves them out.
       comments: whether the reasons of collectives and source lines are added as comments.
     """
 

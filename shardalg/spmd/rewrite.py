@@ -120,13 +120,17 @@ class Rewriter:
         return block
 
     def entered(self, instruction: Instruction) -> Instruction:
-        """Return an instruction with its bodies rewritten."""
+        """Return a loop or another instruction with bodies, after this pass has rewritten these."""
+        # Each body gets a new rewriter: `kept` and `replaced` belong to one block.
         blocks = [replace(self).run(body) for body in instruction.attributes.bodies]
         return replace(instruction, attributes=instruction.attributes.with_bodies(blocks))
 
 
 def rewrite(program: SpmdProgram, rewriter: Rewriter) -> SpmdProgram:
-    """Return the program as a pass rewrites it; `rewriter.locals` become its locals."""
+    """Apply a pass to a program and return the rewritten program.
+
+    Its local values are those of `rewriter.locals`, to which rules of the pass may add new ones.
+    """
     block = rewriter.run(program.block)
     # Nothing changed, so everything that is cached for the program stays valid.
     if block is program.block:

@@ -69,7 +69,11 @@ def matches(
 
 
 def _inside(done: ShardedGraph, module: HloModule) -> Iterator[Match]:
-    """Yield a match per anchor that both programs have and whose sharding completion decides."""
+    """Yield a match for each value inside of the function that both programs have.
+
+    They are results of operators that survive XLA's compilation, such as dots. Values with an
+    annotation that leaves no dimension open are left out.
+    """
     for value, instruction in aligned(done, module):
         producer = done.graph.producer[value]
         assert producer is not None  # an anchor is made by a node
@@ -122,10 +126,12 @@ def layout_of(instruction: HloInstruction, mesh: Mesh, leaf: int = 0) -> Shardin
 
 
 def aligned(done: ShardedGraph, module: HloModule) -> list[tuple[int, HloInstruction]]:
-    """Return (value, instruction) of every anchor that both programs have, in order of the values.
+    """Return (value, instruction) of the operators that both programs have, in order of the values.
 
-    Several instructions with one signature are paired in order, unless all have one sharding. An
-    anchor whose signature XLA's dump lacks is paired by kind and shape under the same conditions.
+    Such an operator (an anchor) survives XLA's compilation, as a dot does. It is identified by its
+    signature: its kind, its shape, and the signatures of the anchors above it. Several instructions
+    with one signature are paired in order, unless all have one sharding. An anchor whose signature
+    XLA's dump lacks is paired by kind and shape under the same conditions.
     """
     demanded = _demanded(done)
     numbers: dict[object, int] = {}
@@ -165,7 +171,9 @@ def _demanded_by_instruction(
 def _paired(
     ours: Mapping[int, object], theirs: Iterable[tuple[HloInstruction, object]]
 ) -> tuple[list[tuple[int, HloInstruction]], list[int]]:
-    """Return pairs with equal signatures, and the values whose signature XLA's dump lacks.
+    """Return (value, instruction) pairs with equal signatures, and the values without a partner.
+
+    A value is without a partner if XLA's dump lacks its signature.
 
     Args:
       ours: signature per value. theirs: pairs (instruction, signature).

@@ -177,7 +177,11 @@ def libtpu() -> str:
 
 
 def _places(topology: Topology, mesh: Mesh) -> list[dict[str, list[int]]]:
-    """Return, for each position, its coordinates on each kind of level, outermost first."""
+    """Return the place on the topology of each position of the mesh.
+
+    A place is a dictionary from a kind of level (slices, hosts, a switch, a torus, cores of a chip)
+    to the coordinates on the levels of this kind, the outermost level first.
+    """
     levels = topology.levels
     spans = [span for along in topology.spans(mesh).values() for span in along]
     # Two levels may be equal, such as the sides of a square torus. They are therefore told apart by

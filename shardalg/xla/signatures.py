@@ -14,7 +14,7 @@ from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule
 from shardalg.planner.propagate.gspmd.index import post_order
 
 Above = frozenset[int]
-"""Numbers of the signatures of the nearest anchors above a value."""
+"""Numbers of the signatures of the nearest anchors from which a value is computed."""
 AnchorKey = tuple[str, str]
 """Computation and name of an instruction."""
 NOTHING: Above = frozenset()
@@ -33,7 +33,10 @@ GRAPH_KINDS = {
 
 
 def graph_kind(node: Node) -> str | None:
-    """Return the kind of anchor of a node; None if it is no anchor."""
+    """Return the kind by which a node is compared with XLA's instructions, such as "dot".
+
+    None if XLA's compilation may change or remove the operator, so that it is no anchor.
+    """
     return GRAPH_KINDS.get(node.primitive)
 
 
@@ -51,7 +54,11 @@ def _hlo_reduced(instruction: HloInstruction) -> int:
 
 
 def hlo_kind(instruction: HloInstruction) -> str | None:
-    """Return the kind of anchor of an instruction; None if it is no anchor."""
+    """Return the kind by which an instruction is compared with nodes of the graph, such as "dot".
+
+    None for instructions that compilation may add or change, which are no anchors.
+    """
+    # A sharding constraint has no opcode of its own: it is a copy or a custom call with its name.
     moved = instruction.opcode in ("copy", "custom-call")
     if moved and instruction.op_name.endswith("sharding_constraint"):
         return "constraint"
@@ -68,20 +75,21 @@ def _numbered(signature: object, numbers: dict[object, int]) -> int:
 
 
 def _anchor(what: tuple[object, ...], above: Iterable[Above], numbers: dict[object, int]) -> int:
-    """Return the number of an anchor's signature.
+    """Return the number of the signature of an anchor, an operator that both programs have.
 
     Compilers swap operands, so their order does not count.
 
     Args:
-      what: kind, shape and other properties. above: per operand, the nearest anchors above.
-      numbers: number of each known signature.
+      what: kind, shape and other properties.
+      above: per operand, the signatures of the nearest anchors from which it is computed.
+      numbers: number of each known signature; a new one is added.
     """
     return _numbered((*what, tuple(sorted(tuple(sorted(a)) for a in above))), numbers)
 
 
 @dataclass(eq=False)
 class GraphSide:
-    """The anchors of a graph.
+    """The anchors of a graph: its operators that XLA's compilation keeps, such as dots.
 
     Attributes:
       demanded: per annotation node, the sharding that it demands; a node without one is no anchor.
@@ -113,7 +121,7 @@ class GraphSide:
             self._above[value] = frozenset([_numbered(("argument", number), self.numbers)])
 
     def signatures(self) -> dict[int, int]:
-        """Return the signature of each anchor's value."""
+        """Return a dictionary from the value of each anchor to the number of its signature."""
         # In XLA's post-order, because anchors with equal signatures are paired in order.
         anchors = [node for node in self._walk(0) if self._kind(node)]
         return {node.results[0]: self._signature(node) for node in anchors}
@@ -125,7 +133,10 @@ class GraphSide:
             yield self.graph.nodes[position]
 
     def shapes(self, values: list[int]) -> dict[int, tuple[object, ...]]:
-        """Return the kind, the shape and the number of results of each value's anchor."""
+        """Return the kind, the shape and the number of results of the node that makes each value.
+
+        They identify a value less precisely than its signature.
+        """
         graph = self.graph
         made = {v: graph.nodes[p] for v in values if (p := graph.producer[v]) is not None}
         return {
@@ -138,13 +149,13 @@ class GraphSide:
         return None if kind == "constraint" and node.index not in self.demanded else kind
 
     def above(self, value: int) -> Above:
-        """Return the nearest anchors above a value."""
+        """Return the signatures of the nearest anchors from which a value is computed."""
         if value not in self._above:
             self._above[value] = self._found(value)
         return self._above[value]
 
     def _found(self, value: int) -> Above:
-        """Return the nearest anchors above a value; `above` stores the result."""
+        """Return the result of `above` for a value that was not asked for before."""
         if self._sources[value]:
             return NOTHING.union(*map(self.above, self._sources[value]))
         producer = self.graph.producer[value]
@@ -153,11 +164,13 @@ class GraphSide:
         node = self.graph.nodes[producer]
         if self._kind(node):
             return frozenset([self._signature(node)])
+        # XLA may remove or replace any other operator, so the search goes on to its operands.
         return NOTHING.union(*map(self.above, node.operands))
 
     def _signature(self, node: Node) -> int:
-        """Return the number of the signature of a node that is an anchor."""
+        """Return the number of a node's signature: its kind and shape, and the anchors above it."""
         graph = self.graph
+        # XLA may fold a constant operand away, so constants are no part of a signature.
         data = [v for v in node.operands if graph.values[v].kind != "constant"]
         shape = graph.values[node.results[0]].type.shape
         what = (self._kind(node), shape, self.demanded.get(node.index), _reduced(node))
@@ -166,7 +179,7 @@ class GraphSide:
 
 @dataclass(eq=False)
 class HloSide:
-    """The anchors of XLA's program.
+    """The anchors of XLA's program: the instructions that correspond to operators of the graph.
 
     Attributes:
       demanded: per constraint instruction, the sharding that an annotation demands, or None.
@@ -186,11 +199,14 @@ class HloSide:
                     self._caller[name] = instruction
 
     def signatures(self) -> list[tuple[HloInstruction, int]]:
-        """Return pairs (anchor, signature) in the order of the program."""
+        """Return (instruction, number of its signature) of each anchor, in the program's order."""
         return [(i, self._signature(i)) for i in self._walk(self.module.entry) if hlo_kind(i)]
 
     def shapes(self, _: None) -> list[tuple[HloInstruction, object]]:
-        """Return every anchor of all computations with its kind, shape and number of results."""
+        """Return (instruction, (kind, shape, number of results)) of each anchor.
+
+        Instructions of all computations are listed, also of those that nothing calls.
+        """
         found = [i for here in self.module.computations.values() for i in here.values()]
         return [(i, (hlo_kind(i), i.leaves[0][1], _hlo_reduced(i))) for i in found if hlo_kind(i)]
 
@@ -201,14 +217,18 @@ class HloSide:
             yield instruction
 
     def above(self, instruction: HloInstruction, element: int | None = None) -> Above:
-        """Return the nearest anchors above an instruction, or above one element of a tuple."""
+        """Return the signatures of the nearest anchors from which an instruction is computed.
+
+        Args:
+          element: the element of the instruction's tuple that is meant; None for all of them.
+        """
         key = ((instruction.computation, instruction.name), element)
         if key not in self._above:
             self._above[key] = self._found(instruction, element)
         return self._above[key]
 
     def _found(self, instruction: HloInstruction, element: int | None) -> Above:
-        """Return the nearest anchors above an instruction's element; `above` stores the result."""
+        """Return the result of `above` for arguments that were not asked for before."""
         through = _THROUGH.get(instruction.opcode)
         if through is not None:
             return through(self, instruction, element)
@@ -222,7 +242,7 @@ class HloSide:
         return [here[name] for name in instruction.operands if name in here]
 
     def _signature(self, instruction: HloInstruction) -> int:
-        """Return the number of the signature of an instruction that is an anchor."""
+        """Return the number of an instruction's signature: kind, shape, and anchors above it."""
         operands = self._operands(instruction)
         # A reduction of XLA has its initial values as operands; one of the graph has only data.
         if instruction.opcode == "reduce":
@@ -234,8 +254,9 @@ class HloSide:
         return _anchor(what, data, self.numbers)
 
     def _parameter(self, instruction: HloInstruction, element: int | None) -> Above:
-        """Return the anchors above a parameter, or above one element of it: the caller's operand.
+        """Return the signatures of the nearest anchors above a computation's parameter.
 
+        They are those of the operand that the caller passes for it.
         A parameter of the whole program is its own anchor, named by its number.
         """
         number = int(instruction.literal)
@@ -262,7 +283,10 @@ class HloSide:
         return NOTHING.union(*map(self.above, chosen))
 
     def _call(self, instruction: HloInstruction, element: int | None) -> Above:
-        """Return the anchors above a call's results, and above a loop's initial values."""
+        """Return the anchors above the results of the called computations.
+
+        For a loop, those above its initial values are included.
+        """
         roots = [self.module.roots[n] for n in _callees(instruction) if n in self.module.roots]
         if instruction.opcode == "while":
             # A loop without iterations returns its initial values.

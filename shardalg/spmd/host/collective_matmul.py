@@ -18,6 +18,7 @@ from shardalg.spmd.instructions import CollectiveMatmul, Direction
 def _collective_matmul(
     run: HostRun, instruction: Instruction[CollectiveMatmul], *stacks: Stack
 ) -> list[Stack]:
+    """Compute the product block by block, as the ring does, instead of running the body."""
     a = instruction.attributes
     env = dict(zip(a.body.arguments, stacks, strict=True))
     ring = _SimulatedRing(run, a, env)
@@ -25,7 +26,14 @@ def _collective_matmul(
 
 
 class _SimulatedRing:
-    """One ring, with the operands of its product and of its collective."""
+    """The simulation of one ring.
+
+    Attributes:
+      run: the running program.
+      a: the instruction.
+      env: the blocks of all devices, per local value that the body reads.
+      ids: the partition id of each device position along the ring.
+    """
 
     def __init__(self, run: HostRun, a: CollectiveMatmul, env: dict[int, Stack]) -> None:
         self.run, self.a, self.env = run, a, env

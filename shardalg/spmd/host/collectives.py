@@ -191,7 +191,7 @@ def _ragged_all_to_all(a: RaggedAllToAll, rows: Stack, into: Stack, *vectors: St
 def _halo_exchange(
     run: HostRun, instruction: Instruction[HaloExchange], *stacks: Stack
 ) -> list[Stack]:
-    """Return the blocks of each reading."""
+    """Return one result per reading: the block that each device position receives."""
     results = []
     for reading in instruction.attributes.readings:
         # A device without a sender has garbage, for which its own block is as good as any.

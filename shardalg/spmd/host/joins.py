@@ -57,7 +57,8 @@ def _top(run: HostRun, instruction: Instruction[Top], values: Stack, places: Sta
         every = np.concatenate([values[p] for p in group], a.dim)
         moved = [places[p] + place * a.block for place, p in enumerate(group)]
         joined = np.concatenate(moved, a.dim).astype(places[0].dtype)
-        # Integers in the total order of the floats: their bits, mirrored below 0.
+        # The bits of floats, read as integers, are in the total order of the floats, except that
+        # negative numbers are in the reverse order. `argsort` of `~keys` sorts descending.
         keys = every
         if keys.dtype.kind not in "iu":
             keys = keys.view(f"int{8 * keys.dtype.itemsize}")

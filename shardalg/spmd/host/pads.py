@@ -15,6 +15,8 @@ from shardalg.spmd.instructions import Concatenate, Dilate, Regroup, Resize
 
 @on_blocks(Regroup)
 def _regroup(a: Regroup, x: Stack) -> Stack:
+    """Reshape each block to the local shape that its dimensions have after they are regrouped."""
+
     def reshape(_: int, block: np.ndarray) -> np.ndarray:
         shape = a.shape(block.shape)
         if prod(shape) != block.size or sum(n for n, _ in a.groups) != block.ndim:
@@ -31,6 +33,8 @@ def _concatenate(a: Concatenate, *stacks: Stack) -> Stack:
 
 @on_blocks(Resize)
 def _resize(a: Resize, x: Stack) -> Stack:
+    """Pad a dimension of each block with zeros at its end, or cut it, to `a.size` elements."""
+
     def fit(_: int, block: np.ndarray) -> np.ndarray:
         # Pad to at least the size, then cut: one expression for both directions.
         grow = [(0, max(a.size - n, 0) if i == a.dim else 0) for i, n in enumerate(block.shape)]

@@ -51,7 +51,7 @@ __all__ = [
 
 
 def kinds(base: type[Attributes] = Attributes) -> tuple[type[Attributes], ...]:
-    """Return every kind of instruction, or every kind of one sort.
+    """Return every class of instructions, or those that are subclasses of `base`.
 
     They are found through their base classes, so that a new kind needs no entry in a list.
 

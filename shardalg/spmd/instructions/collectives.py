@@ -22,7 +22,10 @@ from shardalg.spmd.local import Start, axes_text, common_shape, scale_dim
 
 @dataclass(frozen=True, slots=True)
 class AllGather(Along, Collective):
-    """Concatenate the blocks of the devices along `digits` (minor on `dim`)."""
+    """Concatenate along `dim` the blocks of the devices that differ in `digits` only.
+
+    The digits are the minor ones of those that shard the dimension.
+    """
 
     dim: int
     digits: Digits
@@ -37,7 +40,7 @@ class AllGather(Along, Collective):
 
 @dataclass(frozen=True, slots=True)
 class AllReduce(Collective):
-    """Combine the values of the devices along `digits`."""
+    """Combine the values of the devices that differ in `digits` only, by a sum or by `combine`."""
 
     digits: Digits
     combine: str = "sum"
@@ -49,7 +52,10 @@ class AllReduce(Collective):
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter(Along, Collective):
-    """Combine over `digits` and keep the own block along `dim`."""
+    """Combine the values of the devices along `digits`; each device keeps its block of the result.
+
+    The blocks divide dimension `dim`.
+    """
 
     dim: int
     digits: Digits
@@ -80,7 +86,7 @@ class _OfSeveralDims(Collective):
 
     @property
     def digits(self) -> Digits:  # type: ignore[override]
-        """The digits of all dimensions, beginning with the first pair's as the major ones."""
+        """The digits of all pairs in one tuple; those of the first pair are the major ones."""
         return tuple([digit for _, digits in self.along for digit in digits])
 
     @property
@@ -302,7 +308,7 @@ class CollectivePermute(Collective):
 
     @property
     def routes(self) -> tuple[tuple[Pairs, ...], ...]:
-        # A permute of a search has no pairs yet.
+        # The search for a reshard path makes permutes without pairs, which it does not need.
         return ((self.pairs,),) if self.pairs else ()
 
 
@@ -329,11 +335,11 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class HaloExchange(Along, Collective):
-    """Blocks along `dim` of devices that differ along `digits`: one result per reading.
+    """Receive blocks of other devices: one result per entry of `readings`.
 
-    All operands have the same length. In a permute, a device sends the block of one operand, for
-    all readings of this operand. A permute names no position twice as a source, or twice as a
-    target.
+    The devices differ along `digits`, and the blocks divide dimension `dim`. All operands have the
+    same length. In a permute, a device sends the block of one operand, for all readings of this
+    operand. A permute names no position twice as a source, or twice as a target.
     """
 
     dim: int

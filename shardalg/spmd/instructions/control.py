@@ -19,7 +19,7 @@ class Apply(Operator):
     The primitive determines the types of the results, and the locals declare them.
 
     Attributes:
-      primitive: differs from the node's own if an emission needs another one.
+      primitive: the name of the primitive. It may differ from the primitive of the node.
       params: the parameters that differ from the node's own (local shapes, dropped hints).
       loops: the digits on each sharded loop of the node's rule.
     """
@@ -40,7 +40,7 @@ class Control(Attributes):
 
     @property
     def titles(self) -> tuple[str, ...]:
-        """Titles of its blocks."""
+        """The words that a printed program has in front of each block, such as "condition"."""
         return ("body",)
 
 

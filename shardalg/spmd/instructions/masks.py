@@ -38,13 +38,14 @@ class Offset(Attributes):
 
 @dataclass(frozen=True, slots=True)
 class MaskIndexed(Attributes):
-    """Keep the part of a gathered value that the own block has; the operands are value and indices.
+    """Set the elements of a gathered value to zero that the device's block does not contain.
 
-    The rest is zero: where a component of the shifted indices misses `[0, block)`. On the first
-    member it is `fill` where the global index misses `[0, size)`.
+    The operands are the gathered value, and its indices counted from the device's block. An element
+    is kept if each component of its index is in `[0, block + margin)`. If the global index is not
+    in `[0, size)`, the element is `fill` on the first device of the group, and zero on the others.
 
     Attributes:
-      components: (component, digits, block, size).
+      components: (component of the index, digits that shard the indexed dimension, block, size).
       margins: per component, the number of places before the block that it counts from; () if none.
       batch_dims: the value's dimensions that the indices span.
       fill: None if nothing is filled in.
@@ -57,7 +58,7 @@ class MaskIndexed(Attributes):
 
     @property
     def counted(self) -> tuple[tuple[tuple[int, Digits, int, int], int], ...]:
-        """Every component with its margin."""
+        """Each entry of `components` with its margin, which is 0 if there are no margins."""
         # No margins means that every component counts from the block's first place.
         margins = self.margins or (0,) * len(self.components)
         return tuple(zip(self.components, margins, strict=True))

@@ -128,7 +128,10 @@ class Slice(Along):
 
 @dataclass(frozen=True, slots=True)
 class SliceAt(Along):
-    """Elements `[start(p), start(p) + size)` of `dim`, which every device has."""
+    """Cut elements `[start(p), start(p) + size)` out of `dim`, with a start that differs by device.
+
+    Each device cuts its own local value; nothing is sent.
+    """
 
     dim: int
     start: Start

@@ -73,9 +73,11 @@ def lengths(size: int, held: Digits, wanted: Goal, devices: int) -> Lengths | No
       wanted: the elements that a device reads. devices: number of devices.
     """
     positions = np.arange(devices)
+    # Each device has the elements [start, end). The last block of an uneven division is shorter.
     width = -(-size // parts(held))
     start = np.minimum(partition_ids(held, positions) * width, size)
     end = np.minimum(start + width, size)
+    # A block along digits is an interval, too, so the common elements follow without a loop.
     if not isinstance(wanted, Affine):
         goal_block = -(-size // parts(wanted))
         goal = np.minimum(partition_ids(wanted, positions) * goal_block, size)
@@ -149,7 +151,9 @@ def plain_rule(signature: Signature) -> Rule | None:
 
 @dataclass(frozen=True)
 class Loops:
-    """The divisions of one operator's loops.
+    """One operator, whose loops can be divided among the devices in several ways.
+
+    A division assigns digits of the mesh to each loop.
 
     Attributes:
       layouts: the layouts of the operands, then of the result.
@@ -221,10 +225,12 @@ class Loops:
             yield from (layout[d] for d, index in enumerate(dims) if name in index.variables)
 
     def _subsets(self, name: str) -> tuple[Digits, ...]:
-        """Return the sets of digits along which a loop can be summed in parts.
+        """Return the sets of digits along which devices can sum parts of a loop each.
 
-        If all operands have the same digits, the sum is always in parts (premise 3).
+        If all operands have the same digits on the loop, it is always summed in parts along these:
+        XLA then does not gather the operands (premise 3 in `least/__init__.py`).
         """
+        # The taps of a window stay whole: the bound does not cover divided taps.
         if name in self._window:
             return ((),)
         every = set(self._held(name))
@@ -269,9 +275,10 @@ class Reads:
 
 @dataclass(frozen=True)
 class OperatorDivision:
-    """One division of an operator.
+    """One way to divide the work of an operator: the digits of each loop.
 
     Attributes:
+      loops: the operator.
       place: digits per loop of the result. sums: digits per summed loop.
     """
 

@@ -123,7 +123,12 @@ class _Least:
         return total
 
     def _divisions(self) -> Iterator[tuple[Division, ...]]:
-        """Yield the divisions of each operator and result; equal operators count once."""
+        """Yield, per operator, the bytes that a device receives for each of its divisions.
+
+        Those of moves to the shardings of the function's results follow.
+
+        Equal operators on equal operands count once, because XLA computes them once.
+        """
         values, seen = self.values, set()
         for node in self.graph.nodes:
             key = tuple(values.numbers[v] for v in node.results)
@@ -158,6 +163,8 @@ class _Least:
                 for way in loops.ways
             )
             self._known[key] = tuple(ways)
+        # Operands that are copies of one value can be cut out of one received copy, so of these
+        # only the largest need counts.
         roots = [values.roots[values.numbers[v]] for v in node.operands]
         made = []
         for copies, results in self._known[key]:

@@ -32,6 +32,7 @@ class Values:
     @cached_property
     def numbers(self) -> tuple[int, ...]:
         """Per value, the first value that is equal: the same operator on equal operands."""
+        # XLA computes equal values once. A constant of a loop is the value outside.
         number = list(range(len(self.graph.values)))
         known: dict[object, tuple[int, ...]] = {}
         for tie in self.graph.region_arguments:
@@ -67,6 +68,8 @@ class Values:
         """Per value, the bytes of an element in the narrowest type that formatting converts."""
         types = [value.type for value in self.graph.values]
         sizes = [t.itemsize for t in types]
+        # XLA may convert a value before or after it is sent, whichever type is narrower. So sizes
+        # pass from operands to results, and then from results back to operands.
         nodes = [n for n in self.graph.walk() if n.primitive in FORMATTING and len(n.operands) == 1]
         for node in nodes:
             sizes[node.results[0]] = min(sizes[node.results[0]], sizes[node.operands[0]])
@@ -110,6 +113,8 @@ class Values:
         ties: dict[int, list[tuple[str, int]]] = {}
         for tie in graph.region_arguments:
             ties.setdefault(tie.target, []).append((tie.kind, tie.source))
+        # `level` is the region in which a value is computed after XLA has hoisted it. An argument
+        # of a body that every iteration returns unchanged has the level of the value outside.
         for region in graph.regions:
             for value in region.arguments:
                 level[value] = region.index
@@ -119,6 +124,7 @@ class Values:
                 carried = [s for kind, s in ties.get(value, ()) if kind not in ("const", "init")]
                 if outer and all(source == value for source in carried):
                     level[value] = level[outer[0]]
+        # An operator is computed as far outside as its innermost operand allows.
         for node in graph.walk():
             inner = max((level[v] for v in node.operands), key=depth.__getitem__, default=0)
             for value in node.results:
@@ -188,6 +194,8 @@ def _parts_read(rule: Rule, operand: int, layouts: tuple[Dims, ...]) -> frozense
     results = {index.variables for index in rule.results[0]}
     tensors = [(layouts[-1], rule.results[0], True)]
     tensors += [(layouts[k], dims, False) for k, dims in rule.operands.items()]
+    # XLA may divide a loop along the digits of any tensor that it indexes. A loop of the result is
+    # divided along the result's digits only.
     for index in rule.operands[operand]:
         for layout, dims, is_result in tensors:
             for digits, other in zip(layout, dims, strict=True):

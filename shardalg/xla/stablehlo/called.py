@@ -177,6 +177,7 @@ def _custom_call(step: TextStep, *operands: Any) -> Any:
 
 
 def _random_bits(step: TextStep, state: Any) -> Any:
+    """Return the generator's state afterwards, and random bits of the second result's type."""
     bits = step.op.results[1].type
     shape, dtype = tuple(bits.shape), np.dtype(f"uint{bits.element_type.width}")
     algorithm = lax.RandomAlgorithm[f"RNG_{step.word('rng_algorithm')}"]

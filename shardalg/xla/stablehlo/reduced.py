@@ -89,6 +89,8 @@ def _keeps_first(step: TextStep, kept: Callable[..., Any], types: tuple[Any, Any
     Of two NaNs JAX keeps the left one, whose place is the first in the order of a reduction.
     """
     values = [0, 1, 2, *([np.nan] if np.issubdtype(types[0], np.inexact) else [])]
+    # Two elements of one reduction never have the same place. Two NaNs are left out, because JAX
+    # keeps the left one of them, which need not have the lower place.
     every = product(values, (0, 1), values, (0, 1))
     distinct = np.array([each for each in every if each[1] != each[3]])
     cases = distinct[~np.isnan(distinct[:, [0, 2]]).all(1)]
@@ -103,7 +105,10 @@ def _keeps_first(step: TextStep, kept: Callable[..., Any], types: tuple[Any, Any
 
 
 def _window(step: TextStep, x: Any, init: Any) -> Any:
-    """Read a reduction over windows; one that JAX writes for a cumulative operator becomes that."""
+    """Read a reduction over windows.
+
+    JAX writes cumulative operators, such as `cumsum`, as such reductions; these are recognised.
+    """
     rank = x.ndim
     ones = (1,) * rank
     sizes, padding = step.ints("window_dimensions"), step.pairs("padding", rank)
@@ -127,6 +132,7 @@ _SELECTS = {"GE": "ge", "LE": "le"}
 
 def _select_and_scatter(step: TextStep, x: Any, source: Any, init: Any) -> Any:
     """Read a select-and-scatter, as in the gradient of a maximum over windows."""
+    # The direction of a comparison is read from its text, `#stablehlo<comparison_direction GE>`.
     compare = step.op.regions[0].blocks[0].operations[0].operation
     word = str(compare.attributes["comparison_direction"])[-3:-1] if compare.operands else ""
     if (

@@ -160,6 +160,8 @@ def constrained(x: Any, layout: Sharding | None) -> Any:
     names = layout.mesh.axis_names
     if layout.mesh.device_ids is None and not any(layout.dims[dim] for dim in free):
         return jax.lax.with_sharding_constraint(x, named(layout))
+    # JAX's own constraint expresses neither an order of the devices nor a dimension that is open
+    # behind given axes. The annotation `mesh_split` expresses both.
     axes = [layout.mesh.axis_ref(digit).name for dim in layout.dims for digit in dim]
     counts = iter(axes)
     mapping: list[Any] = [tuple(names.index(next(counts)) for _ in dim) for dim in layout.dims]
