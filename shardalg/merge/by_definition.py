@@ -55,9 +55,11 @@ class _Question:
         return tuple(n for n in range(1, size + 1) if size % n == 0)
 
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Return the groups of places, by number, that have to be balanced together.
+        """Return the groups of places whose tiles must be on equally many devices.
 
-        There is one group for each operand with explicitly replicated axes, or one group in all.
+        A place is a dimension, or a class of axes such as "unreduced"; groups contain its number in
+        `places`. There is one group for each operand with explicitly replicated axes, or one group
+        in all.
         """
         # Replicated axes of the two operands may overlap, so they are not balanced with each other.
         shared = tuple(k for k, (_, owner) in enumerate(self.places) if owner is None)
@@ -65,7 +67,11 @@ class _Question:
         return tuple((*shared, k) for k in kept) or (shared,)
 
     def share(self, group: tuple[int, ...]) -> str:
-        """Return the solver's name for the number of devices on which each tile of a group is."""
+        """Return the solver's name for the number of devices of each tile.
+
+        Args:
+          group: the numbers of the places (dimensions and classes) that form the tile.
+        """
         return f"rep{self.groups().index(group)}"
 
 
@@ -124,7 +130,13 @@ def _script(question: _Question) -> Iterator[str]:
 
 
 def _shapes(question: _Question, group: tuple[int, ...]) -> Iterator[str]:
-    """Yield every choice of numbers of partitions, with the number of devices of each tile."""
+    """Yield SMT-LIB text for every choice of numbers of partitions of some places.
+
+    Each text also fixes the number of devices of each tile, which the choice determines.
+
+    Args:
+      group: the numbers of the places (dimensions and classes).
+    """
     # Tiles are on equally many devices only if their number divides the number of devices.
     divisors = question.divisors
     rows: list[tuple[tuple[int, ...], int]] = [((), len(question.devices))]
@@ -186,7 +198,10 @@ def _major_part(
 
 
 def _read(question: _Question, model: z3.ModelRef) -> Rows:
-    """Return the numbers of a model as a table; places have their numbers as names."""
+    """Return the partition ids in a model of the solver as a table.
+
+    The table has a dimension or class by its number in `question.places`.
+    """
     values = {d.name(): model[d] for d in model.decls()}
 
     # A model leaves out an unknown that may have any value.
@@ -217,7 +232,12 @@ def _miscounted(found: Rows, group: tuple[int, ...]) -> tuple[tuple[int, ...], l
 
 
 def _tile_count(question: _Question, group: tuple[int, ...], tile: Sequence[int]) -> z3.BoolRef:
-    """Return the definition at one tile: if the tile exists, it is on `share` devices."""
+    """Return the condition that one tile, if it exists, is on the right number of devices.
+
+    Args:
+      group: numbers of the places (dimensions and classes) that form the tile.
+      tile: the partition id along each of these places.
+    """
     exists = z3.And([z3.Int(f"n{k}") > part for k, part in zip(group, tile, strict=True)])
     holds = [
         z3.And([z3.Int(f"id{k}_{d}") == part for k, part in zip(group, tile, strict=True)])
@@ -228,7 +248,11 @@ def _tile_count(question: _Question, group: tuple[int, ...], tile: Sequence[int]
 
 
 def _failure(question: _Question, solver: z3.Solver, literals: Sequence[z3.BoolRef]) -> Failure:
-    """Return the failure of a merge that does not exist."""
+    """Return the reason why two shardings have no merge.
+
+    Args:
+      literals: for each place, the assumption that the result agrees there with the operands.
+    """
     # The fewer places a failure names, the more it helps. First, a place on which alone no sharding
     # agrees with both operands.
     for (place, _), literal in zip(question.places, literals, strict=True):
@@ -248,7 +272,10 @@ def _failure(question: _Question, solver: z3.Solver, literals: Sequence[z3.BoolR
 
 
 def _sharding(question: _Question, found: Rows) -> Sharding:
-    """Return the sharding of a table; a dimension has an operand's digits if these are equal."""
+    """Return the sharding with the partition ids of a table.
+
+    A dimension whose digits are equal to an operand's digits has the operand's axes.
+    """
     first, second = question.pair
     names: Mapping[int, DimOrClass] = {
         k: place for k, (place, _) in enumerate(question.places) if found.parts[k] > 1

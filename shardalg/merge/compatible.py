@@ -62,7 +62,8 @@ def merge(
     >>> merge(a, b, a).sharding == merge(a, b, decide="z3").sharding == merge(a, b).sharding
     True
     """
-    # Two operands in closed form are the common case: no search, and no check of the whole.
+    # Two operands in closed form are the common case. `_merge` decides it completely, whereas more
+    # operands need a last check of their closed dimensions.
     if decide != "closed_form" or others:
         return _merge_many((first, second, *others), policy, decide)
     return _merge(first, second, policy, "merge")
@@ -200,7 +201,8 @@ def _closed(operands: Sequence[Sharding], dims: tuple[Digits, ...]) -> Failure |
 
 def _class_mismatch(first: Sharding, second: Sharding) -> Failure | None:
     """Return the failure that unreduced or manual digits differ; None if they are equal."""
-    # Partial sums, or a manual region, on one side only: the two are not one value.
+    # Two shardings of one value are compared. If only one of them is a partial sum, or is inside a
+    # manual region, the devices have different values, which no slice or gather makes equal.
     for name, a, b in zip(CLASSES[:2], first.classes, second.classes, strict=False):
         if a != b:
             return Failure("class", (name,))
@@ -242,7 +244,10 @@ def _is_chain(sharding: Sharding) -> bool:
 
 
 def _differs(first: Sharding, second: Sharding) -> Failure | None:
-    """Return the first dimension or class on which the shardings differ; None if they are equal."""
+    """Return a failure with the first dimension whose offsets differ; None if all are equal.
+
+    Unreduced and manual axes are compared too.
+    """
     if not _same_order(first, second):
         return _differs_by_device(rows_of(first), rows_of(second))
     pairs = zip(first.canonical_dims, second.canonical_dims, strict=True)
@@ -253,7 +258,10 @@ def _differs(first: Sharding, second: Sharding) -> Failure | None:
 
 
 def _differs_by_device(first: Rows, second: Rows) -> Failure | None:
-    """Return the first dimension or class whose partition ids differ on some device."""
+    """Return a failure with the first dimension whose partition ids differ on some device.
+
+    The classes "unreduced" and "manual" are compared too. None if all ids are equal.
+    """
     for place in {**first.parts, **second.parts}:
         both = place in first.parts and place in second.parts
         equal_ids = both and np.array_equal(first.ids[place], second.ids[place])

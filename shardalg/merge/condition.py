@@ -156,7 +156,10 @@ def _two_chains(rows: Iterable[Places]) -> bool:
 
 
 def _merge_statements(first: Places, second: Places, given: Given) -> Iterator[SizeStatement]:
-    """Yield conditions (A) and (B) of `compatible.py` as statements about sizes.
+    """Yield the statements about sizes under which two shardings have a merge.
+
+    Dimensions that both split have equal offsets (A), and all tiles are on equally many devices
+    (B); `compatible.py` has the proof.
 
     Args:
       given: the two shardings and the policy of the merge.
@@ -179,7 +182,9 @@ def _merge_statements(first: Places, second: Places, given: Given) -> Iterator[S
 def _refine_statements(
     fine: Places, coarse: Places, given: Given
 ) -> Iterator[SizeStatement | Inside]:
-    """Yield the cases of the theorem in `refinement.py`, dimension by dimension.
+    """Yield the statements about sizes under which `fine` refines `coarse`, per dimension.
+
+    `refinement.py` has the theorem, with its three cases.
 
     Args:
       given: the two shardings, and the policy, which refinement does not use.
@@ -197,13 +202,15 @@ def _refine_statements(
         if not others or digits == others:
             continue
         if one_mesh and split_prefix(first.dims[dim], second.dims[dim]) is not None:
-            # Case 1: the blocks nest if their borders meet.
+            # Case 1 of the theorem in `refinement.py`: the axes of `coarse` are the major ones, so
+            # the blocks nest exactly if the borders of coarse blocks are borders of fine blocks.
             n = product(digit.size for digit in others)
             total = product(digit.size for digit in digits)
             if size > 1:
                 yield SizeStatement("nests", (Monomial(size), n, total.over(n)))
             continue
-        # Case 3: the definition, evaluated at the sizes. Without names there are no other sizes.
+        # Case 3 of the theorem: no formula decides, so the definition is evaluated at given sizes.
+        # Without names of sizes nothing can change, and the statement is not needed.
         every = tuple(fine.get(place, ()) for place in range(len(first.shape)))
         texts = first.text(), second.text()
         devices = device_count(first.mesh, by_name=one_mesh)
@@ -303,8 +310,8 @@ def _prefix(
 def _independent(a: NamedDigit, b: NamedDigit) -> Iterator[SizeStatement]:
     """Yield the statement that two digits do not overlap; nothing if they never do.
 
-    They do not overlap if `gcd(top(a), top(b))` divides one of the strides. Common factors are
-    cancelled.
+    They do not overlap if the greatest common divisor of their periods (`stride * size`, the
+    property `top`) divides one of the strides. Common factors are cancelled.
 
     Raises:
       _Never: the digits overlap at all sizes.

@@ -36,7 +36,7 @@ class Rows:
     ids: Mapping[DimOrClass, Ids]
 
     def only(self, places: Iterable[DimOrClass]) -> Rows:
-        """Return the table of some of the places."""
+        """Return the table of some of its dimensions and classes."""
         kept = tuple(places)
         return Rows(self.size, {p: self.parts[p] for p in kept}, {p: self.ids[p] for p in kept})
 
@@ -61,7 +61,10 @@ class Rows:
 
 
 def rows_of(sharding: Sharding) -> Rows:
-    """Return the table of a sharding."""
+    """Return the table with a sharding's partition id on each device, for each split dimension.
+
+    Classes of axes, such as "unreduced", are in the table too.
+    """
     mesh = sharding.mesh
     places = sharding.split_places
     # Sorted by device id, so that tables of different device orders can be compared.
@@ -89,7 +92,8 @@ def join(first: Rows, second: Rows, *, prefixes: bool = False) -> Rows | Clash:
     chosen = dict.fromkeys(first.parts, first) | {
         place: second for place in second.parts if place not in first.parts
     }
-    # Partial sums, or a manual region, on one side only: the two are not one value.
+    # If only one operand is a partial sum, or is inside a manual region, the devices have different
+    # values, so there is no common sharding.
     for kind in CLASSES[:2]:
         if (kind in first.parts) != (kind in second.parts):
             return ("class", (kind,))
@@ -146,7 +150,11 @@ def open_dims(first: Sharding, second: Sharding) -> tuple[int, ...]:
 
 
 def from_table(table: Rows, first: Sharding, second: Sharding) -> Sharding:
-    """Return the sharding of a balanced table, on an operand's mesh or on a mesh of its own."""
+    """Return the sharding with the partition ids of a balanced table.
+
+    It is on the mesh of an operand if digits of the device's position there give the ids. Otherwise
+    it has an unnamed mesh of its own.
+    """
     # An operand's own mesh gives the result the axis names that the user wrote.
     for like in (first, second):
         found = on_mesh(table, like, like.mesh)
@@ -157,7 +165,13 @@ def from_table(table: Rows, first: Sharding, second: Sharding) -> Sharding:
 
 
 def on_mesh(rows: Rows, like: Sharding, mesh: Mesh) -> Sharding | None:
-    """Return the sharding of a table on `mesh`; None if digits of its positions cannot write it."""
+    """Return the sharding on `mesh` with the partition ids of a table.
+
+    None if no digits of the positions in `mesh` give these ids.
+
+    Args:
+      like: a sharding of the same tensor.
+    """
     # For each position of the mesh, the rank of its device id, which is the device's row in the
     # table. A second `argsort` inverts the first one.
     devices = np.argsort(np.argsort(np.array(mesh.order)))

@@ -20,20 +20,29 @@ DimOrClass = int | str
 
 
 def digits_at(sharding: Sharding, place: DimOrClass) -> Digits:
-    """Return the canonical digits of a dimension or a class."""
+    """Return the canonical digits of a dimension, or of a class such as "unreduced"."""
     if isinstance(place, int):
         return sharding.canonical_dims[place]
     return sharding.classes[CLASSES.index(place)]
 
 
 def block_of(sharding: Sharding, place: DimOrClass) -> int:
-    """Return the offset per step of the partition id: the block size; 1 for a class."""
+    """Return the block size of a dimension; 1 for a class of axes, such as "unreduced".
+
+    The offset on a dimension is the partition id times this number.
+    """
     # A dimension of size 0 has no offsets to compare, so its partition ids are compared.
     return max(1, sharding.shard_shape[place]) if isinstance(place, int) else 1
 
 
 def offset_at(sharding: Sharding, place: DimOrClass, device: int) -> int:
-    """Return the offset on a dimension, or the partition id of a class, on a device by its id."""
+    """Return the offset of a device's block on a dimension.
+
+    For a class of axes, such as "unreduced", return the partition id.
+
+    Args:
+      device: the id of the device.
+    """
     position = sharding.mesh.position(device)
     return partition_id(digits_at(sharding, place), position) * block_of(sharding, place)
 
@@ -169,7 +178,8 @@ def _cuts(sharding: Sharding, others: Iterable[int], by_name: bool) -> dict[int,
     borders |= {n for axis in axes for n in (1, axis.stride * axis.size)}
     cuts = {1: ONE}
     for low, high in itertools.pairwise(sorted(borders)):
-        # Between two neighbouring borders there is one axis, or one sub-axis.
+        # Only a whole factor between two borders is an axis or a sub-axis, whose name the product
+        # can contain. Otherwise the digits belong to several meshes.
         if high % low:
             raise MeshError(f"{high} is no multiple of {low}.")
         axis = mesh.axis_ref(Digit(low, high // low))

@@ -109,7 +109,8 @@ def atoms_of(digits: Digits, cuts: Iterable[int]) -> tuple[Digit, ...]:
     >>> atoms_of((Digit(1, 8),), (1, 2, 8))
     (Digit(stride=2, size=4), Digit(stride=1, size=2))
     """
-    # Each step between two neighbouring cuts inside a digit is one atom.
+    # Neighbouring cuts divide each other on one mesh, so the quotient of two of them is the size of
+    # an axis or of a sub-axis.
     steps = list(itertools.pairwise(sorted(cuts)))
     return tuple(
         Digit(low, high // low)
@@ -120,10 +121,11 @@ def atoms_of(digits: Digits, cuts: Iterable[int]) -> tuple[Digit, ...]:
 
 
 def apart_along(fine: Sharding, coarse: Sharding) -> tuple[int, Digit] | None:
-    """Return the dimension and axis of case 2 of the theorem; None if no axis meets it.
+    """Return a dimension and an axis that show that `fine` refines `coarse` at no sizes.
 
-    Both shardings have the same mesh axes. The device at 1 on the axis and 0 elsewhere is outside,
-    whatever the sizes.
+    On the device at coordinate 1 on this axis and 0 elsewhere, the blocks of both shardings are
+    disjoint in this dimension, whatever the sizes (case 2 of the theorem in this module). None if
+    there is no such axis. Both shardings must have the same mesh axes.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 2, "y": 3})
@@ -150,7 +152,7 @@ def apart_along(fine: Sharding, coarse: Sharding) -> tuple[int, Digit] | None:
 
 
 def cuts_of(shardings: Iterable[Sharding]) -> set[int]:
-    """Return all strides and periods of the digits and axes."""
+    """Return all strides and periods of the shardings' digits and of their mesh's axes."""
     operands = list(shardings)
     mesh = operands[0].mesh
     digits = [d for s in operands for _, row in s.split_places for d in row]

@@ -117,7 +117,7 @@ def _missing(tiles: np.ndarray, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def owners(pair: Pair, failure: Failure) -> tuple[Sharding, ...]:
-    """Return, for each place of a failure, the sharding whose digits are at fault."""
+    """Return, for each dimension or class of a failure, the sharding whose digits are at fault."""
     if failure.kind == "overlap":
         return pair
     # Jointly unbalanced places: the merge has the digits of the operand with more partitions.
@@ -264,7 +264,8 @@ def _fault(verdict: Verdict) -> tuple[str, str]:
     assert witness is not None and failure is not None
     first, second = verdict.pair
     place = f"of shape {first.shape} on {first.mesh!r}"
-    # A tile shows that the digits of several places clash, a device that offsets of one differ.
+    # A witness is a tile if several dimensions are split by the same digits. It is a device if the
+    # offsets on a single dimension differ. The two need different remedies.
     if witness.tile:
         places = " and ".join(_place(dim) for dim in witness.dims)
         count, expected = (
@@ -287,7 +288,10 @@ def _fault(verdict: Verdict) -> tuple[str, str]:
 
 
 def _fact_at(sharding: Sharding, witness: Witness, value: int) -> str:
-    """Return one operand's offset and end on the device of the witness, or its class's id."""
+    """Return text with the offset and the end of an operand's block on the witness's device.
+
+    For a class of axes, such as "unreduced", the text has the partition id.
+    """
     # Classes, and dimensions of size 0, have partition ids but no offsets.
     dim, device = witness.dim, witness.device
     if not isinstance(dim, int) or not sharding.shape[dim] or device is None:

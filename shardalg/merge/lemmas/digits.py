@@ -87,8 +87,8 @@ BLOCKS = (
         shows="i == x // s, 0 <= i < n",
         mutants=(("x < (i + 1)*s", "x <= (i + 1)*s"), ("i < n", "i < n - 1")),
     ),
-    # Refinement of one split by another. The dimension has coarse blocks of s elements, and each of
-    # these has m fine blocks of f elements.
+    # A fine split of a dimension refines a coarse one if each coarse block of s elements is exactly
+    # m fine blocks of f elements. The lemmas below also say what goes wrong for uneven blocks.
     Lemma(
         "refine_if",
         "where a coarse block is m fine blocks, ceil(D/n) = m*ceil(D/(n*m)), fine block q*m + r "

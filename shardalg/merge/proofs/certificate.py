@@ -34,13 +34,13 @@ class _Script:
     facts: dict[str, None] = field(default_factory=dict)
 
     def offset(self, sharding: Sharding, place: DimOrClass, device: int) -> str:
-        """Return the term of an offset: the block size times the partition id."""
+        """Return an offset as SMT-LIB text: the block size times the partition id."""
         block = block_of(sharding, place)
         term = self.partition_id(sharding, place, device)
         return term if block == 1 else f"(* {block} {term})"
 
     def partition_id(self, sharding: Sharding, place: DimOrClass, device: int) -> str:
-        """Return the term of a partition id: a function of the device's position."""
+        """Return a partition id as SMT-LIB text: a function of the device's position."""
         digits = digits_at(sharding, place)
         if not digits:
             return "0"
@@ -88,7 +88,7 @@ def certificate(claim: MergeClaim | RefineClaim | EqualClaim) -> str:
 
 
 def _merge(script: _Script, claim: MergeClaim) -> None:
-    """Show that the result is a merge, or that there is none."""
+    """Add the facts that prove that the claimed result is a merge, or that there is none."""
     if claim.result is None:
         verdict = claim.verdict or merge(*claim.operands, policy=claim.policy)
         # The claim denies a merge that exists, so it must not be proved.
@@ -102,9 +102,10 @@ def _merge(script: _Script, claim: MergeClaim) -> None:
 
 
 def _agreement(script: _Script, claim: MergeClaim, result: Sharding) -> None:
-    """Show that the result has the offsets of each operand that splits a dimension.
+    """Add the facts that the result has the offsets of each operand that splits a dimension.
 
-    A dimension that no operand splits is not split, and the classes are equal.
+    Also add that a dimension that no operand splits is not split, and that unreduced and manual
+    axes are equal.
     """
     for place in (*range(len(result.shape)), *CLASSES[:2]):
         operands = [s for s in claim.operands if digits_at(s, place)]
@@ -129,7 +130,7 @@ def _equals(a: str, b: str) -> str:
 
 
 def _balance(script: _Script, result: Sharding) -> None:
-    """Show that all tiles are on equally many devices, by listing the devices of each tile."""
+    """Add the facts that all tiles are on equally many devices, with the devices of each tile."""
     places = [place for place, _ in result.split_places]
     tiles: dict[tuple[int, ...], list[int]] = {}
     for device in sorted(result.mesh.order):
@@ -153,7 +154,7 @@ def _id(sharding: Sharding, place: DimOrClass, device: int) -> int:
 
 
 def _refusal(script: _Script, verdict: Verdict) -> None:
-    """Show a device with two offsets, or a tile that is on too few devices."""
+    """Add the facts of a refusal: a device with two offsets, or a tile on too few devices."""
     assert verdict.failure is not None and verdict.witness is not None
     # The first of the two that clash may be a merge of operands: then it must be forced by them.
     if verdict.clash:
@@ -172,7 +173,7 @@ def _refusal(script: _Script, verdict: Verdict) -> None:
 
 
 def _forced(script: _Script, verdict: Verdict) -> None:
-    """Show that the merge of the first operands has the offsets of an operand on each place.
+    """Add the facts that a merge of the first operands has an operand's offsets on each dimension.
 
     A refusal of this merge is then a refusal of the operands.
     """
@@ -207,7 +208,11 @@ def _no_prefix(script: _Script, pair: tuple[Sharding, Sharding], place: DimOrCla
 
 
 def _counted(script: _Script, verdict: Verdict, witness: Witness) -> None:
-    """Show that the witness's tile is on a wrong number of devices, counted over all devices."""
+    """Add the fact that a tile is on a wrong number of devices, counted over all devices.
+
+    Args:
+      witness: the tile that shows the refusal.
+    """
     assert verdict.failure is not None
     # SMT-LIB cannot count, so the number of devices is a sum with one term, 0 or 1, per device.
     rows = list(zip(owners(verdict.pair, verdict.failure), witness.dims, witness.tile, strict=True))
@@ -221,7 +226,7 @@ def _counted(script: _Script, verdict: Verdict, witness: Witness) -> None:
 
 
 def _equal(script: _Script, claim: EqualClaim) -> None:
-    """Show that all offsets are equal, or that some offset is not."""
+    """Add the facts that all offsets are equal, or, for the opposite claim, that one is not."""
     if claim.holds:
         for place in (*range(len(claim.first.shape)), *CLASSES[:2]):
             for device in claim.first.mesh.order:
@@ -233,7 +238,10 @@ def _equal(script: _Script, claim: EqualClaim) -> None:
 
 
 def _refine(script: _Script, claim: RefineClaim) -> None:
-    """Show that all fine blocks are inside, or that the one of the claim's device is not."""
+    """Add the facts that every fine block is inside the device's coarse block.
+
+    For the opposite claim, add the fact that the block of the claim's device is not inside.
+    """
     if claim.holds:
         for device in claim.fine.mesh.order:
             script.show(_inside(script, claim, device))

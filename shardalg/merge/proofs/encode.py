@@ -150,7 +150,8 @@ def space(mesh: Mesh, digits: Iterable[Digit], *, symbolic: bool) -> Space | Non
 
     None if there are none: the digits belong to different meshes.
     """
-    # The atoms are the steps between all strides and periods, if each divides the next one.
+    # Each stride and each period must be a border of coordinates. If every border divides the next
+    # one, the quotients are the sizes of independent coordinates (a mixed radix).
     cuts = {1, mesh.size}
     for digit in (*digits, *(mesh.digit(name) for name in mesh.axis_names)):
         if digit.size == 1:  # its stride has no meaning

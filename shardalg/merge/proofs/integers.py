@@ -306,7 +306,7 @@ class Number:
         """Return the number with atoms replaced, also inside quotients and remainders.
 
         Args:
-          change: returns the new value of an atom; None leaves it.
+          change: returns the new value of an atom, or None if the atom stays.
         """
         total = Number((), self.constant)
         for atom, coefficient in self.terms:

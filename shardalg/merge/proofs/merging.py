@@ -31,7 +31,7 @@ MAX_COUNTED = 4096
 
 
 def merging(claim: MergeClaim, devices: Devices) -> list[Obligation]:
-    """Return the formulas of a merge that exists."""
+    """Return the formulas that prove the result of a merge: it agrees and is balanced."""
     assert claim.result is not None
     return [_agreement(claim, devices), _balance(claim.result, devices)]
 
@@ -61,8 +61,9 @@ def _agreement(claim: MergeClaim, devices: Devices) -> Obligation:
 def _agrees(
     claim: MergeClaim, operand: Sharding, place: DimOrClass, devices: Devices
 ) -> z3.BoolRef:
-    """Return the formula that operand and result have equal offsets on a place.
+    """Return the formula that an operand and the result have equal offsets.
 
+    They are compared on the dimension `place`, or on a class of axes such as "unreduced".
     Under the shardy policy the operand's partition id need only be the major part.
     """
     assert claim.result is not None
@@ -169,7 +170,7 @@ def tile_count(rows: list[Digits], tile: list[Number], size: int) -> Number:
 
 
 def refusing(verdict: Verdict, devices: Devices) -> list[Obligation]:
-    """Return the formulas of a refusal."""
+    """Return the formulas that prove that the operands of a refused merge have no merge."""
     assert verdict.failure is not None
     forced = _forced(verdict) if verdict.clash else []
     if verdict.failure.kind in ("overlap", "joint"):

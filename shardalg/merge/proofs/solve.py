@@ -99,6 +99,8 @@ class _Encoder:
         mesh = self.claim.mesh
         if self.space is None:
             return IntegerWitness(mesh.order[named.get("d", 0)], unknowns, ())
+        # A coordinate is named by its z3 term. A model lacks a coordinate that may have any value,
+        # so 0 is taken.
         members = []
         for member, _ in self.claim.members:
             coordinates = ((a.digit.stride, str(c)) for a, c in self.device(member).items())
@@ -203,7 +205,9 @@ def decide(
         solver = make()
         solver.set("timeout", max(1, int(timeout_s * 1000)))
         solver.set("random_seed", seed)
-        solver.set("rlimit", effort)  # 0 is no limit
+        # The plain core gives up early, so that the portfolio gets the hard claims. For z3, the
+        # limit 0 of the portfolio means no limit.
+        solver.set("rlimit", effort)
         answer, fault = _check(solver, negated, text)
         if answer != z3.unknown:
             break
