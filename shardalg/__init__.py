@@ -86,7 +86,12 @@ __all__ = sorted({*_HOME, *_ROOMS})
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name from the module that defines it, once."""
+    """Return a public name, imported from the module that defines it on first use.
+
+    Raises:
+      AttributeError: the package has no such name; the message suggests similar names.
+    """
+    # Names in `_ROOMS`, such as `sa.models`, are whole modules and not attributes of a module.
     if name in _ROOMS:
         return importlib.import_module(_ROOMS[name])
     if name not in _HOME:

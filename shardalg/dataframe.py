@@ -110,6 +110,7 @@ class Frame(pd.DataFrame):
         >>> Frame({"kind": ["a", "b"], "n": [1, 2]}).where(kind="b").rows
         (('b', 2),)
         """
+        # pandas calls its condition `cond`, so such a call is not one of `sa.Table.where`.
         if args or not values or "cond" in values:
             return super().where(*args, **values)
         refuse_old_names(values, self.columns)
@@ -151,6 +152,7 @@ def _refusing(name: str) -> Any:
     method = getattr(Frame, name)
 
     def called(self: Frame, *args: Any, **options: Any) -> Any:
+        """Call the method; if it misses a column, raise an error that has the new name."""
         try:
             return method(self, *args, **options)
         except (KeyError, NameError) as error:

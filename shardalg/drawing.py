@@ -41,6 +41,7 @@ class Drawing(Figure):
 
     def _numbers(self) -> list[Text]:
         """Return the tick labels that matplotlib writes from numbers; only they may be formulas."""
+        # Other formatters print text of the caller, such as names of strategies.
         axes = [axis for each in self.axes for axis in (each.xaxis, each.yaxis)]
         kinds = (LogFormatter, ScalarFormatter)
         numbered = [axis for axis in axes if isinstance(axis.get_major_formatter(), kinds)]

@@ -61,6 +61,7 @@ def check_place(target: Path) -> None:
       OSError: as in `write_whole`.
     """
     place = _behind_links(target)
+    # An existing file must be writable, but a new file needs only a folder that can be changed.
     if place.exists():
         fault = errno.EISDIR if place.is_dir() else 0 if os.access(place, os.W_OK) else errno.EACCES
     else:
@@ -78,6 +79,7 @@ def _behind_links(target: Path) -> Path:
       OSError: the links form a cycle.
     """
     place = Path(os.path.realpath(target))
+    # `realpath` follows all links. It returns a link only if the links form a cycle.
     if place.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(target))
     return place
@@ -220,6 +222,7 @@ def check_depth(data: object) -> None:
     # Level by level without recursion, because deep data would exceed the recursion limit.
     level: list[object] = [data]
     for _ in range(DEEPEST):
+        # The next level has the dicts and lists inside of this one. Numbers and texts have none.
         held = (x.values() if isinstance(x, dict) else x for x in level)
         level = [
             item
@@ -267,6 +270,7 @@ def _reader(kind: Any) -> Reader:
 
 
 def _integer(data: Any) -> int:
+    """Return JSON data if it is a whole number of at most 64 bits; else raise `_WrongValue`."""
     # `isinstance` would accept True, which is an int in Python.
     if type(data) is not int:
         raise _WrongValue(data, "not a whole number")
@@ -276,6 +280,7 @@ def _integer(data: Any) -> int:
 
 
 def _text(data: Any) -> str:
+    """Return JSON data if it is text that UTF-8 can encode; else raise `_WrongValue`."""
     if type(data) is not str:
         raise _WrongValue(data, "not a text")
     # A surrogate cannot be encoded as UTF-8, so such a text could not be written again.
@@ -328,6 +333,7 @@ def _union(kinds: tuple[Any, ...]) -> Reader:
     readers: dict[type, list[Reader]] = {}
 
     def read_union(data: Any) -> Any:
+        """Return the value of the first reader that accepts the data."""
         # The last reader is called outside of the loop, so that its error names the place.
         candidates = readers.get(list if type(data) is tuple else type(data), ())
         for reader in candidates[:-1]:
@@ -355,6 +361,11 @@ def _union(kinds: tuple[Any, ...]) -> Reader:
 
 
 def _literal(values: tuple[Any, ...]) -> Reader:
+    """Return the reader of a `Literal` type: it accepts only these values.
+
+    Args:
+      values: the arguments of the type.
+    """
     # With the type, because True == 1 and 1 == 1.0 in Python.
     known = {(type(value), value) for value in values}
 
@@ -376,6 +387,7 @@ def _tuple(kinds: tuple[Any, ...], reader_of: Callable[[Any], Reader]) -> Reader
     if len(kinds) == 2 and kinds[1] is Ellipsis:
         each = reader_of(kinds[0])
         return lambda data: tuple([_at(i, each, item) for i, item in enumerate(_list(data))])
+    # Python gives () as the only argument of the type `tuple[()]`, which has no items.
     readers = [reader_of(kind) for kind in kinds if kind != ()]
 
     def fixed(data: Any) -> tuple[Any, ...]:
@@ -402,6 +414,8 @@ def _at(key: object, reader: Reader, item: Any) -> Any:
 
 
 def _mapping(each: Reader) -> Reader:
+    """Return the reader of a JSON object with any keys; `each` reads its values."""
+
     def reader(data: Any) -> dict[str, Any]:
         if type(data) is not dict:
             raise _WrongValue(data, "not an object")

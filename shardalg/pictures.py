@@ -49,6 +49,8 @@ def draw(things: Mapping[str, Any], **options: Any) -> Figure:
             f"nothing to draw: give objects by title, as in sa.draw({{'ours': plan}}); got "
             f"{things!r:.80}."
         )
+    # Objects whose classes share a drawing function `_drawn`, such as halos and exchanges, can be in
+    # one figure. A dict from each function to a title finds the kinds in their order.
     kinds = {}
     for name, thing in things.items():
         if not callable(getattr(type(thing), "_drawn", None)):

@@ -272,6 +272,7 @@ def _latex(value: object) -> str:
 
 
 def _html(value: object) -> str:
+    """Return a cell as HTML: escaped text, or a formula as MathML."""
     if not _is_formula(value):
         return html.escape(_text(value))
     # Imported here, because sympy is slow to import and most tables have no formulas.

@@ -46,6 +46,8 @@ def _all_full(fine: Sharding, coarse: Sharding) -> bool:
 
     Dimensions that `coarse` does not split are not checked.
     """
+    # Per dimension: its size, the numbers of parts n and m, the block sizes f and c. The last block
+    # is not empty if the blocks before it do not cover the dimension: size > (n - 1) * f.
     rows = zip(
         fine.shape, fine.parts, coarse.parts, fine.shard_shape, coarse.shard_shape, strict=True
     )
@@ -58,6 +60,8 @@ def _all_full(fine: Sharding, coarse: Sharding) -> bool:
 def _same_groups(fine: Sharding, coarse: Sharding) -> bool:
     """Return whether each coarse tile has the devices of the fine tiles that it consists of."""
     ratios = [n // m for n, m in zip(fine.parts, coarse.parts, strict=True)]
+    # If each device has a coarse tile of its own, no tile can consist of the tiles of several
+    # devices.
     if math.prod(coarse.parts) == coarse.mesh.size and math.prod(ratios) > 1:
         return False
     return all(

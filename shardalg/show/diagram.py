@@ -119,6 +119,8 @@ class _DiagramReader:
                 # Without this entry, the readers of a hidden instruction would have no arrow.
                 (maker if drawn else renamed).update(dict.fromkeys(instruction.results, mark))
                 continue
+            # `count` numbers the boxes in the order in which they are yielded. A value from outside
+            # gets a new box for each reader, which keeps its arrow short.
             inputs = []
             for value in operands:
                 if value not in maker:
@@ -139,6 +141,8 @@ class _DiagramReader:
         attributes = instruction.attributes
         if type(attributes) is not Apply or instruction.node is None or len(operands) != 1:
             return False
+        # A conversion, reshape or transpose computes nothing and keeps the number of elements. A
+        # slice or a broadcast changes this number, so it is drawn.
         flops = signature_flops(self.graph.nodes[instruction.node].signature)
         held = self.program.locals
         sizes = {math.prod(held[v].shape) for v in (operands[0], *instruction.results)}

@@ -140,6 +140,8 @@ def _box(axes: Axes, box: Box, colors: Mapping[str, str]) -> None:
         axes.add_patch(
             FancyBboxPatch(corner, WIDTH, HEIGHT, boxstyle=style, fc=face, ec=INK, lw=0.8, zorder=3)
         )
+    # An incoming value has no frame: its name and shape are two lines around its centre. Otherwise
+    # the label is inside of the frame, and the shape is below the frame.
     above, below, size = (0.11, 0.13, 8.5) if box.kind == "value" else (0, 0.33, 9.5)
     # A long label gets smaller letters, so that it stays inside of its box.
     fits = 105 / max(11, *(len(token.text) for token in box.label))
@@ -243,6 +245,7 @@ def kind_bars(sums: Mapping[str, Mapping[str, float]], title: str = "") -> Figur
     )
     axes = figure.add_subplot()
     left = dict.fromkeys(sums, 0.0)
+    # Negative places, because a y axis grows upwards and the first bar should be at the top.
     places = [-i for i in range(len(sums))]
     for kind in (k for k in KIND_COLORS if any(k in bar for bar in sums.values())):
         axes.barh(
@@ -251,6 +254,7 @@ def kind_bars(sums: Mapping[str, Mapping[str, float]], title: str = "") -> Figur
         )  # fmt: skip
         # `barh` does not stack bars, so each kind gets the end of the previous one as its start.
         left = {name: left[name] + bar.get(kind, 0) for name, bar in sums.items()}
+    # After the last kind, `left` is the end of each bar, which is its total.
     for place, end in zip(places, left.values(), strict=True):
         axes.text(end, place, f" {bytes_text(end)}", va="center", fontsize=8, color=INK)
     axes.set_yticks(places, list(sums))
@@ -286,6 +290,7 @@ def measured_times(measured: Mapping[str, Table]) -> Figure:
     for i, table in enumerate(measured.values()):
         for k, row in enumerate(table):
             name, median = row["executable"], row["median_s"] * 1e3
+            # Error bars are distances from the median: first below it, then above it.
             spread = [[median - row["quartile_1_s"] * 1e3], [row["quartile_3_s"] * 1e3 - median]]
             axes.barh(
                 -i - 0.34 * k + 0.17, median, height=0.32, xerr=spread, ec=INK, lw=0.6,
@@ -368,6 +373,7 @@ def draw_plans(
         Panel(title, each.program, each.graph, each.nodes(module), names)
         for title, each in plans.items()
     ]
+    # A figure with many boxes cannot be read, so a large program is drawn as bars of bytes.
     if show is None:
         small = max(len(panel.boxes) for panel in panels) <= MOST_BOXES
         show = "program" if small or module else "bytes"
@@ -386,6 +392,7 @@ def _bytes(plans: Mapping[str, DrawnPlan]) -> Figure:
         bar = sums.setdefault(row["module"] or "in no module", {})
         bar[row["kind"]] = bar.get(row["kind"], 0) + row["wire_bytes_per_step"]
     ordered = sorted(sums, key=lambda name: -sum(sums[name].values()))
+    # Many modules send little. One bar has their sum, so the figure stays readable and complete.
     shown = {name: sums[name] for name in ordered[:MOST_BARS]}
     for name in ordered[MOST_BARS:]:
         rest = shown.setdefault(f"{len(ordered) - MOST_BARS} other modules", {})

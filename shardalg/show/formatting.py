@@ -58,6 +58,7 @@ def formatting(program: SpmdProgram, graph: Graph, cost: Cost | None = None) -> 
             kernel = kernel_bytes(program, graph, instruction)
             each = local_bytes(program, traffic(instruction, inside, cast))
             moved = step.count * (each if kernel is None else kernel)
+        # The shares below are of the whole program, so the user's operators count there as well.
         amounts = (step.count, moved, sent)
         added_by_us = not _is_users(step)
         for total in [whole, sums[type(attributes).__name__]] if added_by_us else [whole]:
@@ -68,6 +69,8 @@ def formatting(program: SpmdProgram, graph: Graph, cost: Cost | None = None) -> 
         "instruction", "executions", "memory_bytes", "wire_bytes_per_step", "memory_share",
         "wire_share",
     )  # fmt: skip
+    # `row[2]` and `row[3]` are bytes of memory and of links. In `whole`, which has no name as its
+    # first entry, the same amounts have places 1 and 2.
     shares = (
         (*row[:2], *map(number, row[2:]), *(_share(row[k], whole[k - 1]) for k in (2, 3)))
         for row in rows
@@ -115,11 +118,14 @@ def with_borders(table: Table, program: SpmdProgram, graph: Graph) -> Table:
         if layout.is_even:
             continue
         held, value = program.locals[local], graph.values[number_of_value]
+        # A JAX array cannot have blocks of different sizes at the border of a function. The result
+        # is therefore resharded along the axes that divide it, and loses the others.
         even = even_prefix(layout)
         kept = {digit for dim in even.dims for digit in dim}
         dropped = tuple(d for dim in layout.dims for d in dim if d not in kept)
         left = Local(held.index, even.shard_shape, held.dtype, even)
         sent = number(_sent(layout, even) * value.type.itemsize)
+        # In the order of the columns: kind, axes, group size and executions.
         what = ("border", ",".join(layout.mesh.texts(dropped)), parts(dropped), 1)
         why = WHY.format(value.name, layout.text(), even.text())
         rows.append((*what, held.bytes, left.bytes, sent, sent, *AFTER_FUNCTION, why))

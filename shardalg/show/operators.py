@@ -85,6 +85,7 @@ def _cells(rule: Rule) -> Iterator[str]:
     barred = unsupported_loops(rule) | frozenset(() if combines else rule.reduced)
     # A loop of one iteration cannot be partitioned, so it would be noise in the table.
     free = [name for name, extent in rule.loops if name not in barred and extent > 1]
+    # A prefix sum is local in each block too, but blocks need the total of all blocks before them.
     carried = rule.prefix[:1] if rule.prefix else ()
     joined = [name for name in free if name in (*rule.reduced, *carried)]
     late = [name for name in rule.extents if name in barred - rule.whole - rule.local]
@@ -108,6 +109,8 @@ def _need(rule: Rule, loop: str) -> str:
     """Return the communication that a loop needs which is not partitioned yet, as text."""
     if loop in rule.guarded:
         return NEEDS[SELECTED]
+    # The class of a window or of a compound index can belong to another loop in the same index, as
+    # in `stride*o + r`. So all loops that share an index with `loop` are looked at.
     maps = [index for tensor in rule.tensors for index in rule.indices(tensor)]
     others = {v for index in maps if loop in index.variables for v in index.variables}
     classes = {loop_class(rule, v) for v in others if v in rule.extents}
@@ -119,7 +122,11 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _calls() -> str:
-    """Return the section that lists the calls, by how tracing and `shard_map` treat them."""
+    """Return the section about calls: primitives, such as `jit`, that contain a program.
+
+    It lists them by how tracing treats them, and all operators by whether the body of a
+    `shard_map` may contain them.
+    """
     sites = sorted(set(HANDLERS) - INLINED - set(CALLS))
     return f"""\
 ## Calls and annotations
@@ -134,6 +141,7 @@ Refused in the body of a `shard_map`: `{"` `".join(sorted(UNPLANNED))}`.
 
 
 def _left_out() -> str:
+    """Return the section that lists the operators without a row, by reason."""
     lines = [
         "## Without a row",
         "",

@@ -103,7 +103,7 @@ class ProgramView:
     def _groups(
         self, instructions: Sequence[Instruction], depth: int, *, opened: bool = False
     ) -> Iterator[str]:
-        """Yield HTML per group of instructions with one name at a depth of their paths.
+        """Yield HTML per group: consecutive instructions whose paths have equal entries at `depth`.
 
         Args:
           opened: whether the groups are unfolded when the page loads.
@@ -165,6 +165,10 @@ class ProgramView:
         return f"<pre><div{name}>{shown}</div></pre>{inner}"
 
     def _pointed(self, found: re.Match[str]) -> str:
+        """Return a value's name as HTML with its tooltip.
+
+        The tooltip has six lines at the first place of the name, and two lines at later places.
+        """
         title = self._titles.get(found[0])
         if title is None:
             return found[0]

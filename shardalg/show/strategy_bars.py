@@ -62,7 +62,7 @@ def draw_comparison(rows: Sequence[StrategyBar]) -> Figure:
         if row.refused:
             axes.text(0, place, f" refused: {row.refused[:90]}", va="center", fontsize=8)
             continue
-        left = 0.0
+        left = 0.0  # the end of the parts that are drawn already, in seconds
         # Bars can be compared part by part only if their causes have the same order.
         for cause, seconds in sorted(row.limits.items(), key=lambda part: place_of(part[0])):
             shown = min(seconds, longest - left)

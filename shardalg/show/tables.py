@@ -68,6 +68,8 @@ def folded(
     ['layers[0:3]/up']
     """
     rows = [(tuple(name.split("/")), dict(content)) for name, content in found.items()]
+    # Children that are named by numbers alone are folded to "[0:3]". Their label joins the parent's
+    # name without a slash: `layers[0:3]`.
     return [
         ("/".join(path).replace("/[", "["), key, sums)
         for path, content in _fold(rows, compared)
@@ -102,6 +104,7 @@ def _fold(rows: Iterable[Row], compared: int | None) -> list[Row]:
         if len(names) > 1:
             base, first = _split(label)
             label = f"{base}[{first}:{(first or 0) + len(names)}]"
+        # Equal modules have the same rows in the same order, so equal rows are added one by one.
         for same in zip(*(parts[name] for name in names), strict=True):
             contents = [content for _, content in same]
             added = {
@@ -349,6 +352,7 @@ def beside(ours: Table, xla: Table) -> Table:
     for key in sorted(mine.keys() | other.keys()):
         (count, moved), (xla_count, xla_moved) = mine.get(key, (0, 0)), other.get(key, (0, 0))
         rows.append((*key, count, xla_count, moved, xla_moved))
+    # Without rows, `zip` gives no columns at all, so four zeros stand for the empty sums.
     total = tuple(sum(column) for column in list(zip(*rows, strict=True))[2:] or ((0,),) * 4)
     columns = (
         "kind", "mesh_axes", "executions", "xla_executions", "wire_bytes_per_step",
@@ -390,12 +394,14 @@ Amounts = tuple[str, tuple[()], tuple[Any, ...]]
 
 
 def _steps(stages: Stages, hardware: str | Hardware | Topology) -> Iterator[Amounts]:
-    """Yield the module, the bytes sent and the seconds of each executed instruction."""
+    """Yield (module, (), amounts) of each executed instruction: its bytes sent and its seconds."""
     program, graph = stages.program, stages.graph
     owners = modules(graph)
     for step, _, _, seconds, exposed_s, _ in timed(program, graph, stages.machine(hardware)):
         node = maker(program, graph, step.instruction)
         attributes, time_s = step.instruction.attributes, exposed_s * step.count
+        # In the order of `COLUMNS`: bytes sent, bytes held, seconds of compute and of communication
+        # without overlap, and seconds that overlap does not hide.
         sent = 0
         if is_collective(attributes):
             sent = step.count * wire_bytes(attributes, sent_bytes(program, step.instruction))
@@ -405,7 +411,7 @@ def _steps(stages: Stages, hardware: str | Hardware | Topology) -> Iterator[Amou
 
 
 def _held(stages: Stages, hardware: str | Hardware | Topology) -> Iterator[Amounts]:
-    """Yield the module and the bytes of each value that is alive at the peak."""
+    """Yield (module, (), amounts) of each value that is alive at the peak; amounts are bytes."""
     graph, owners = stages.graph, modules(stages.graph)
     for alive in priced(stages.traced, stages.program, stages.machine(hardware)).memory.alive:
         origin = stages.program.locals[alive.local].origin

@@ -82,6 +82,7 @@ def compiled_peaks(path: str | Path) -> dict[str, dict[str, float]]:
     "xla" (XLA's own program of the same function), as far as the record has them.
     """
     rows = json.loads(Path(path).read_text())["rows"]
+    # A row has a list of figures, at most one of which is the peak; {} stands for a missing one.
     found: dict[str, dict[str, float]] = {
         row["column"]: next((f for f in row["figures"] if f["quantity"] == "peak_memory_bytes"), {})
         for row in rows

@@ -259,8 +259,8 @@ def arguments(sizes: LlamaSizes) -> tuple[Any, ...]:
     }
     layers: Any = layer if sizes.scan else tuple(dict(layer) for _ in range(sizes.layers))
     params = {**outer, "layers": layers}
-    # Adam's two moments have the shapes and types of the parameters. The leaves describe arrays and
-    # hold no data, so the same tree can stand for all three.
+    # Adam's two moments have the shapes and types of the parameters. Leaves hold no data here, so
+    # the tree itself describes the first moment, and a copy of it the second one.
     copy = jax.tree.map(lambda leaf: leaf, params)
     tokens = jax.ShapeDtypeStruct((sizes.batch, sizes.seq), jnp.int32)
     return params, (params, copy, jax.ShapeDtypeStruct((), jnp.int32)), tokens, tokens
