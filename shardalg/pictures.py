@@ -49,7 +49,7 @@ def draw(things: Mapping[str, Any], **options: Any) -> Figure:
             f"nothing to draw: give objects by title, as in sa.draw({{'ours': plan}}); got "
             f"{things!r:.80}."
         )
-    # Objects whose classes share a drawing function `_drawn`, such as halos and exchanges, can be in
+    # Objects whose classes share a drawing function `_drawn`, such as halos and exchanges, fit into
     # one figure. A dict from each function to a title finds the kinds in their order.
     kinds = {}
     for name, thing in things.items():
