@@ -59,9 +59,10 @@ LARGEST = 2**31 - 1
 
 
 def int32_claims(attributes: Attributes) -> Iterator[Decided]:
-    """Yield a claim for each start that every number in its computation fits into 32 bits.
+    """Yield a claim for each start of an instruction that it is computed without 32-bit overflow.
 
-    A size that does not fit gives a failing claim.
+    Every number in the computation of the start must fit into 32 bits. A size of the instruction
+    that does not fit gives a failing claim.
 
     >>> from shardalg.algebra.affine import Index
     >>> from shardalg.algebra.digits import Digit
@@ -76,8 +77,8 @@ def int32_claims(attributes: Attributes) -> Iterator[Decided]:
         if isinstance(start, Start):
             words = f"{start.index} is computed in 32 bits"
             yield Decided(words, max(start_bounds(start)) <= LARGEST)
-    # A device compares places with these sizes, so they have to fit, too. The last one is the end
-    # of the last block.
+    # A device also compares places with sizes, and with the end of the last block (the last entry),
+    # in 32 bits.
     sizes = (
         getattr(attributes, "size", 0),
         *getattr(attributes, "sizes", ()),
@@ -90,9 +91,10 @@ def int32_claims(attributes: Attributes) -> Iterator[Decided]:
 
 
 def start_bounds(start: Start) -> tuple[int, ...]:
-    """Return upper bounds of all numbers in the computation of a start.
+    """Return upper bounds of all numbers that a device computes for a start.
 
-    They are those of the sum, the divisor and the modulus.
+    A start is `(sum of terms // divisor) % modulus + more` in partition ids. The bounds are for the
+    sum with `more`, the divisor and the modulus.
     """
     index, counts = start.index, {name: parts(digits) for name, digits in start.digits}
     terms = sum(abs(c) * (counts[name] - 1) for name, c in index.terms)
@@ -106,11 +108,14 @@ Goal = tuple[str, Statement]
 
 @dataclass(frozen=True)
 class CheckedInstruction(Generic[A_co]):
-    """An instruction with the contents of its operands and the local that it declares.
+    """An instruction with the contents of its operands and the local value that it declares.
 
     Attributes:
+      mesh: the mesh of the program; attributes: the instruction itself.
+      operands: the elements that each device holds of each operand.
+      declared: the type and the sharding that the program declares for the result.
       filler: name of a mask's second operand, if the mask fills with a value.
-      number: index of the result in question, and of the operand that it follows.
+      number: index of the result that is checked, and of the operand from which it is made.
       count: number of results.
     """
 
@@ -124,7 +129,7 @@ class CheckedInstruction(Generic[A_co]):
 
     @property
     def operand(self) -> Contents:
-        """Contents of the operand that the result follows, usually the first one."""
+        """Contents of the operand from which the checked result is made, usually the first one."""
         return self.operands[self.number]
 
     @property
@@ -151,7 +156,11 @@ def moves(
 ) -> Callable[
     [Callable[[CheckedInstruction[A]], Result]], Callable[[CheckedInstruction[A]], Result]
 ]:
-    """Register the function that gives the contents of a kind's only result."""
+    """Register the function that checks a kind of instruction with one result.
+
+    The function returns the elements that each device holds of the result, and the claims that show
+    this.
+    """
 
     def register(
         claim: Callable[[CheckedInstruction[A]], Result],
@@ -167,7 +176,11 @@ def moves_each(
 ) -> Callable[
     [Callable[[CheckedInstruction[A]], Results]], Callable[[CheckedInstruction[A]], Results]
 ]:
-    """Register the function that gives the contents of all results of a kind."""
+    """Register the function that checks a kind of instruction with several results.
+
+    The function returns the elements that each device holds of each result, and the claims that
+    show this.
+    """
 
     def register(
         claim: Callable[[CheckedInstruction[A]], Results],
@@ -179,14 +192,15 @@ def moves_each(
 
 
 def with_dim(contents: Contents, dim: int, span: DimensionContents) -> Contents:
-    """Return the contents with dimension `dim` replaced."""
+    """Return the contents with `span` in the place of dimension `dim`."""
     return replace(contents, dims=(*contents.dims[:dim], span, *contents.dims[dim + 1 :]))
 
 
 def keep_equal_fills(step: CheckedInstruction, fill: Fill) -> Contents:
-    """Return the operand's contents with only the fills that equal `fill`, and None for the others.
+    """Return the operand's contents after a further padding with `fill`.
 
-    Where two paddings meet, the later one counts.
+    A known fill of another dimension stays known only if it equals `fill`, because the later
+    padding overwrites the places where both meet. All others become None (unknown).
     """
     # Padding a along one dimension, then padding b along the other one:
     #   element | a
@@ -207,16 +221,20 @@ def keep_equal_fills(step: CheckedInstruction, fill: Fill) -> Contents:
 def members_agree(
     step: CheckedInstruction, digits: Digits, dims: tuple[int, ...]
 ) -> Iterator[Goal]:
-    """Yield claims that untouched dimensions are the same on all members of the collective's group.
+    """Yield the claims that a collective combines or moves only elements that belong together.
 
-    For the dimensions `dims` that the collective moves, all elements that exist must be held.
+    All members of a group must hold the same elements along the dimensions that the collective does
+    not move. Along the dimensions `dims`, which it moves, every existing element must be held.
+
+    Args:
+      digits: the digits in which the members of a group differ.
     """
     for dim, span in enumerate(step.operand.dims):
         if dim in dims:
             yield from all_existing_wanted(step, span)
             continue
         for own in start_positions(span):
-            # One arbitrary member is compared, so the size of the group does not matter.
+            # The other member is an unknown of the claim, so one claim is about all members.
             other = on_member(own, digits, MEMBER)
             if other != own:
                 words = f"members agree on dimension {dim}"
@@ -233,7 +251,7 @@ def crosses(attributes: Attributes, digits: Digits) -> bool:
     >>> crosses(swap, (Digit(1, 2),)), crosses(swap, (Digit(2, 2),))
     (True, False)
     """
-    # Everything except a collective stays on its device.
+    # Only collectives send data to other devices.
     if not digits or not isinstance(attributes, Collective):
         return False
     routes: list[Pairs | Runs] = []
@@ -248,21 +266,21 @@ def crosses(attributes: Attributes, digits: Digits) -> bool:
 
 
 def positions(pairs: Iterable[tuple[int, ...]] | Runs) -> np.ndarray:
-    """Return an array with a column per pair or edge.
+    """Return the pairs of a permute as an array of two rows: its sources, and its targets.
 
-    Row 0 has the sources, row 1 the targets. Edges have a third row, the operands.
+    Edges of a halo exchange have a third row, the numbers of the operands that are sent.
     """
     found = pairs.arrays if isinstance(pairs, Runs) else np.array(list(pairs), int)
     return found.T if found.size else np.zeros((2, 0), int)
 
 
 def movement_keeps_meaning(step: CheckedInstruction) -> Goal:
-    """Return the claim that nothing moves along digits on which its meaning depends.
+    """Return the claim that the numbers mean the same on the device that receives them.
 
-    Partial sums, numbers shifted by the partition id, and pending masks are a device's own along
-    these digits.
+    A partial sum, an index shifted by the partition id, or a pending mask belongs to one device
+    along some digits. It may not move to devices that differ in these digits.
     """
-    # A change without digits depends on the whole device, so it may not move at all.
+    # A change without digits may depend on the device in any way, so it may not move at all.
     own: list[tuple[Digits | None, str]] = []
     for contents in step.operands:
         own.append((contents.unreduced, "partial sums"))
@@ -274,7 +292,7 @@ def movement_keeps_meaning(step: CheckedInstruction) -> Goal:
 
 
 def no_pending_changes(contents: Contents) -> Goal:
-    """Return the claim that combined numbers are final: no change is pending on them."""
+    """Return the claim that the numbers may be combined, because no change is pending on them."""
     gaps = any(span.base > 1 for span in contents.dims)
     words = "combined numbers have no pending change, no shift and no base dilation"
     return "combine", Decided(words, not (contents.tasks or gaps or contents.viewed))
@@ -286,7 +304,10 @@ def is_finished(contents: Contents) -> bool:
 
 
 def all_existing_wanted(step: CheckedInstruction, span: DimensionContents) -> Iterator[Goal]:
-    """Yield the claim that a part that was cut to a wanted range has no other existing element."""
+    """Yield the claim that a dimension's wanted ranges contain all its elements that exist.
+
+    Without wanted ranges there is nothing to prove. An element outside of them is not held.
+    """
     if span.wanted:
         goal = implies(within(span.start + X, 0, span.size), span.exists(span.start + X))
         words = "every element that exists at these places is in the wanted range"
@@ -299,9 +320,10 @@ def start_positions(span: DimensionContents) -> tuple[Number, ...]:
 
 
 def declared_dim(step: CheckedInstruction, dim: int) -> DimensionContents:
-    """Return the result's declared dimension with the operand's number of elements.
+    """Return dimension `dim` as the program declares it for the result.
 
-    A padded layout declares a longer dimension, but no more elements exist for that.
+    The number of existing elements is the operand's: a padded sharding declares a longer dimension,
+    which has no more elements for that.
     """
     return replace(step.declared_contents.dims[dim], size=step.operand.dims[dim].size)
 
@@ -332,10 +354,14 @@ Values = tuple[int | None, ...]
 
 
 def reads_own_values(graph: Graph, instruction: Instruction, given: Values) -> bool:
-    """Return whether an instruction reads values that belong together.
+    """Return whether the operands are parts of the values that the instruction must read.
+
+    Operators, and instructions that complete an operator's result, must read values of their node.
+    Instructions that join parts, for example a concatenation, must read parts of one value. All
+    others may read any value.
 
     Args:
-      given: the graph values that the operands are parts of.
+      given: per operand, the graph value of which it is a part.
     """
     kind = type(instruction.attributes)
     if kind in _OF_ONE_VALUE:

@@ -24,7 +24,12 @@ STATUSES = ("proved", TRUSTED, "not_claimed", "unknown", "refuted")
 
 @dataclass(frozen=True)
 class Decided:
-    """A statement without unknowns: comparing both sides decides it, or an option assumes it."""
+    """A statement that needs no solver.
+
+    Attributes:
+      words: the statement; holds: whether a comparison found it true.
+      trusted: whether the user allows by an option to assume it.
+    """
 
     words: str
     holds: bool
@@ -32,7 +37,7 @@ class Decided:
 
     @property
     def status(self) -> str:
-        """Status that a claim of this statement has."""
+        """Status of a claim with this statement: "trusted", "proved" or "refuted"."""
         if self.trusted:
             return TRUSTED
         return "proved" if self.holds else "refuted"
@@ -100,9 +105,7 @@ MANUAL = (
 
 @dataclass(frozen=True)
 class Report:
-    """All claims of a plan.
-
-    `ok` only if each is proved or trusted.
+    """All claims of a plan, with their status.
 
     Attributes:
       hints: the sizes at which a plan of named sizes was verified, in words.
@@ -133,7 +136,7 @@ class Report:
 
     @cached_property
     def cells(self) -> Table:
-        """One row per claim."""
+        """The claims as a `Table` with one row per claim."""
         columns = ("node", "claim", "status", "ms", "smt2", "statement")
         rows = ((c.node, c.claim, c.status, c.ms, c.smt2, c.words) for c in self.claims)
         return Table(columns, tuple(rows))
@@ -146,7 +149,8 @@ class Report:
     def _repr_html_(self) -> str:
         counts = Counter((claim.claim, claim.status) for claim in self.claims)
         rows = tuple((*key, count) for key, count in sorted(counts.items()))
-        # A page shows at most 20 of the claims that need attention.
+        # A faulty plan can have a claim per instruction, more than a page can show, and the first
+        # ones usually have the same cause. `table()` has all of them.
         open_ = [c for c in self.claims if c.status not in ("proved", TRUSTED)]
         shown = tuple((c.node, c.claim, c.status, c.words, str(c.witness)) for c in open_[:20])
         faults = (Table(("node", "claim", "status", "statement", "witness"), shown),)
@@ -183,6 +187,7 @@ def refuse_refuted(report: Report) -> None:
         warnings.warn(
             f"{len(open_)} claims of the plan are open, the first of {open_[0].node}: "
             f"{open_[0].words}. plan.verify() lists them.",
-            # The frames in between: this function, `plan.running`, and the method of the plan.
+            # The warning must name the user's line, which is behind three frames: this function,
+            # `plan.running` and the method of the plan.
             stacklevel=4,
         )

@@ -51,16 +51,21 @@ Locals = dict[int, Contents]
 
 @lru_cache(maxsize=1 << 14)
 def cached_proof(statement: IntegerClaim | MergeClaim) -> Proof:
-    """Return z3's proof of a statement, which many plans share."""
+    """Return z3's proof of a statement, for all mesh sizes if it is about a merge.
+
+    Plans of similar functions share many statements, so proofs are kept.
+    """
     return prove(statement, sizes="all" if isinstance(statement, MergeClaim) else "concrete")
 
 
 class Verifier:
-    """Claims of one program; each distinct one is proved once.
+    """The verification of one program: yields its claims, and proves each distinct one once.
 
     Attributes:
+      graph, program: the graph, and the program that must compute it.
       proofs: proof per distinct statement.
-      outcomes: contents of the results and claims, per instruction without its values.
+      outcomes: per instruction without its graph values, the elements that each device holds of the
+        results, and the claims.
       manual_digits: digits of the manual axes around the current instruction.
       place: the current instruction in words, for errors.
     """
@@ -120,7 +125,10 @@ class Verifier:
             yield Claim("program", "well formed", "refuted", words=words)
 
     def program_claims(self) -> Iterator[Claim]:
-        """Yield the claims of a program whose structure is sound."""
+        """Yield the claims of a program that is well formed.
+
+        They are about its constants, arguments, instructions and results, in this order.
+        """
         program, graph = self.program, self.graph
         yield from self.local_type_claims()
         known, known_constants = self.constant_contents(), {value for value, _ in graph.constants}
@@ -132,7 +140,8 @@ class Verifier:
                 value in known_constants and not layout.unreduced and layout.mesh == program.mesh
             )
             yield self.decide(graph.values[value].name, "border", Decided(words, right))
-        # The order of the steps matters: each adds to `known` the contents that the next one reads.
+        # Contents are followed through the program: arguments, then instructions, then results.
+        # Each step adds to `known` the contents that the next step reads.
         arguments = dict(zip(program.block.arguments, graph.arguments, strict=True))
         yield from self.open_arguments(known, arguments, program.argument_shardings)
         yield from self.block(program.block, known)
@@ -153,12 +162,12 @@ class Verifier:
                     yield self.decide(value.name, "types", Decided(words, holds=False))
 
     def declared(self, local: int) -> Contents:
-        """Return the contents that the program declares for a local."""
+        """Return the elements that each device holds of a local, as the program declares them."""
         made = self.program.locals[local]
         return layout_contents(made.sharding, made.shape, made.origin)
 
     def constant_contents(self) -> Locals:
-        """Return the contents with which the program starts; literals have known numbers."""
+        """Return the contents of the program's constants; a literal's number is known."""
         numbers = self.graph.numbers
         return {
             local: replace(self.declared(local), number=numbers.get(value))
@@ -166,7 +175,13 @@ class Verifier:
         }
 
     def naming_claim(self, kind: str, local: int, value: int) -> Claim:
-        """Return the claim that an initial local has its value's name and holds its whole block."""
+        """Return the claim that a local is a graph value's block in the sharding that it declares.
+
+        It is needed for arguments and constants, which no instruction computes.
+
+        Args:
+          kind: the kind of the claim in reports.
+        """
         made, of = self.program.locals[local], self.graph.values[value].type
         words = f"{self.graph.values[value].name} enters in its declared sharding"
         right = made.origin == value and made.shape == made.sharding.shard_shape
@@ -176,9 +191,11 @@ class Verifier:
     def open_arguments(
         self, known: Locals, arguments: dict[int, int], layouts: tuple[Sharding, ...]
     ) -> Iterator[Claim]:
-        """Yield the claims that the arguments hold their values in the border's shardings.
+        """Yield the claims that the program's arguments have the shardings that it declares.
 
-        Their contents are added to `known`.
+        Args:
+          known: the contents of locals, to which those of the arguments are added.
+          arguments: from locals to graph values; layouts: the declared shardings.
         """
         for (local, value), layout in zip(arguments.items(), layouts, strict=True):
             known[local] = self.declared(local)
@@ -190,10 +207,16 @@ class Verifier:
     def output_claim(
         self, kind: str, contents: Contents, value: int, layout: Sharding
     ) -> Iterator[Claim]:
-        """Yield the claim that a value leaves a block in a sharding, with no change pending."""
+        """Yield the claim that a result of a body, or of the program, is a value in a sharding.
+
+        No change may be pending on it.
+
+        Args:
+          kind: the kind of the claim in reports; contents: the result's contents.
+        """
         declared = layout_contents(layout, layout.shard_shape, value)
         words = f"the value leaves in the sharding {layout.text()}"
-        # A border declares no fills, so readers behind it must mask the padding themselves.
+        # Contents behind the border start without known fills, so fills need not agree here.
         right = border_contents(contents) == declared
         yield self.decide(self.graph.values[value].name, kind, Decided(words, right))
 
@@ -204,7 +227,8 @@ class Verifier:
         """
         for instruction in block.instructions:
             self.place = _place(instruction)
-            # Only instructions with bodies have a function of their own.
+            # Instructions with bodies have functions of their own, because their claims are about
+            # several blocks. The outcomes of all others are cached by `instruction`.
             claim = CLAIMS.get(type(instruction.attributes), Verifier.instruction)
             if self.is_user_collective(instruction):
                 claim = Verifier.user_collective
@@ -212,8 +236,12 @@ class Verifier:
         self.sites.add(known.items())
 
     def instruction(self, instruction: Instruction, known: Locals) -> Iterator[Claim]:
-        """Yield the claims of one instruction; those independent of its values are decided once."""
-        # Layers repeat instructions on other values. Contents without values make them one key.
+        """Yield the claims of one instruction without a body.
+
+        Claims that do not depend on the graph values are decided once for equal instructions.
+        """
+        # The layers of a model repeat instructions on other values. Without the values, they are
+        # equal keys of `outcomes`.
         key, values = self.without_values(instruction, known)
         if key not in self.outcomes:
             results, statements = (
@@ -232,9 +260,10 @@ class Verifier:
             yield claim.of(name)
 
     def manual_claims(self, instruction: Instruction) -> Iterator[Claim]:
-        """Yield the claim that only the user moves data along manual axes.
+        """Yield the claim that an instruction in a `shard_map` moves nothing along its manual axes.
 
-        Every device has values of its own along these axes.
+        Every device has values of its own along these axes. Only collectives that the function
+        itself calls may move them.
         """
         if self.manual_digits:
             words = "nothing moves along manual axes except by the function's own collectives"
@@ -244,7 +273,11 @@ class Verifier:
     def ownership_claim(
         self, instruction: Instruction, known: Locals, values: tuple[int | None, ...]
     ) -> Claim:
-        """Return the claim that operands and results belong to the node."""
+        """Return the claim that the instruction reads and makes the values of its node.
+
+        Args:
+          known: the contents of locals; values: the graph values of the results.
+        """
         given = tuple(known[operand].value for operand in instruction.operands)
         right = reads_own_values(self.graph, instruction, given)
         named = [self.program.locals[result].origin for result in instruction.results]
@@ -254,7 +287,7 @@ class Verifier:
     def type_claims(self, instruction: Instruction) -> Iterator[Claim]:
         """Yield the claims about item types and shapes of an operator.
 
-        For moves, `check` covers them.
+        For all other instructions, `spmd.check` has compared them already.
         """
         if isinstance(instruction.attributes, Operator):
             read = [self.program.locals[operand] for operand in instruction.operands]
@@ -280,7 +313,13 @@ class Verifier:
     def result_type_claim(
         self, instruction: Instruction[Apply], read: list[Local], made: list[Local]
     ) -> Decided:
-        """Return the claim about result types, derived by JAX once per distinct operator."""
+        """Return the claim that an operator declares the result types that JAX derives.
+
+        Equal operators share one claim, because the derivation by JAX is slow.
+
+        Args:
+          read, made: the locals that the instruction reads, and its results.
+        """
         signature = node_of(self.graph, instruction).signature
         sides = (tuple((x.shape, x.dtype) for x in side) for side in (read, made))
         key = (signature, instruction.attributes.params, *sides)
@@ -314,7 +353,8 @@ class Verifier:
             )
             return op, node.results
         given = tuple(known[operand].value for operand in instruction.operands)
-        # A mask may fill with a value, its last operand, which gets the name of the node's operand.
+        # The last operand of a mask may be the number with which it fills. Like all values in the
+        # key, it is named by its place among the node's operands.
         filler = operand_names(reads).get(f"value {given[-1]}", f"value {given[-1]}")
         step = CheckedInstruction(mesh, attributes, operands, made[0], str(filler), count=len(made))
         if isinstance(attributes, Top | Fold):
@@ -351,15 +391,16 @@ class Verifier:
             )
 
     def is_user_collective(self, instruction: Instruction) -> bool:
-        """Return whether the instruction is, or is declared to be, a collective of the user's.
+        """Return whether the instruction computes a collective that the user's function calls.
 
-        A reshard of such a collective's operand or result has the same node, but is none.
+        A reshard of this collective's operand or result has the same node, but computes nothing.
         """
         if instruction.node is None:
             return False
         node = self.graph.nodes[instruction.node]
         if node.primitive in USER_COLLECTIVES and isinstance(instruction.attributes, Operator):
             return True
+        # A collective makes the node's value of another one. A reshard reads and makes one value.
         made = [self.program.locals[result].origin for result in instruction.results]
         read = [self.program.locals[operand].origin for operand in instruction.operands]
         return node.primitive in USER_COLLECTIVES and made == list(node.results) and made != read
@@ -374,7 +415,10 @@ class Verifier:
         return Sharding(declared.mesh, declared.shape, ((),) * len(declared.shape))
 
     def own_block(self, local: int) -> Contents:
-        """Return the contents of an argument of a manual region: a whole value on each device."""
+        """Return the contents of an argument of a `shard_map` region.
+
+        Inside the region, each device's block is a whole value of its own.
+        """
         made = self.program.locals[local]
         return layout_contents(self.replicated_sharding(local), made.shape, made.origin)
 
@@ -398,7 +442,7 @@ Claims = Callable[[Verifier, Instruction[A], Locals], Iterator[Claim]]
 
 
 def claims(kind: type[A]) -> Callable[[Claims[A]], Claims[A]]:
-    """Register the function that gives the claims of a kind of instruction with a body."""
+    """Register the function that yields the claims of a kind of instruction with a body."""
 
     def register(claim: Claims[A]) -> Claims[A]:
         CLAIMS[kind] = claim

@@ -71,7 +71,10 @@ def _arrives(
     length: int,
     place: Number,
 ) -> Goal:
-    """Return the claim that a member's place `x` becomes the element at `place` of the result.
+    """Return the claim that an element arrives at the place where the result declares it.
+
+    Place `x` of a member's data becomes place `place` of the result. Both must be the same element,
+    if an element exists there.
 
     Args:
       arriving: the element at the first place that the member sends.
@@ -94,7 +97,10 @@ def _member_id(digits: Digits) -> Number:
 
 @moves(AllGather)
 def _all_gather(step: CheckedInstruction[AllGather]) -> Result:
-    """Put the blocks of all members next to each other."""
+    """Return the contents of an all-gather's result, and the claims that it is right.
+
+    The result has the blocks of all members of the group next to each other.
+    """
     a = step.attributes
     span, declared = step.operand.dims[a.dim], declared_dim(step, a.dim)
     # Member m's block arrives at places [m*length, (m+1)*length).
@@ -111,7 +117,14 @@ def _all_gather(step: CheckedInstruction[AllGather]) -> Result:
 
 
 def _own_parts(digits: Iterable[Digits], dims: Sequence[int]) -> Goal:
-    """Return the claim that no two parts of a collective share a dimension or a digit."""
+    """Return the claim that the parts of a collective do not disturb each other.
+
+    A collective over several dimensions has one part per dimension. No two of them may share a
+    dimension or a digit.
+
+    Args:
+      digits, dims: the digits and the dimension of each part.
+    """
     distinct = len({*dims}) == len(dims)
     pairs = combinations(digits, 2)
     shared = any(overlap(x, y) for first, second in pairs for x, y in product(first, second))
@@ -121,7 +134,10 @@ def _own_parts(digits: Iterable[Digits], dims: Sequence[int]) -> Goal:
 
 @moves(AllGathers)
 def _all_gathers(step: CheckedInstruction[AllGathers]) -> Result:
-    """Apply one gather per dimension, one after another."""
+    """Return the contents after an all-gather of several dimensions, and its claims.
+
+    It is checked as one all-gather per dimension, one after another.
+    """
     a, operand = step.attributes, step.operand
     found: list[Goal] = [_own_parts([digits for _, digits in a.along], a.dims)]
     for dim, digits in a.along:
@@ -136,9 +152,10 @@ _BY_OTHERS = (ARGMAX, ARGMIN, TOP, USER)
 
 
 def _summed(step: CheckedInstruction[AllReduce | ReduceScatter | ReduceScatters]) -> Result:
-    """Remove the collective's digits from the pending ones.
+    """Return the contents after a collective that combines partial results, and its claims.
 
-    The collective must combine as the pending combination requires.
+    The digits of the collective are no longer pending. The collective must combine in the pending
+    way, and no other change of the numbers may be pending.
     """
     a, operand = step.attributes, step.operand
     rest = remove_digits(operand.unreduced, a.digits)
@@ -170,10 +187,13 @@ def _all_reduce(step: CheckedInstruction[AllReduce]) -> Result:
 
 @moves(ReduceScatter)
 def _reduce_scatter(step: CheckedInstruction[ReduceScatter]) -> Result:
-    """Sum as an all-reduce does, then keep each member's own block."""
+    """Return the contents of a reduce-scatter's result, and its claims.
+
+    It is checked as an all-reduce, of which each member keeps its own block.
+    """
     a = step.attributes
     whole, claims = _summed(step)
-    # The sum is the same on all members, so the own block is a slice of it.
+    # After the sum all members have the same numbers, so the own block is a slice without sending.
     size = whole.dims[a.dim].length // parts(a.digits)
     summed = replace(step, operands=(whole,))
     result, more = cut(summed, partition_number(a.digits) * size, size)
@@ -182,7 +202,11 @@ def _reduce_scatter(step: CheckedInstruction[ReduceScatter]) -> Result:
 
 @moves(ReduceScatters)
 def _reduce_scatters(step: CheckedInstruction[ReduceScatters]) -> Result:
-    """Sum over all digits, then keep each member's own block of every dimension."""
+    """Return the contents after a reduce-scatter of several dimensions, and its claims.
+
+    It is checked as one all-reduce over all digits, of which each member keeps its own block of
+    every dimension.
+    """
     a = step.attributes
     result, found = _summed(step)
     found = [_own_parts([digits for _, digits in a.along], a.dims), *found]
@@ -197,7 +221,11 @@ def _reduce_scatters(step: CheckedInstruction[ReduceScatters]) -> Result:
 
 @moves(AllToAll)
 def _all_to_all(step: CheckedInstruction[AllToAll]) -> Result:
-    """Send a piece of one dimension to each member, and receive pieces along another dimension."""
+    """Return the contents of an all-to-all's result, and the claims that it is right.
+
+    Each member cuts dimension `split_dim` into a piece per member, and sends one to each. It puts
+    the pieces that it receives next to each other along dimension `concat_dim`.
+    """
     a = step.attributes
     declared = {dim: declared_dim(step, dim) for dim in (a.split_dim, a.concat_dim)}
     split, joined = step.operand.dims[a.split_dim], step.operand.dims[a.concat_dim]
@@ -214,8 +242,8 @@ def _all_to_all(step: CheckedInstruction[AllToAll]) -> Result:
         *members_agree(step, a.digits, (a.split_dim, a.concat_dim)),
         movement_keeps_meaning(step),
     ]
-    # The fill of the split dimension stays known only if every member holds the same whole
-    # dimension.
+    # The operand's padding is the padding of the received piece only if every member holds the same
+    # whole dimension, and the piece starts where the result declares it.
     fill = split.fill if split.start == Number() and declared[a.split_dim].start == sent else None
     result = with_dim(step.operand, a.split_dim, replace(declared[a.split_dim], fill=fill))
     return with_dim(result, a.concat_dim, declared[a.concat_dim]), claims
@@ -223,7 +251,10 @@ def _all_to_all(step: CheckedInstruction[AllToAll]) -> Result:
 
 @moves(AllToAlls)
 def _all_to_alls(step: CheckedInstruction[AllToAlls]) -> Result:
-    """Apply the exchanges one after another; no two may share a dimension or a digit."""
+    """Return the contents after several all-to-alls in one instruction, and its claims.
+
+    They are checked one after another. No two may share a dimension or a digit.
+    """
     a = step.attributes
     found: list[Goal] = [_own_parts([one.digits for one in a.exchanges], a.dims)]
     operand = step.operand
@@ -236,9 +267,10 @@ def _all_to_alls(step: CheckedInstruction[AllToAlls]) -> Result:
 
 @moves(RaggedAllToAll)
 def _ragged_all_to_all(step: CheckedInstruction[RaggedAllToAll]) -> Result:
-    """Return a refuted claim: a program may have this collective only if the function calls it.
+    """Return a refuted claim, because the planner never emits a ragged all-to-all.
 
-    `Verifier.user_collective` handles that case.
+    A program may have one only if the user's function calls it, which is checked by
+    `Verifier.user_collective` instead.
     """
     words = "a ragged all-to-all is a collective that the function itself calls"
     return step.operand, [("manual", Decided(words, holds=False))]
@@ -246,7 +278,11 @@ def _ragged_all_to_all(step: CheckedInstruction[RaggedAllToAll]) -> Result:
 
 @moves(CollectivePermute)
 def _permute(step: CheckedInstruction[CollectivePermute]) -> Result:
-    """Check that each device receives once, from a device that held the declared block."""
+    """Return the contents after a permute, and the claims that it is right.
+
+    Each device must receive exactly once, from a device that held the block that the result
+    declares for the receiver.
+    """
     declared, devices = step.declared_contents, np.arange(step.mesh.size)
     sources, targets = positions(step.attributes.pairs)
     # The two sides may count devices in different orders: compare starts device by device.
@@ -271,24 +307,28 @@ def _permute(step: CheckedInstruction[CollectivePermute]) -> Result:
         movement_keeps_meaning(step),
         *whole,
     ]
-    # From here on the contents are stated for the receivers, in the declared device order.
+    # The permute may also change the device order of the mesh. Starts are formulas in positions of
+    # a device order, so the result takes the declared starts together with their order.
     dims = tuple(declared_dim(step, dim) for dim in range(len(declared.dims)))
     return replace(step.operand, dims=dims, order=declared.order), claims
 
 
 def _read(step: CheckedInstruction[HaloExchange], reading: Reading) -> Result:
-    """Check that the permutes bring every device the elements that a reading wants.
+    """Return the contents of one result of a halo exchange, and the claims that it is right.
 
-    The reading names the block that each device receives from.
+    A reading names, for each device `p`, the block that it receives (`source(p)`) and the first
+    element that it wants (`wanted(p)`). The permutes must bring the wanted elements of this block.
     """
     a, span = step.attributes, step.operand.dims[step.attributes.dim]
     source, wanted = start_number(reading.source), start_number(reading.wanted)
     own = PartitionId(canonical(a.digits))
+    # The received block is the device's own block with the sender's partition id in the formula.
     arriving = span.start.replaced(lambda atom: source if atom == own else None)
     if not own.digits:  # the only block is number 0: elements of any other block do not exist
         arriving = span.start + source * span.size
     here = np.arange(step.mesh.size)
-    # A device that receives nothing keeps its own block if the reading names it, else has none.
+    # `served` is the sender of each device. A device that receives nothing has its own block, which
+    # counts only if the reading names this block. Otherwise it has none (-1).
     kept = numbers_at(source, here) == partition_ids(a.digits, here)
     served, edges = np.where(kept, here, -1), [positions(pairs) for pairs in reading.permutes]
     inside = all(bool(((0 <= side) & (side < len(here))).all()) for side in edges)
@@ -297,7 +337,8 @@ def _read(step: CheckedInstruction[HaloExchange], reading: Reading) -> Result:
         served[targets] = sources
     same_blocks = inside and _senders_match(step, (served, here), reading, (arriving, wanted))
     there = served >= 0
-    # Along all other dimensions the sender must hold the same elements as the receiver.
+    # The permute sends blocks as they are. If sender and receiver had other elements along another
+    # dimension, the received rows would be of another part of the tensor.
     others = all(
         np.array_equal(numbers_at(begin, served[there]), numbers_at(begin, here[there]))
         for dim, other in enumerate(step.operand.dims)
@@ -321,11 +362,14 @@ def _senders_match(
     reading: Reading,
     forms: tuple[Number, Number],
 ) -> bool:
-    """Return whether each sender's block begins where the reading says, if any of it is wanted.
+    """Return whether every device receives the block that the reading of a halo exchange names.
+
+    A device of whose block nothing is wanted may receive any block.
 
     Args:
-      pair: the sender for each device (-1 for none), and the device.
-      forms: the start of the sender's block and the first wanted element, as the reading says.
+      pair: per device, the position of its sender (-1 for none), and its own position.
+      forms: the start of the named block and the first wanted element, as formulas in the
+        partition ids of the receiver.
     """
     sources, here = pair
     span = step.operand.dims[step.attributes.dim]
@@ -342,22 +386,25 @@ def _senders_match(
 def _is_permutation(
     permute: Sequence[Iterable[tuple[int, int]]], operands: Sequence[int], devices: int
 ) -> bool:
-    """Return whether the edges of all readings have no source and no target twice.
+    """Return whether every device sends at most once and receives at most once in a permute.
 
-    An edge that two readings share counts once.
+    The readings of a halo exchange share their permutes. An edge from a source to a target that two
+    readings need is one message, so it counts once.
 
     Args:
-      permute: per reading, the (source, target) pairs; operands: per reading, the operand sent.
+      permute: per reading, its (source, target) pairs in this permute.
+      operands: per reading, the number of the operand that is sent.
+      devices: the number of devices.
     """
     codes = []
     for pairs, operand in zip(map(positions, permute), operands, strict=True):
         sources, targets = pairs
         if not ((pairs >= 0) & (pairs < devices)).all():
             return False
-        # One integer per edge makes equal edges of two readings equal numbers.
+        # Edges become integers, so that numpy finds the equal edges of two readings by sorting.
         codes.append((operand * devices + sources) * devices + targets)
     found = np.sort(np.concatenate(codes))
-    # Sorted, equal edges are neighbours: keep the first of each.
+    # An edge that two readings share is one message, so only the first of equal edges is kept.
     found = found[np.append(True, found[1:] != found[:-1])[: len(found)]]
     sides = found // devices % devices, found % devices
     return all(np.bincount(side, minlength=1).max() <= 1 for side in sides)
@@ -365,7 +412,11 @@ def _is_permutation(
 
 @moves_each(HaloExchange)
 def _halo_exchange(step: CheckedInstruction[HaloExchange]) -> Results:
-    """Return the contents of every reading, and the claim that its permutes are permutations."""
+    """Return the contents of every result of a halo exchange, and its claims.
+
+    Each reading of the exchange makes one result. In a permute, a device must send at most once and
+    receive at most once.
+    """
     operands, readings = step.operands, step.attributes.readings
     found = [_read(replace(step, operands=(operands[r.operand],)), r) for r in readings]
     # Readings share the permutes, so each permute is checked for all readings together.

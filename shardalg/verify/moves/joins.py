@@ -26,7 +26,7 @@ from shardalg.verify.report import Decided
 
 @moves(ExclusiveScan)
 def _exclusive_scan(step: CheckedInstruction[ExclusiveScan]) -> Result:
-    """Combine, on each device, the ends of all blocks before its own, along a sharded prefix loop.
+    """Return the contents of an exclusive scan's result, and the claims that it is right.
 
     Each device has the prefix of its own block, for example its cumulative sum. The last element of
     this prefix is the total of the block, and the scan combines the totals of all earlier blocks:
@@ -59,9 +59,10 @@ def _exclusive_scan(step: CheckedInstruction[ExclusiveScan]) -> Result:
 
 @moves(Join)
 def _join(step: CheckedInstruction[Join]) -> Result:
-    """Combine the prefix inside a block with the total of all blocks before it.
+    """Return the contents of a complete prefix (a cumulative sum, for example), and its claims.
 
-    The first operand is the prefix of each block alone, the second the result of `ExclusiveScan`.
+    `Join` combines each block's own prefix, its first operand, with the total of all blocks before
+    it, the second operand. The second operand must be the `ExclusiveScan` of the totals.
     """
     a, (operand, carried) = step.attributes, step.operands
     span = operand.dims[a.dim]
@@ -73,7 +74,8 @@ def _join(step: CheckedInstruction[Join]) -> Result:
     # backwards. Only totals of this very prefix make the combination right.
     end = span.start + (0 if carry.reverse else span.length - 1)
     last = with_dim(operand, a.dim, replace(span, start=end, length=1, fill=None))
-    # The second operand must be this last place, and the scan of it the only change.
+    # Contents are compared as whole values, so that no other start, fill or pending change of the
+    # totals can pass unseen.
     same = carried == replace(last, changes=(carry,)) and operand.awaits == (carry,)
     block = -(-span.size // parts(carry.digits))
     same = same and (span.start, span.length) == (partition_number(carry.digits) * block, block)
@@ -84,7 +86,11 @@ def _join(step: CheckedInstruction[Join]) -> Result:
 
 @moves(ValueAt)
 def _value_at(step: CheckedInstruction[ValueAt]) -> Result:
-    """Read the values at the best places, from the blocks in which the places were found."""
+    """Return the contents of the values at the best places of the blocks, and the claims.
+
+    An argmax over a sharded dimension finds the best place in each block. `ValueAt` reads the value
+    at this place, to compare it with the values of other blocks.
+    """
     a, (place, block) = step.attributes, step.operands
     best = next(iter(place.awaits), None)
     # A place belongs to the value at the same position, so both must have the same layout except
@@ -111,9 +117,12 @@ def _value_at(step: CheckedInstruction[ValueAt]) -> Result:
 
 @moves(ArgReduce)
 def _arg_reduce(step: CheckedInstruction[ArgReduce]) -> Result:
-    """Choose the best of the blocks' best places, by the values there."""
+    """Return the contents of an argmax or argmin over all blocks, and the claims that it is right.
+
+    The operands are the value at the best place of each block, and this place.
+    """
     a, (value, place) = step.attributes, step.operands
-    # Places alone do not say which block is best: the values at them must come along.
+    # The best block is found by the values, so `value` must be the `ValueAt` of exactly `place`.
     rest = remove_digits(place.unreduced, a.digits)
     right = rest is not None and place.awaits == (a,) and not place.changes
     right = right and value == replace(place, changes=(ValueAt(a.dim),))
@@ -129,9 +138,10 @@ def _arg_reduce(step: CheckedInstruction[ArgReduce]) -> Result:
 
 
 def _together(step: CheckedInstruction[Top | Fold]) -> Result:
-    """Return result number `step.number` of a `Top` or `Fold`, with its claims.
+    """Return the contents of result number `step.number` of a `Top` or `Fold`, and the claims.
 
-    Each result is combined from all operands together, so the operands must have one layout.
+    Each result is combined from all partial results together, so these must have one sharding. The
+    operands behind them are the start values of a `Fold`.
     """
     a, operand = step.attributes, step.operand
     rest = remove_digits(operand.unreduced, a.digits)
@@ -154,9 +164,10 @@ def _together(step: CheckedInstruction[Top | Fold]) -> Result:
 
 @moves_each(Top)
 def _top(step: CheckedInstruction[Top]) -> Results:
-    """Combine the best elements of all blocks.
+    """Return the contents of the best elements of all blocks (`lax.top_k`), and the claims.
 
-    The best elements of a block are its first places, so each operand must begin at place 0.
+    The best elements of a block are sorted to its first places, so each operand must begin at
+    place 0.
     """
     span = step.operand.dims[step.attributes.dim]
     first = span.start == Number() and span.length <= span.size and not span.wanted

@@ -43,9 +43,10 @@ from shardalg.verify.report import Decided
 
 @moves(Offset)
 def _offset(step: CheckedInstruction[Offset]) -> Result:
-    """Shift the numbers; fills are shifted too, so none stays known.
+    """Return the contents after a shift of integers by the partition id, and the claims.
 
-    A component has a number that counts from the first place, so indices must be whole.
+    The numbers in the padding are shifted, too, so no fill stays known. If only one component of
+    gather indices is shifted, each device must hold all components.
     """
     dims = tuple(replace(span, fill=None) for span in step.operand.dims)
     result, claims = _changed(step, step.attributes, replace(step.operand, dims=dims))
@@ -63,9 +64,10 @@ def _first_member(step: CheckedInstruction[FirstMember]) -> Result:
 
 @moves(MaskIndexed)
 def _mask_indexed(step: CheckedInstruction[MaskIndexed]) -> Result:
-    """Mask places by their indices.
+    """Return the contents after a mask of a gathered value, and the claims that it is right.
 
-    A place without an index gets 0 or the mask's fill.
+    The mask keeps the places whose indices are in the device's block. All other places become 0, or
+    the mask's fill if no device has the index.
     """
     task = PendingSelection(step.attributes, step.operands[1].changes)
     result = keep_equal_fills(step, 0 if step.attributes.fill is None else None)
@@ -78,10 +80,15 @@ def _changed(
     result: Contents,
     claims: Iterable[Goal] = (),
 ) -> Result:
-    """Return `result` after a change that the instruction makes, and the claims of the change.
+    """Return the contents after an instruction that changes numbers, and the claims of the change.
 
-    If the operand needs changes, `task` must be the first of them. Otherwise `task` is recorded as
-    a new change, which the reader of the result has to expect.
+    An operand may still need changes before it is the graph value (`awaits`): then `task` must be
+    the first of them, and is done. Otherwise `task` is recorded as a new change (`changes`), which
+    the instruction that reads the result must expect.
+
+    Args:
+      task: the change; result: the contents after it, without this record.
+      claims: the claims under which the change is right, if the operand needs it.
     """
     operand = step.operand
     if operand.awaits and operand.awaits[0] == task:
@@ -93,7 +100,11 @@ def _changed(
 
 
 def _by_same_indices(step: CheckedInstruction[MaskIndexed]) -> Iterator[Goal]:
-    """Yield the claim that the mask's indices are the gather's, with the value's layout."""
+    """Yield the claim that a mask's indices are those of the gathered value, place by place.
+
+    The indices must have the value's sharding along the batch dimensions, all components of each
+    index must be there, and no change may be pending on them.
+    """
     for indices in step.operands[1:]:
         *spanned, components = indices.dims
         rows = list(zip(step.attributes.batch_dims, spanned, strict=True))
@@ -109,12 +120,12 @@ def _is_whole(span: DimensionContents) -> bool:
 
 
 def _place(span: DimensionContents) -> DimensionContents:
-    """Return the contents of a dimension with all fills unknown, to compare elements alone."""
+    """Return a dimension's contents with all fills unknown, so that only elements are compared."""
     return replace(span, fill=None, gap=None)
 
 
 def _masked(step: CheckedInstruction[Mask | MaskAt], inside: Formula, fill: str) -> Result:
-    """Return the contents after a mask, with the claim that it keeps exactly the elements.
+    """Return the contents after a mask, and the claim that it keeps exactly the existing elements.
 
     Args:
       inside: the formula that the mask keeps place `x`; fill: the content of all other places.
@@ -122,8 +133,8 @@ def _masked(step: CheckedInstruction[Mask | MaskAt], inside: Formula, fill: str)
     a, span = step.attributes, step.operand.dims[step.attributes.dim]
     claims = [*all_existing_wanted(step, span), *fillers(step)]
     span = replace(span, wanted=())
-    # Both directions: a mask that keeps less deletes elements, a mask that keeps more leaves
-    # garbage.
+    # Both directions are claimed: a mask that keeps too little deletes elements, and one that keeps
+    # too much leaves garbage in the padding, whose fill is recorded as known below.
     exists = within(span.start + X, 0, span.size)
     goal = All((implies(inside, exists), implies(exists, inside)))
     words = f"the mask keeps exactly the elements that exist of {span.size}"
@@ -133,7 +144,10 @@ def _masked(step: CheckedInstruction[Mask | MaskAt], inside: Formula, fill: str)
 
 
 def fillers(step: CheckedInstruction[Mask | MaskAt | Dilate]) -> Iterator[Goal]:
-    """Yield the claim that a fill is an identity, or a scalar without pending changes."""
+    """Yield the claim that a padding's fill is known: the identity of a combination, or a scalar.
+
+    A scalar is an operand of the instruction. It must be complete, with no change pending.
+    """
     named = step.attributes.fill != USER
     complete = all(is_finished(fill) and not fill.dims for fill in step.operands[1:])
     words = "the fill is a number without pending changes"
@@ -142,7 +156,7 @@ def fillers(step: CheckedInstruction[Mask | MaskAt | Dilate]) -> Iterator[Goal]:
 
 @moves(Mask)
 def _mask(step: CheckedInstruction[Mask]) -> Result:
-    """Mask behind the last element of a block."""
+    """Return the contents after a mask of the places behind the last element, and the claims."""
     a = step.attributes
     place = partition_number(a.digits) * a.block + X
     return _masked(step, less(place, a.size), a.fill)
@@ -150,15 +164,19 @@ def _mask(step: CheckedInstruction[Mask]) -> Result:
 
 @moves(MaskAt)
 def _mask_at(step: CheckedInstruction[MaskAt]) -> Result:
-    """Mask before the first and behind the last element."""
+    """Return the contents after a mask of all places without an element, and the claims.
+
+    Place `x` has element `start(p) + x`, so places before element 0 are masked, too.
+    """
     a, span = step.attributes, step.operand.dims[step.attributes.dim]
     start, fill = start_number(a.start), a.fill or step.filler
     inside = within(start + X, 0, a.size)
     is_whole = span.start == Number() and span.length == span.size and span.base == 1
     if start == span.start or not is_whole or span.wanted:
         return _masked(step, inside, fill)
-    # The operand has the whole dimension, of which the mask keeps a device's block in place.
-    # It then is as good as a block from `start` on, if the kept elements have the same places.
+    # Each device has the whole dimension, of which the mask overwrites all elements outside of its
+    # block. The result is a block from `start` on if every kept element has the same place in both,
+    # which the last claim shows.
     shifted = with_dim(step.operand, a.dim, replace(span, start=start))
     result, claims = _masked(replace(step, operands=(shifted, *step.operands[1:])), inside, fill)
     words = "the elements that the mask keeps are those of a block from its start on"
@@ -168,10 +186,15 @@ def _mask_at(step: CheckedInstruction[MaskAt]) -> Result:
 
 
 def chosen_part(step: CheckedInstruction[Choose], number: int) -> Result:
-    """Return the part of an operand's piece that a `Choose` takes, and its claims."""
+    """Return the contents of operand `number` where a `Choose` takes it, and the claims.
+
+    A `Choose` makes a block of a concatenation. It takes each place from the operand that has the
+    element. All other places of the operand count as filled with "pick".
+    """
     a = step.attributes
     end = a.ends[number]
-    # The pieces are concatenated in the order of the operands; `ends` are their ends.
+    # In the concatenation, the tensors follow each other in the order of the operands, so this one
+    # has the elements from `end - size` to `end`.
     inside = within(start_number(a.start) + X, end - a.sizes[number], end)
     span, place, result = (
         step.operand.dims[a.dim],

@@ -13,8 +13,8 @@ from shardalg.verify.move import MOVES, CheckedInstruction, Goal, Result, X
 from shardalg.verify.moves import collectives, joins, masks, pads, slices
 from shardalg.verify.report import Decided
 
-# Instructions that take a part of a dimension unchanged, so that base dilation stays.
 PARTS = (DynamicSlice, OwnerSelect, Slice, SliceAt)
+"""Instructions that take a part of a dimension unchanged, so that base dilation stays."""
 REGISTERED = (collectives, joins, masks, pads, slices)
 """Modules that register their functions in `MOVES` when they are imported."""
 
@@ -22,14 +22,15 @@ REGISTERED = (collectives, joins, masks, pads, slices)
 # Pure, and many programs contain the same instruction.
 @lru_cache(maxsize=1 << 12)
 def check_move(step: CheckedInstruction) -> tuple[tuple[Contents, ...], list[Goal]]:
-    """Return the contents of an instruction's results, and the claims that they rest on.
+    """Return the contents of an instruction's results, and the claims that show that this is right.
 
-    A local with a graph value's name gets its declared contents, and the claims show that they are
-    right. A known number of all elements is dropped: a received piece may differ from the own one.
+    A result that is a graph value gets the contents that the program declares for it. A number that
+    all elements of an operand equal is dropped, because a received block may have another number.
     """
     step = replace(step, operands=tuple(replace(each, number=None) for each in step.operands))
     found, claims = MOVES[type(step.attributes)](step)
-    # Between the elements of a dilated dimension are fills, which only a part leaves in place.
+    # A dilated dimension has gaps between its elements. The functions in `MOVES` compute places as
+    # if there were none, which is right only for instructions that cut out a part.
     dims = step.attributes.dims or range(len(step.operand.dims))
     reads = [each.dims[dim] for each in step.operands for dim in dims if dim < len(each.dims)]
     if not isinstance(step.attributes, PARTS) and any(span.base > 1 for span in reads):
@@ -44,9 +45,13 @@ def _as_declared(step: CheckedInstruction, result: Contents, claims: list[Goal])
     """Return the declared contents of a result, and the claims that the result equals them.
 
     The dimensions must agree, the same sums must be pending, and no change may be pending.
+
+    Args:
+      result: the contents as computed; claims: the claims under which they are right.
     """
     declared = step.declared_contents
-    # Only a regrouping ends a view: its result has the dimensions of the value again.
+    # A reshaped view is the graph value again only after a `Regroup` back to the value's own
+    # dimensions. Any other instruction would leave the elements in another order of dimensions.
     same_dims = [span.size for span in result.dims] == [wanted.size for wanted in declared.dims]
     same_dims = same_dims and all(span.base == 1 for span in result.dims)
     same_dims = same_dims and (not result.viewed or isinstance(step.attributes, Regroup))
@@ -64,7 +69,8 @@ def _as_declared(step: CheckedInstruction, result: Contents, claims: list[Goal])
         ("combine", Decided("exactly the declared partial sums are pending", pending)),
         ("delivers", Decided("no change of the numbers is pending", done)),
     ]
-    # A fill is known only where the declared block is at the same place as the actual one.
+    # A fill belongs to the places without an element. These are the same places only if the
+    # declared block starts where the actual one does, and has its length.
     fills = tuple(
         replace(w, fill=h.fill) if (h.start, h.length) == (w.start, w.length) else w
         for h, w in zip(result.dims, declared.dims, strict=True)
@@ -75,9 +81,12 @@ def _as_declared(step: CheckedInstruction, result: Contents, claims: list[Goal])
 def agreement(
     step: CheckedInstruction, span: DimensionContents, declared: DimensionContents, words: str
 ) -> Iterator[Goal]:
-    """Yield the claim that `span` holds each element that `declared` has, at the same place.
+    """Yield the claim that a dimension holds each element that is declared, at the same place.
 
-    Equal spans need no claim.
+    Equal dimensions need no claim.
+
+    Args:
+      span: the dimension as it is; declared: as the program declares it; words: for reports.
     """
     if (span.start, span.length, span.wanted) == (declared.start, declared.length, ()):
         return

@@ -32,16 +32,20 @@ from shardalg.verify.report import Decided
 
 @moves(Resize)
 def _resize(step: CheckedInstruction[Resize]) -> Result:
-    """Cut or pad a dimension at its end."""
+    """Return the contents of a dimension that is cut, or padded with 0, at its end.
+
+    The claim is that the padding overwrites no element.
+    """
     a, span = step.attributes, step.operand.dims[step.attributes.dim]
     if a.size <= span.length:
         return with_dim(step.operand, a.dim, replace(span, length=a.size)), []
-    # Padding with zeros: known only if the places before it are elements or zeros as well.
+    # The fill of a dimension is one number for all its places without an element. So it is known to
+    # be 0 only if the places before the new padding are elements, or 0 as well.
     whole = span.start == Number() and span.length == span.size and not span.wanted
     zeros = SUM if whole or fill_number(span.fill, step.declared.dtype) == 0 else None
     result = with_dim(keep_equal_fills(step, SUM), a.dim, replace(span, length=a.size, fill=zeros))
     beyond = span.start + span.length + X
-    # A statement that is never true: no element may exist at these places.
+    # No element may exist at these places, so existence has to imply a contradiction (-1 >= 0).
     goal = implies(span.exists(beyond), Compare(Number.of(-1), ">="))
     words = f"padding from {span.length} to {a.size} places overwrites no element"
     return result, [("delivers", step.claim(words, goal, unknowns=(("x", a.size - span.length),)))]
@@ -49,12 +53,13 @@ def _resize(step: CheckedInstruction[Resize]) -> Result:
 
 @moves(Concatenate)
 def _concatenate(step: CheckedInstruction[Concatenate]) -> Result:
-    """Return the contents of concatenated pieces; each piece must continue the one before it.
+    """Return the contents of concatenated pieces, and the claims.
 
-    `first` describes the pieces so far: where their elements start, and how many there are. The
-    next piece must start where they end, for every element `X` of it that exists.
+    Each piece must continue the one before it: the elements of the second start where the elements
+    of the first end. Along all other dimensions, the pieces must be equal.
     """
     dim = step.attributes.dim
+    # `first` starts where the whole concatenation starts; `length` is that of the pieces so far.
     first = step.operand.dims[dim]
     length = first.length
     requested = {found.dims[dim].wanted for found in step.operands} - {()}
@@ -89,11 +94,15 @@ def _concatenate(step: CheckedInstruction[Concatenate]) -> Result:
 
 @moves(Dilate)
 def _dilate(step: CheckedInstruction[Dilate]) -> Result:
-    """Insert fills between the elements and around them."""
+    """Return the contents after places are inserted between the elements and around them.
+
+    A `Dilate` inserts `factor - 1` places between neighbours, `low` before the block and `high`
+    behind it. The claim is that no inserted place is the place of another element.
+    """
     a, span = step.attributes, step.operand.dims[step.attributes.dim]
     fill = a.fill or step.filler
-    # Padding of `factor` places or more would reach the place of a neighbour's element. Behind an
-    # empty block already the first place is an element's.
+    # Elements are `factor` places apart, also across blocks. `factor` places around the block would
+    # thus reach the place of a neighbour's element. Behind an empty block the first place does.
     around = max(a.low, a.high if span.length else a.factor * a.high)
     plain, padded = span.base == 1 and around < a.factor, a.factor == span.base == 1
     whole = span.start == Number() and span.length == span.size
@@ -103,10 +112,12 @@ def _dilate(step: CheckedInstruction[Dilate]) -> Result:
     if padded and whole and not span.wanted:
         span, plain = replace(span, fill=fill), True
     elif padded and _nothing_around(step.mesh, span, a):
-        # A received piece keeps its wanted ranges: no wanted element belongs around it.
+        # The block holds no element beyond its wanted ranges, so new places outside of these ranges
+        # overwrite nothing, and the ranges stay as they are.
         span, plain = replace(span, fill=fill if span.fill == fill else None), True
     elif padded and (span.fill == fill or is_full) and not span.wanted:
-        # Restricted to its own elements, the block has none at the places around it.
+        # By the formula `start + x`, the new places would hold elements of the neighbour blocks. A
+        # wanted range of the block's own elements excludes them.
         span, plain = replace(span, fill=fill, wanted=((span.start, span.length),)), True
     result = replace(
         span,
@@ -122,7 +133,13 @@ def _dilate(step: CheckedInstruction[Dilate]) -> Result:
 
 
 def _nothing_around(mesh: Mesh, span: DimensionContents, dilate: Dilate) -> bool:
-    """Return whether the added places overwrite no element that exists and is wanted."""
+    """Return whether the places added around a block belong to no element that is wanted.
+
+    It is decided for every device with numbers, because the block may start anywhere.
+
+    Args:
+      span: the block's elements along the dimension; dilate: has the numbers of added places.
+    """
     positions = np.arange(mesh.size)
     start = numbers_at(span.start, positions)
     # An element outside a wanted range is not held, so nothing is lost if its place is overwritten.
@@ -138,9 +155,10 @@ def _nothing_around(mesh: Mesh, span: DimensionContents, dilate: Dilate) -> bool
 
 @moves(Regroup)
 def _regroup(step: CheckedInstruction[Regroup]) -> Result:
-    """Flatten each group of dimensions in row-major order, and split it into the new dimensions.
+    """Return the contents after a reshape of groups of dimensions, and the claims.
 
-    The result is a view: its dimensions are no longer those of the graph value.
+    Each group is flattened in row-major order, and split into its new dimensions. The result is a
+    view: its dimensions are no longer those of the graph value.
     """
     dims: list[DimensionContents] = []
     words = "no change is pending on the regrouped dimensions"
@@ -152,7 +170,8 @@ def _regroup(step: CheckedInstruction[Regroup]) -> Result:
         if len(group) != count or not (group and sizes):
             words = f"a group of {count} dimensions exists and becomes at least one dimension"
             return step.operand, [("delivers", Decided(words, holds=False))]
-        # One dimension that stays one keeps its contents, however it is sharded.
+        # To flatten and split requires a simple sharding. A dimension that stays as it is needs no
+        # such condition, so it is left out.
         if len(group) > 1 or len(sizes) > 1:
             flat, flattening = _flat(step, group)
             group, splitting = _rows(step, flat, sizes, first)
@@ -165,9 +184,10 @@ def _regroup(step: CheckedInstruction[Regroup]) -> Result:
 def _flat(
     step: CheckedInstruction, group: list[DimensionContents]
 ) -> tuple[DimensionContents, list[Goal]]:
-    """Return a group of dimensions flattened into one, and its claims.
+    """Return a group of dimensions flattened into one in row-major order, and the claims.
 
-    Only the first dimension that is larger than 1 may be sharded, or the flat elements have gaps.
+    Only the first dimension that is larger than 1 may be sharded. Otherwise a device's elements are
+    no single run of the flat dimension.
     """
     first = leading(tuple(span.size for span in group))
     inner, led = prod(span.size for span in group[first + 1 :]), group[first]
@@ -187,11 +207,14 @@ def _flat(
 def _rows(
     step: CheckedInstruction, flat: DimensionContents, sizes: tuple[int, ...], first: int
 ) -> tuple[list[DimensionContents], list[Goal]]:
-    """Return the dimensions of sizes `sizes` that a run of flat elements becomes, and the claims.
+    """Return the dimensions into which a run of flat elements is split, and the claims.
 
-    A device holds a part of dimension `first`, one element of each dimension before `first`, and
-    all of those behind `first`. A run that ends after its row has elements of the next row there,
-    which do not count as elements of the dimension.
+    The new dimensions have the global sizes `sizes`. A device holds a part of dimension `first`,
+    one index of each dimension before it, and all indices of the dimensions behind it. A run that
+    continues in the next row has elements there that do not count as elements of the dimension.
+
+    Args:
+      flat: the run of elements of the flattened dimension that a device holds.
     """
     # The new dimensions behind `first` are whole rows of `inner` elements. For sizes (4, 3), where
     # `first` is dimension 0, a run of 6 flat elements from element 6 on is rows 2 and 3:

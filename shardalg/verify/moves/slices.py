@@ -29,9 +29,13 @@ from shardalg.verify.report import Decided
 
 
 def cut(step: CheckedInstruction[Along], start: Number, size: int) -> Result:
-    """Return places `[start, start + size)` of the dimension, with a claim.
+    """Return the contents of places `[start, start + size)` of a dimension, with a claim.
 
-    The claim is that they are inside the block.
+    The claim is that these places are inside the operand. A slice beyond its end would be clamped,
+    and have other elements.
+
+    Args:
+      start: a formula in the device's partition ids.
     """
     span = step.operand.dims[step.attributes.dim]
     result = with_dim(step.operand, step.attributes.dim, span.part(start, size))
@@ -42,9 +46,9 @@ def cut(step: CheckedInstruction[Along], start: Number, size: int) -> Result:
 
 @moves(DynamicSlice)
 def _dynamic_slice(step: CheckedInstruction[DynamicSlice]) -> Result:
-    """Cut out the device's block.
+    """Return the contents after each device cuts its own block out of a dimension, and the claims.
 
-    Places behind the result's elements may become 0.
+    Places of the result that have no element may become 0.
     """
     a, span = step.attributes, step.operand.dims[step.attributes.dim]
     start, size = partition_number(a.digits) * a.block, step.declared_contents.dims[a.dim].size
@@ -73,7 +77,10 @@ def _slice_at(step: CheckedInstruction[SliceAt]) -> Result:
 
 @moves(OwnerSelect)
 def _owner_select(step: CheckedInstruction[OwnerSelect]) -> Result:
-    """Select one element on the one partition that has it; the others contribute 0 to the sum."""
+    """Return the contents after one element of a sharded dimension is selected, and the claims.
+
+    The partition that has the element keeps it, and all others have 0. The result is a partial sum.
+    """
     a, operand = step.attributes, step.operand
     span, own = operand.dims[a.dim], partition_number(a.digits)
     here = All((equal(span.start + a.place, a.index * span.base), span.exists(Number.of(a.index))))
@@ -81,7 +88,8 @@ def _owner_select(step: CheckedInstruction[OwnerSelect]) -> Result:
     words = f"element {a.index} is place {a.place} on partition {a.owner}"
     inside = 0 <= a.place < span.length and 0 <= a.owner < parts(a.digits)
     fresh = not any(overlap(*pair) for pair in product(a.digits, operand.unreduced))
-    # A complete value has no combination pending, so one member alone will have the element.
+    # If the operand is no partial sum, one member has the element and all others have 0, so the
+    # pending sum only picks the element. Otherwise it adds numbers of several members.
     alone = operand.combine == PICK or not operand.unreduced
     added = operand.combine == SUM or alone
     sums = added and not operand.changes and not operand.awaits

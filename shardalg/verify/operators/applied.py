@@ -32,12 +32,16 @@ from shardalg.verify.move import Goal, is_finished
 from shardalg.verify.operators.local_rows import LocalOperator, local_signature
 from shardalg.verify.report import Decided
 
-# The rows read these parameters, so the claims about rows compare them. All others must be equal.
 RESTATED = frozenset(
     "shape new_sizes sizes reps start_indices limit_indices slice_sizes padding padding_config "
     "lhs_dilation base_dilation feature_group_count batch_group_count "
     "indices_are_sorted unique_indices mode count is_shifted".split()
 )
+"""Parameters of which a device's operator may have other values than the node's operator.
+
+Rows of RULES are computed from them, so the claims about rows compare them. All others must be
+equal.
+"""
 PROMISES = ("indices_are_sorted", "unique_indices")
 """Parameters that are hints for the operator, which is correct without them."""
 COPIES = SAME | {"rev", "slice"}
@@ -49,11 +53,12 @@ O_co = TypeVar("O_co", bound=Operator, covariant=True)
 
 @dataclass(frozen=True)
 class CheckedOperator(Generic[O_co]):
-    """An operator that a device runs.
+    """An operator that a device runs, with the contents of its operands.
 
     Attributes:
-      signature: signature of the global operator.
-      operands: contents of the operands, without their graph values.
+      mesh: the mesh of the program; apply: the instruction.
+      signature: the primitive, the parameters and the global types of the node.
+      operands: the elements that each device holds of each operand, without graph values.
       declared: local types and shardings of the results. `named` tells which are graph values.
       finite: whether numbers are assumed to be finite (`Switches.finite_sums`).
       firsts: per operand, the first operand that is the same value. Fills use its number.
@@ -78,7 +83,11 @@ O = TypeVar("O", bound=Operator)
 def applies(
     kind: type[O],
 ) -> Callable[[Callable[[CheckedOperator[O]], Outcome]], Callable[[CheckedOperator[O]], Outcome]]:
-    """Register the function that gives the contents and claims of a kind of operator."""
+    """Register the function that checks a kind of operator.
+
+    The function returns the elements that each device holds of the results, and the claims that
+    show this.
+    """
 
     def register(
         claim: Callable[[CheckedOperator[O]], Outcome],
@@ -90,7 +99,7 @@ def applies(
 
 
 def local_operator_signature(op: CheckedOperator[Apply]) -> Signature:
-    """Return the signature of the operator on local shapes."""
+    """Return the signature of the operator that a device runs: its parameters and local shapes."""
     shapes = (
         *(tuple(d.length for d in contents.dims) for contents in op.operands),
         *(declared.shape for declared in op.declared),
@@ -101,11 +110,11 @@ def local_operator_signature(op: CheckedOperator[Apply]) -> Signature:
 def operands_ready(op: CheckedOperator[Apply]) -> Iterator[Goal]:
     """Yield the claim that the primitive is the node's own and its operands are complete.
 
-    Operands without an index map, for example further start values of a user's function, must be
-    replicated too.
+    Operands of which the row of RULES has no index map, for example further start values of a
+    user's function, must be replicated, too.
     """
-    # Only operands with an index map may be partial or shifted: their reads are compared with the
-    # row's. The meaning of other operands is known only to the primitive itself.
+    # The claims about rows compare every read of an operand with an index map. Nothing compares the
+    # reads of other operands, so only a whole value on every device is certain to be right.
     mapped = {number for rule in rules(op.signature) or () for number in rule.operands}
     complete = all(
         not (contents.awaits or contents.viewed) and (number in mapped or is_replicated(contents))
@@ -131,9 +140,13 @@ def is_replicated(contents: Contents) -> bool:
 
 
 def replicated_operator(op: CheckedOperator[Apply], claims: list[Goal]) -> Outcome:
-    """Return the results of a primitive without a row, which every device computes whole.
+    """Return the results of a primitive without a row of RULES, and the claims.
 
-    Without a row the meaning of a parameter is unknown, so each must be the node's.
+    Nothing is known of such a primitive, so every device must compute all of it: replicated
+    operands and results, no sharded loop, and the node's own parameters.
+
+    Args:
+      claims: the claims so far, which are returned as well.
     """
     results, own = declared_results(op), dict(op.signature.params)
     whole = not op.apply.loops and all(map(is_replicated, (*op.operands, *results)))
@@ -150,17 +163,18 @@ def declared_results(op: CheckedOperator) -> tuple[Contents, ...]:
 
 
 def _same_structure(declared: object, own: object) -> bool:
-    """Return whether two parameters have the same nesting of tuples."""
+    """Return whether two parameters are tuples nested in the same way, or both no tuples."""
     if not (isinstance(declared, tuple) and isinstance(own, tuple)):
         return isinstance(declared, tuple) == isinstance(own, tuple)
     return len(declared) == len(own) and all(map(_same_structure, declared, own))
 
 
 def emission_claim(op: CheckedOperator[Apply], emission: Emission) -> Goal:
-    """Return the claim that parameters without an effect on shapes are as the emission says.
+    """Return the claim that parameters without an effect on shapes have the right values.
 
-    A hint (`PROMISES`) may be dropped. A box at a run-time start is an instruction of its own,
-    because the operator would clamp starts to the block.
+    Right are the node's values, changed as `emission` says for operators on blocks. A hint
+    (`PROMISES`) may be dropped. A box at a run-time start must be an instruction of its own
+    (`Extract`, `Insert`), because the operator would clamp starts to the block.
     """
     declared, own = dict(op.apply.params), dict(op.signature.params)
     wanted = own | dict(emission.params)
@@ -179,9 +193,9 @@ def emission_claim(op: CheckedOperator[Apply], emission: Emission) -> Goal:
 
 
 def _hidden_sizes(signature: Signature, params: Mapping[str, Plain]) -> list[int]:
-    """Return the slice sizes of a gather along dimensions that its result lacks.
+    """Return the slice sizes of a gather along dimensions that its result lacks; [] if no gather.
 
-    In batches, none of them may be 0.
+    They are 1, or 0 for an empty result, and have to be the node's on every device.
     """
     own: tuple[int, ...] = signature.param("slice_sizes", ())
     if signature.primitive != "gather":
@@ -193,14 +207,15 @@ def _hidden_sizes(signature: Signature, params: Mapping[str, Plain]) -> list[int
 
 
 def is_refuted(claims: list[Goal]) -> bool:
-    """Return whether a claim fails that needs no solver."""
+    """Return whether one of the claims is false without a solver: a failed comparison."""
     return any(isinstance(s, Decided) and not s.holds for _, s in claims)
 
 
 def has_one_contribution(op: CheckedOperator, rule: Rule) -> bool:
-    """Return whether at most one member has any element of a partial result, and others zero bits.
+    """Return whether the partial result is of the kind "pick".
 
-    A row with the combination "pick" gives such results, and operators that copy elements keep
+    Each element is then on at most one member of the group, and all others have zero bits. A row of
+    RULES with the combination "pick" gives such results, and operators that copy elements keep
     them.
     """
     partial = [contents for contents in op.operands if contents.unreduced]
@@ -211,18 +226,21 @@ def has_one_contribution(op: CheckedOperator, rule: Rule) -> bool:
 
 @dataclass(frozen=True)
 class Filling:
-    """An operator whose operands may have fills beyond their elements."""
+    """An operator with its operands' padding, from which its results' padding is computed.
+
+    A fill is a known number in the padding: the content of all places of a block without an element.
+    """
 
     run: LocalOperator
     signature: Signature
     operands: Mapping[int, Contents]
 
     def with_fills(self, nth: int, declared: Contents) -> Contents:
-        """Return a result's contents with its fills.
+        """Return the contents `declared` of result number `nth` with the known fills added.
 
-        Place `x` beyond its elements is computed from place `x` of the operands, beyond theirs.
+        Place `x` of the result's padding is computed from place `x` of the operands' padding.
         """
-        # A shifted, reversed or changed operand has its fills at other places than the result.
+        # A shifted, reversed or changed operand has its padding at other places than the result.
         plain = moves_none(self.run.rule) and moves_none(self.run.local)
         if not plain or any(
             contents.changes or contents.viewed for contents in self.operands.values()
@@ -258,9 +276,12 @@ class Filling:
         return number_along(self.signature, along, numbers, fills)
 
     def fill(self, operand: int, dim: int, beside: DimensionContents | None) -> FillNumber | None:
-        """Return the number beyond an operand's elements.
+        """Return the number in the padding of an operand's dimension, or None if it is unknown.
 
-        None if it is unknown, or if the operand does not have the result's layout.
+        It is also None if the operand's padding is not at the same places as the result's.
+
+        Args:
+          beside: the result's dimension with which the places are compared; None if it has none.
         """
         contents = self.operands[operand].dims[dim]
         if beside is None:

@@ -83,13 +83,19 @@ IDEMPOTENT = (MAX, MIN, AND, OR)
 # Pure, and many programs contain the same instruction.
 @lru_cache(maxsize=1 << 12)
 def check_operator(op: CheckedOperator) -> Outcome:
-    """Return the contents of an operator's results, and the claims that they rest on."""
+    """Return the contents of an operator's results, and the claims that show that they are right.
+
+    Contents are the elements that each device holds.
+    """
     return APPLIED[type(op.apply)](op)
 
 
 @applies(Apply)
 def _apply(op: CheckedOperator[Apply]) -> Outcome:
-    """Compare the node's row with the row of the operator that a device runs."""
+    """Return the contents of the results of an ordinary operator, and the claims.
+
+    The row of RULES for the global shapes is compared with the row for the shapes on a device.
+    """
     claims = [*operands_ready(op), *_iteration_claims(op)]
     rows = rules(op.signature)
     if rows is None:
@@ -101,12 +107,13 @@ def _apply(op: CheckedOperator[Apply]) -> Outcome:
         if is_refuted(claims):
             # The index maps of another operator cannot be compared with this row's.
             return declared_results(op), claims
-        # Only an operator of one row shifts run-time indices. The row's parameters are compared
-        # through the rows, and the emission says which run-time numbers are shifted.
+        # The emission says how run-time indices must be shifted and masked on a device. Operators
+        # of several rows (several results with loops of their own) have no run-time indices.
         alone = len(rows) == 1
         emission = Emission()
         if alone:
-            # A window moves over the whole operand dimension, so its loops count as uncut here.
+            # For the sharded loops of a window, `emit` would compute a padding. The claims about
+            # reads check the padding that the program has, so these loops are passed as uncut.
             moving = {v for k, dims in rule.operands.items() for d, index in enumerate(dims)
                       if windowed(rule, k, d) for v in index.variables}  # fmt: skip
             blocks = {
@@ -123,7 +130,11 @@ def _apply(op: CheckedOperator[Apply]) -> Outcome:
 
 @applies(Choose)
 def _choose(op: CheckedOperator[Choose]) -> Outcome:
-    """Compare a choice between pieces with the row, as if the other pieces were masked."""
+    """Return the contents of the result of a `Choose`, and the claims.
+
+    A `Choose` computes a block of a concatenation from a piece of each operand. It is checked as if
+    each piece were masked where another one is chosen.
+    """
     rule = _row(op)
     run = LocalOperator(op.mesh, rule, rule, _split_loops(op, rule))
     result = rule.results[0]
@@ -156,7 +167,10 @@ def _insert(op: CheckedOperator[Insert]) -> Outcome:
 
 
 def _box_at_start(op: CheckedOperator[Extract | Insert]) -> Outcome:
-    """Check a box at run-time starts: its blocks, upper ends and sizes must be the row's."""
+    """Return the contents after a box at run-time starts is read or written, and the claims.
+
+    The box's sizes, the blocks and the largest starts of the instruction must be the row's.
+    """
     rule = _row(op)
     run = LocalOperator(op.mesh, rule, rule, _split_loops(op, rule))
     run = replace(run, local=rule_of_blocks(rule, run.blocks))
@@ -191,9 +205,9 @@ def _row(op: CheckedOperator) -> Rule:
 
 
 def _iteration_claims(op: CheckedOperator) -> Iterator[Goal]:
-    """Yield the claims that every iteration runs exactly once.
+    """Yield the claims that the devices run every iteration of the operator exactly once.
 
-    Loops that are split together are split independently. A loop that must be whole may not be
+    No two loops may be split along the same mesh digits. A loop that must be whole may not be
     split, even if it has one iteration: the other devices would run padding for it.
     """
     rows = rules(op.signature) or ()
@@ -214,10 +228,13 @@ def _split_loops(op: CheckedOperator, rule: Rule) -> tuple[tuple[str, Digits], .
 
 
 def iteration_claim(mesh: Mesh, loops: tuple[tuple[str, Digits], ...]) -> MergeClaim | None:
-    """Return the claim that the splits of a node's loops merge into a joint split, or None.
+    """Return the claim that the splits of an operator's loops fit together.
 
-    The loops are seen as dimensions of a tensor. None if fewer than two loops are split, because
-    then nothing can clash.
+    The loops count as dimensions of a tensor, and their splits as shardings, which must merge. If
+    fewer than two loops are split, nothing can clash, and the result is None.
+
+    Args:
+      loops: (name, digits) of each split loop.
     """
     if len(loops) < 2:
         return None
@@ -240,7 +257,10 @@ def iteration_claim(mesh: Mesh, loops: tuple[tuple[str, Digits], ...]) -> MergeC
 def _local_operator(
     op: CheckedOperator[Apply], rule: Rule, number: int
 ) -> tuple[LocalOperator, list[Goal]]:
-    """Return the operator that a device runs, with the claims that it is one."""
+    """Return the operator that a device runs, by row `number` of its rows, and the claims.
+
+    The claims are that its loops are blocks of the loops of the global operator's row `rule`.
+    """
     loops = _split_loops(op, rule)
     # A reshape's loops have other extents on local shapes, so its local row is made of blocks and
     # compared with the local shapes by row-major order.
@@ -259,22 +279,23 @@ def _local_operator(
 
 
 def _margins(op: CheckedOperator, run: LocalOperator) -> Iterator[tuple[str, Number]]:
-    """Yield the loops of which a device runs more than its block, with the first iteration.
+    """Yield (loop, first iteration) for the loops of which a device runs more than its block.
 
-    The first iteration is read off the operands. Any number would be valid here, because the claims
-    show that the kept part is right. Excluded are loops that the operator gets as one block or
-    selects from uncut: one more place would change every result, or move the end to which starts
-    are clamped.
+    The first iteration is found from the start of an operand's block. A wrong number would do no
+    harm, because the claims about reads would then fail. Two kinds of loops are excluded, because
+    one more place would change their results: loops that the operator needs whole, and uncut loops
+    from which a run-time start selects (a longer end would move the place of clamped starts).
     """
-    # Guards are on the loops from which run-time starts select.
+    # A guard `loop == index` selects iterations by a run-time index, so its loop is a target.
     targets = {guard.loop.loop for guard in run.rule.guards}
     for name, _ in run.loops if run.rule.whole or targets else ():
         uncut = name in targets and run.blocks[name] == run.rule.extents[name]
         more = run.local.extents.get(name, 1) > run.blocks[name]
         more = more and not uncut and name not in run.rule.whole
         if more and (name in targets or name not in run.rule.reduced):
-            # The iteration that reads an operand's first place, with all other loops at 0:
-            #   start = iteration + index.constant - local.constant.
+            # With all other loops at 0, an operand's first place is read by the iteration with
+            #   start = iteration + index.constant - local.constant,
+            # because `index` gives the element and `local` the place in the block.
             firsts = (
                 op.operands[operand].dims[dim].start + (local.constant - index.constant)
                 for operand, dims in run.rule.operands.items()
@@ -288,9 +309,10 @@ def _margins(op: CheckedOperator, run: LocalOperator) -> Iterator[tuple[str, Num
 
 
 def _row_claims(op: CheckedOperator, run: LocalOperator, emission: Emission) -> Iterator[Goal]:
-    """Yield the claims that the operands are read and combined as the row says.
+    """Yield the claims that the operands are read and combined as the row of RULES says.
 
-    They are about elements that are read, padding, partial sums, selections and changed numbers.
+    They are about the elements that are read, padding, partial sums, run-time selections, and
+    changes of the operands' numbers.
     """
     operands = {k: op.operands[k] for k in run.rule.operands}
     yield from read_claims(run, operands)
@@ -313,7 +335,10 @@ def _row_claims(op: CheckedOperator, run: LocalOperator, emission: Emission) -> 
 
 
 def _margin_claims(run: LocalOperator, contents: Mapping[int, Contents]) -> Iterator[Goal]:
-    """Yield the claims that elements outside the block are 0 if several devices sum them."""
+    """Yield the claims that operands are 0 outside the blocks of summed loops with a margin.
+
+    A device runs more iterations of such a loop than its block (`run.wider`).
+    """
     for name, _ in run.wider:
         # Iterations outside the block are another device's as well: a sum would count them twice.
         places = [(k, d) for k, dims in run.rule.operands.items() for d, index in enumerate(dims)
@@ -335,9 +360,10 @@ def _reduced_digits(run: LocalOperator) -> Digits:
 def _required_changes(
     run: LocalOperator, emission: Emission, operand: int | None
 ) -> Iterator[Attributes]:
-    """Yield the changes of an operand's numbers that the row requires.
+    """Yield the instructions that must change an operand's numbers before the operator reads them.
 
-    For operand None, yield the changes of the result's numbers.
+    Examples are the shift of indices into the block, and a start value on the first member only.
+    For operand None, yield the instructions that the operator's result still needs.
     """
     for shift in emission.shifts:
         if shift.operand == operand and run.digits[shift.loop]:
@@ -352,17 +378,21 @@ def _required_changes(
     if operand is None and _reduced_digits(run):
         yield from _combining_steps(run)
     init = run.rule.init
-    # A start value counts once, so one member alone may have it. Idempotent combinations may count
-    # it often, and the start of a user's function is its neutral element.
+    # A start value must enter the combination once, so only the first member may have it. In a
+    # maximum it may enter often, and the start value of a user's function is neutral.
     counts = run.rule.combine not in (*IDEMPOTENT, USER)
     if counts and isinstance(init, Access) and init.operand == operand and _reduced_digits(run):
         yield p.FirstMember(_reduced_digits(run), run.rule.combine)
 
 
 def _combining_steps(run: LocalOperator) -> Iterator[Attributes]:
-    """Yield the instructions that combine partial results where no all-reduce can."""
+    """Yield the instruction that must combine partial results, if an all-reduce cannot.
+
+    It is a `Fold` for a user's function, `Top` for `top_k`, and `ArgReduce` for argmax and argmin.
+    """
     combine = run.rule.combine
-    # An all-reduce combines element by element, but these need other elements or the user's code.
+    # An all-reduce combines numbers at equal places by an operation that the hardware has. These
+    # results need the user's code, or a value together with its place.
     if combine == USER:
         yield p.Fold(tuple(d for name in run.rule.reduced for d in run.digits[name]))
     if combine in (ARGMAX, ARGMIN, TOP):
@@ -375,11 +405,17 @@ def _combining_steps(run: LocalOperator) -> Iterator[Attributes]:
 def _result(
     op: CheckedOperator, run: LocalOperator, emission: Emission, nth: int, result: DeclaredLocal
 ) -> Result:
-    """Return the contents of result number `nth`, and the claims that they rest on."""
+    """Return the contents of result number `nth` of an operator, and the claims.
+
+    Args:
+      run: the operator that a device runs; emission: its required changes of run-time indices.
+      result: the type and the sharding that the program declares.
+    """
     digits, _ = pending_digits(run, {k: op.operands[k] for k in run.rule.operands})
     declared = _with_margins(run, nth, layout_contents(result.sharding, result.shape, None))
     awaits: tuple[Attributes | PendingSelection, ...]
-    # Pending changes are undone in this order, and masks come first.
+    # The program must apply these instructions in this order. The mask comes first, because it is
+    # applied to the gathered values before anything combines them.
     awaits = (*_pending_masks(run, emission), *_required_changes(run, emission, None))
     words = "exactly the digits of the combined loops are pending"
     claims: list[Goal] = [
@@ -389,16 +425,18 @@ def _result(
     if result.named:
         words = "no change is pending on a result that is the graph value"
         claims.append(("emitted", Decided(words, not awaits)))
-    # The next collective has to combine in this way.
+    # The partial result records how it is combined, because the check of the later collective sees
+    # only the contents, and not this operator.
     combine = PICK if has_one_contribution(op, run.rule) else run.rule.combine
     filling = Filling(run, op.signature, {k: op.operands[k] for k in run.rule.operands})
     return replace(filling.with_fills(nth, declared), combine=combine, awaits=awaits), claims
 
 
 def _with_margins(run: LocalOperator, nth: int, declared: Contents) -> Contents:
-    """Return a result's contents where a device computes more places than its block has.
+    """Return a result's contents with the margins of loops of which a device runs more.
 
-    Along such a loop all places are described, but only those of the block are wanted.
+    A device may run iterations before and behind its block. Their places in the result are part of
+    the contents, but only the places of the block are wanted.
     """
     first = dict(run.wider)
     pairs = zip(run.rule.results[nth], declared.dims, strict=True)
@@ -412,7 +450,10 @@ def _with_margins(run: LocalOperator, nth: int, declared: Contents) -> Contents:
 
 
 def _pending_masks(run: LocalOperator, emission: Emission) -> Iterator[PendingSelection]:
-    """Yield the mask that a gathered value needs because of elements on other partitions."""
+    """Yield the mask that a gathered value needs, if other partitions have some of its elements.
+
+    A device gathers a wrong element for an index outside of its block, so this place is masked.
+    """
     # Indices count from 0, so an indexed dimension has one element more than its largest index.
     highs = {symbol.name: symbol.high for symbol in run.rule.symbols}
     counts = {g.loop.loop: highs[v] + 1 for g in run.rule.guards for v in g.index.variables

@@ -47,11 +47,11 @@ Goal = tuple[str, Decided | IntegerClaim]
 
 @dataclass(frozen=True)
 class LocalOperator:
-    """An operator as a device runs it, by one row.
+    """An operator as a device runs it, by one row of RULES.
 
     Attributes:
-      rule, local: rows of the global operator and of the local one.
-      loops: digits of every sharded loop.
+      rule, local: the row for the global shapes, and the row for the shapes on a device.
+      loops: (name, digits) of every sharded loop.
       wider: (loop, first iteration) where a device runs more than the block that it keeps.
       dtypes: item types of the operands.
       firsts: per operand, the first operand that is the same value.
@@ -78,7 +78,10 @@ class LocalOperator:
 
     @cached_property
     def places(self) -> dict[str, Number]:
-        """Local iteration per loop: an unknown, or 0 if the loop has one iteration."""
+        """Local iteration per loop, counted from the device's first: an unknown of the claims.
+
+        It is 0 if the device runs one iteration.
+        """
         known = {n: Number.of(n) if run != 1 else Number() for n, run in self.runs.items()}
         return dict.fromkeys(self.local.extents, Number()) | known
 
@@ -89,17 +92,23 @@ class LocalOperator:
 
     @cached_property
     def starts(self) -> dict[str, Number]:
-        """First iteration per loop: `p*B`, or an earlier one."""
+        """First global iteration that a device runs, per loop.
+
+        It is `p*B` for blocks of `B` iterations, or an earlier one for a loop with a margin.
+        """
         own = {n: partition_number(self.digits[n]) * self.blocks[n] for n in self.blocks}
         return own | dict(self.wider)
 
     @cached_property
     def iterations(self) -> dict[str, Number]:
-        """Global iteration per loop: `start + x`."""
+        """Global iteration per loop: the device's first one plus the local iteration."""
         return {n: self.starts[n] + self.places[n] for n in self.blocks}
 
     def exists(self, names: tuple[str, ...]) -> Formula:
-        """Return the formula that the iteration exists globally and the device keeps it."""
+        """Return the formula that the iteration of the named loops exists, and the device keeps it.
+
+        It does not exist if it is padding of an uneven block. It is not kept if it is in a margin.
+        """
         wider = [n for n, _ in self.wider if n in names]
         uneven = [n for n in names if self.blocks[n] * parts(self.digits[n]) > self.rule.extents[n]]
         below = [less(self.iterations[n], self.rule.extents[n]) for n in uneven]
@@ -111,18 +120,24 @@ class LocalOperator:
         return first, first + self.blocks[loop]
 
     def unknowns(self, names: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
-        """Return the unknown local iterations with their ranges."""
+        """Return (loop, number of iterations) of the named loops: the unknowns of a claim."""
         return tuple((n, self.runs[n]) for n in names if self.runs[n] != 1)
 
     def claim(self, words: str, goal: Formula, names: tuple[str, ...]) -> IntegerClaim:
-        """Return a claim about the local iterations of some loops."""
+        """Return the claim that `goal` is true for all local iterations of the loops `names`."""
         return IntegerClaim(words, self.mesh, goal, self.unknowns(names))
 
 
 def local_signature(
     signature: Signature, params: Mapping[str, Plain], shapes: tuple[tuple[int, ...], ...]
 ) -> Signature:
-    """Return the operator that a device runs: local shapes, and some parameters of its own."""
+    """Return the signature of the operator that a device runs.
+
+    Args:
+      signature: the global operator.
+      params: the parameters with other values on a device.
+      shapes: the local shapes of the operands, then of the results.
+    """
     types = (*signature.operands, *signature.results)
     local = tuple(ValueType(shape, t.dtype) for shape, t in zip(shapes, types, strict=True))
     count = len(signature.operands)
@@ -131,7 +146,10 @@ def local_signature(
 
 
 def extent_claims(run: LocalOperator) -> Iterator[Goal]:
-    """Yield the claim that the local operator runs over exactly the blocks of the loops."""
+    """Yield the claim that a device's operator has the global operator's loops, cut to blocks.
+
+    The way to combine iterations must be the same.
+    """
     extents = run.local.extents
     # A loop of one iteration may be missing in either row, for example a group of size one.
     loops = dict.fromkeys(extents, 1) | run.runs
@@ -145,9 +163,12 @@ def extent_claims(run: LocalOperator) -> Iterator[Goal]:
 
 
 def read_claims(run: LocalOperator, contents: Mapping[int, Contents]) -> Iterator[Goal]:
-    """Yield the claims that every local read finds the same element as the global read.
+    """Yield the claims that a device reads the elements that the global operator reads.
 
-    Where the global read is outside, the local one must find nothing.
+    Where the global operator reads outside of its operand, the device must find nothing, too.
+
+    Args:
+      contents: per operand, the elements that the device holds.
     """
     for mine, theirs in _all_accesses(run.rule, run.local):
         rows = zip(mine.dims, theirs.dims, contents[mine.operand].dims, strict=True)
@@ -158,13 +179,19 @@ def read_claims(run: LocalOperator, contents: Mapping[int, Contents]) -> Iterato
 
 
 def _where_read(run: LocalOperator, index: Index, claim: IntegerClaim) -> IntegerClaim:
-    """Restrict a claim to iterations whose other reads of the same loops are inside.
+    """Restrict a claim about a read to the iterations that exist.
 
-    Only for loops that must be whole: there, elements matter only where the iteration exists.
+    An iteration does not exist if another read of it is outside of its operand. This is only needed
+    for reads with a loop that must be whole; other claims are returned unchanged.
+
+    Args:
+      index: the index of the read that the claim is about.
     """
     rule, names = run.rule, set(index.variables)
     if not rule.whole & names:
         return claim
+    # A read with fewer loops than this one, none of them whole, decides whether the iteration
+    # exists. A read with the same loops would be compared with itself.
     inside = [
         _element(other, run.iterations, rule.operand_shapes[a.operand][dim])[0]
         for term in rule.terms
@@ -176,7 +203,10 @@ def _where_read(run: LocalOperator, index: Index, claim: IntegerClaim) -> Intege
 
 
 def _all_accesses(rule: Rule, local: Rule) -> Iterator[tuple[Access | Symbol, Access | Symbol]]:
-    """Yield the reads of data, start values and run-time numbers, with the local row's reads."""
+    """Yield pairs of reads: of the global row, and the same read of the device's row.
+
+    The reads are of data, of a start value, and of run-time indices.
+    """
     for mine, theirs in zip(rule.terms, local.terms, strict=True):
         yield from zip(mine, theirs, strict=True)
     if isinstance(rule.init, Access) and isinstance(local.init, Access):
@@ -189,8 +219,11 @@ def _all_accesses(rule: Rule, local: Rule) -> Iterator[tuple[Access | Symbol, Ac
 def _is_device_independent(
     run: LocalOperator, index: Index, local: Index, span: DimensionContents
 ) -> bool:
-    """Return whether a read does not depend on the device: the same index of the same elements."""
-    # Then the local read is the global read, and no claim is needed.
+    """Return whether a device reads, along one dimension, exactly as the global operator does.
+
+    Its loops are then not sharded, both indices are equal, and the operand's dimension is whole.
+    """
+    # Most dimensions are of this kind. The comparison saves a proof by z3 for each.
     split = any(run.digits.get(n) for n in index.variables)
     whole = (span.start, span.length, span.base) == (Number(), span.size, 1) and not span.wanted
     return not split and index == local and whole
@@ -233,15 +266,17 @@ def _element(index: Index, values: Mapping[str, Number], size: int) -> tuple[For
 def _is_empty(
     run: LocalOperator, operand: int, span: DimensionContents, inside: Formula, position: Number
 ) -> Formula:
-    """Return the formula that a local read finds nothing.
+    """Return the formula that a device's read finds nothing.
 
-    It is outside the buffer, or at a filled place whose fill is neutral for the operator.
+    The read is outside of the buffer, or finds a number that is neutral for the operator, in
+    padding or in a gap between dilated elements.
 
     Args:
       inside: the formula that the read is inside the buffer; position: the place that it reads.
     """
     at = position + span.start
-    # Three ways to find nothing: outside the buffer, in a gap, or at a filled place.
+    # Element e is at the places with at = e * base. Other places are gaps with the number
+    # `span.gap`, and places of elements that do not exist have the number `span.fill`.
     found: list[Formula] = [Not(inside)]
     if _is_neutral(run, operand, span.gap):
         found.append(Not(equal(at % span.base, 0)))
@@ -251,7 +286,7 @@ def _is_empty(
 
 
 def _is_neutral(run: LocalOperator, operand: int, fill: Fill) -> bool:
-    """Return whether reading the fill has the same effect as reading nothing."""
+    """Return whether a number in an operand's padding has the same effect as no element there."""
     # If the row fills missing elements with an operand's number, only this number is neutral.
     filler, nothing = run.rule.filler(operand), run.rule.nothing(operand)
     if filler is not None or fill is None or fill == nothing:
@@ -262,13 +297,14 @@ def _is_neutral(run: LocalOperator, operand: int, fill: Fill) -> bool:
 
 
 def padding_claims(run: LocalOperator, contents: Mapping[int, Contents]) -> Iterator[Goal]:
-    """Yield the claims that iterations beyond an uneven combined loop contribute nothing.
+    """Yield the claims that padding iterations of combined (for example, summed) loops add nothing.
 
-    They read only elements and fills, and at least one factor is a neutral fill.
+    A loop whose blocks are uneven has iterations beyond its extent on the last devices. They may
+    read only elements and known padding, and at least one factor must be neutral padding.
     """
     rule = run.rule
     for name in _combined_loops(rule):
-        # Even loops have no padding iterations.
+        # The blocks of an even loop end with the loop, so no device runs a padding iteration.
         if run.blocks[name] * parts(run.digits[name]) > rule.extents[name]:
             for mine, theirs in zip(rule.terms, run.local.terms, strict=True):
                 yield (
@@ -278,9 +314,10 @@ def padding_claims(run: LocalOperator, contents: Mapping[int, Contents]) -> Iter
 
 
 def _combined_loops(rule: Rule) -> tuple[str, ...]:
-    """Return the loops whose padding would enter the kept results.
+    """Return the loops whose padding iterations would change results that are kept.
 
-    A prefix meets its padding first only if it runs from the end.
+    They are the reduced loops. In a prefix (a cumulative sum), padding is behind the last element,
+    so it changes elements only if the prefix runs in reverse.
     """
     if rule.prefix is not None:
         return (rule.prefix[0],) if rule.prefix[1] else ()
@@ -293,11 +330,13 @@ def _padding_claim(
     factors: list[tuple[Access, Access]],
     contents: Mapping[int, Contents],
 ) -> IntegerClaim:
-    """Return the claim of one product of reads for the iterations beyond the loop.
+    """Return the claim that one product of reads adds nothing in the padding iterations of a loop.
 
     Args:
       name: the loop; factors: per factor, its read in the global row and in the local row.
     """
+    # `known`: every read finds an element or a neutral number, and no garbage. `absorbed`: the
+    # reads that find a neutral number. One of these makes the product neutral, as 0 does.
     names: dict[str, None] = {}
     known, absorbed = [], []
     for mine, theirs in factors:
@@ -314,7 +353,8 @@ def _padding_claim(
     extent = run.rule.extents[name]
     beyond = Not(less(run.iterations[name], extent))
     words = f"iterations of {name} beyond {extent} read no garbage, and a filled place"
-    # A result's places that do not exist may hold anything, unless a prefix carries them on.
+    # A place of the result without an element may hold anything. The claim is therefore restricted
+    # to existing iterations of the result's loops, except a prefix, which carries numbers on.
     single = {index.loop for dims in run.rule.results for index in dims} & names.keys()
     single -= set(_combined_loops(run.rule))
     kept = [less(run.iterations[n], run.rule.extents[n]) for n in names if n in single]
@@ -323,7 +363,14 @@ def _padding_claim(
 
 
 def write_claims(run: LocalOperator, nth: int, result: Contents) -> Iterator[Goal]:
-    """Yield the claims that each iteration writes its element, and each element is written."""
+    """Yield the claims that a device writes its block of result `nth` completely and correctly.
+
+    Each iteration must write the element that the global row names, and each element must be
+    written by some iteration.
+
+    Args:
+      result: the elements that the device holds of the result.
+    """
     pairs = zip(run.rule.results[nth], run.local.results[nth], result.dims, strict=True)
     for dim, (index, local, span) in enumerate(pairs):
         if _is_device_independent(run, index, local, span):
@@ -341,7 +388,9 @@ def write_claims(run: LocalOperator, nth: int, result: Contents) -> Iterator[Goa
 def _covered(
     run: LocalOperator, dim: int, maps: tuple[Index, Index], span: DimensionContents
 ) -> IntegerClaim:
-    """Return the claim that every place `y` of a block is written, by an iteration in closed form.
+    """Return the claim that every place `y` of a block of a result's dimension is written.
+
+    A formula gives the iteration that writes it, so that the claim needs no "there is".
 
     The place is a mixed-radix number whose digits are the iterations of the dimension's loops: for
     the index `4*i + j`, place `y` is written by `i = y // 4` and `j = y % 4`.
@@ -351,7 +400,8 @@ def _covered(
     """
     index, local = maps
     y = Number.of("y")
-    # Coefficients of a compound dimension are the strides of its loops.
+    # The coefficient `c` of a loop is the product of the extents of all later loops, so this is the
+    # loop's digit of `y`.
     values = {name: (y // c) % run.local.extents[name] for name, c in local.terms}
     iterations = {n: run.starts[n] + values.get(n, Number()) for n in index.variables}
     valid = [less(iterations[n], run.rule.extents[n]) for n in index.variables]
@@ -364,9 +414,11 @@ def _covered(
 
 
 def pending_digits(run: LocalOperator, contents: Mapping[int, Contents]) -> tuple[Digits, Decided]:
-    """Return the digits along which results are partial, and the claim that partial sums may pass.
+    """Return the digits along which results are partial sums, and the claim that this is right.
 
-    Partial sums pass a linear operator if all its addends are pending alike, or a single factor is.
+    Results are partial along the digits of sharded reduced loops, and where operands are partial.
+    An operator may read partial operands if it is linear, and if all its addends are partial along
+    the same digits, or one factor alone is partial.
     """
     #   sum_p(x_p) + sum_p(y_p) = sum_p(x_p + y_p)       addends: all pending along the same digits
     #   sum_p(x_p) * y = sum_p(x_p * y)                  factors: one pending, the others complete
@@ -392,9 +444,13 @@ def pending_digits(run: LocalOperator, contents: Mapping[int, Contents]) -> tupl
 def finite_claims(
     run: LocalOperator, contents: Mapping[int, Contents], *, finite: bool
 ) -> Iterator[Goal]:
-    """Yield the assumption under which partial sums pass a scaling (`Rule.passes`).
+    """Yield the assumption that numbers are finite, if partial sums are multiplied or divided.
 
-    An infinity or an overflow would show the difference.
+    `s * (a + b)` equals `s*a + s*b` for finite numbers. An infinity or an overflow of one term
+    would show the difference.
+
+    Args:
+      finite: whether the user allows the assumption; otherwise the claim fails.
     """
     partial = {k for k, operand in contents.items() if operand.unreduced}
     scaled = sorted(partial & run.rule.scaled)
@@ -404,7 +460,13 @@ def finite_claims(
 
 
 def row_major_claim(run: LocalOperator, signature: Signature, local: Signature) -> Goal:
-    """Return the claim that both sides of a local reshape have the same row-major order."""
+    """Return the claim that a device's reshape moves its elements as the global reshape does.
+
+    In each iteration, the operand's element and the result's must have the same row-major number.
+
+    Args:
+      run: the reshape on blocks; signature: the global one; local: the device's.
+    """
     order = signature.param("dimensions") or range(len(signature.operands[0].shape))
     read = [run.local.indices(0)[d] for d in order]
     sides = (
@@ -424,9 +486,9 @@ def row_major_claim(run: LocalOperator, signature: Signature, local: Signature) 
 
 
 def rule_of_blocks(rule: Rule, blocks: Mapping[str, int]) -> Rule:
-    """Return the row with its loops cut to blocks.
+    """Return a row of RULES with its loops cut to blocks.
 
-    Coefficients of nested loops shrink with the blocks.
+    A coefficient that is the stride of a loop shrinks with the blocks of the minor loops.
     """
 
     def shrunk(index: Index) -> Index:

@@ -14,7 +14,11 @@ from shardalg.verify.report import Decided
 
 
 def selection_claims(run: LocalOperator, emission: Emission) -> Iterator[Goal]:
-    """Yield the claims that a run-time start selects places on the right partitions only."""
+    """Yield the claims that a run-time index selects elements on the right partitions only.
+
+    The dimension from which it selects is sharded, and each device has the index shifted into its
+    own block.
+    """
     starts = {shift.loop: shift for shift in emission.shifts if shift.sign}
     for guard in run.rule.guards:
         name = guard.loop.loop
@@ -37,7 +41,10 @@ def selection_claims(run: LocalOperator, emission: Emission) -> Iterator[Goal]:
 
 
 def _point_claim(run: LocalOperator, name: str) -> IntegerClaim:
-    """Return the claim that index t is a place of exactly one partition's block."""
+    """Return the claim that each index of a sharded dimension is in exactly one partition's block.
+
+    Index `t` must be place `t - p*block` of partition `p = t // block`, and of no other partition.
+    """
     block, extent = run.blocks[name], run.rule.extents[name]
     t, own = Number.of("t"), partition_number(run.digits[name])
     # The place of index t is in the block exactly if t's block number is the partition id.
@@ -50,11 +57,11 @@ def _point_claim(run: LocalOperator, name: str) -> IntegerClaim:
 
 
 def _window_claim(run: LocalOperator, guard: Guard, shift: IndexShift) -> IntegerClaim:
-    """Return the claim that a local window has place `x` of a block where the global one has it.
+    """Return the claim that a window at a run-time start has the same elements of a device's block.
 
-    Place `x` is `width` places behind the margin's first. A start that misses the block and its
-    margins is clamped to a window of the margin alone, or drops its update: that window has no
-    place of the block.
+    A window from start `t` may overlap the blocks of several partitions. On a device, the block has
+    a margin, and the start is shifted into them. A start outside of both is clamped to a window in
+    the margin alone, or drops its update: in both cases the window has no place of the block.
     """
     name = guard.loop.loop
     assert name is not None, "a guard is on a loop"
