@@ -228,7 +228,7 @@ def has_one_contribution(op: CheckedOperator, rule: Rule) -> bool:
 class Filling:
     """An operator with its operands' padding, from which its results' padding is computed.
 
-    A fill is a known number in the padding: the content of all places of a block without an element.
+    A fill is a known number in the padding: the content of all places without an element.
     """
 
     run: LocalOperator
