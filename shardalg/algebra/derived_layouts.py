@@ -71,7 +71,8 @@ def mesh_split(
             f"for the {len(shape)} dimensions of shape {tuple(shape)}. Give one axis, or -1, per "
             "dimension."
         )
-    # A dimension may have axes and be open, too.
+    # `from_axes` has the mark "?" for an open dimension, and a `dims_mapping` does not: there, open
+    # dimensions are a separate argument, and may have axes too.
     closed = Sharding.from_axes(dims_mapping, mesh, shape)
     return replace(closed, unspecified_dims=tuple(sorted(unspecified_dims)))
 

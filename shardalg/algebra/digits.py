@@ -61,7 +61,8 @@ def partition_id(digits: Digits, position: Position) -> Position:
     >>> [partition_id((Digit(1, 2), Digit(2, 3)), position) for position in range(6)]
     [0, 3, 1, 4, 2, 5]
     """
-    # Horner's scheme: the first digit is the major one.
+    # Horner's scheme: a multiplication by each later size gives the first digit the weight of the
+    # major one.
     number: Any = 0
     for digit in digits:
         number = number * digit.size + digit.at(position)
@@ -101,11 +102,12 @@ def canonical(digits: Digits) -> Digits:
 def overlap(first: Digit, second: Digit) -> bool:
     """Return whether two digits cannot split two dimensions of one tensor.
 
-    They overlap if they do not vary independently, such as an axis and a part of it. Over the
-    positions `0 .. N-1` of a mesh (`N` a multiple of both periods) two digits take every
-    pair of values equally often exactly if `gcd(s*n, t*m)` divides `s` or `t`: with `g` that gcd,
-    each digit depends on the other through `position mod g` alone, and there one of them is
-    uniform. Exact for digits of different meshes too, where neither period divides the other.
+    They overlap if they do not vary independently, such as an axis and a part of it. Let the digits
+    have the strides s, t and the sizes n, m. Over the positions `0 .. N-1` of a mesh (`N` a
+    multiple of both periods `s*n`, `t*m`) they take every pair of values equally often exactly if
+    `g = gcd(s*n, t*m)` divides `s` or `t`. The reason: each digit depends on the other through
+    `position mod g` alone, and there one of them is uniform. The rule is exact for digits of
+    different meshes too, where neither period divides the other.
 
     >>> overlap(Digit(4, 2), Digit(1, 4)), overlap(Digit(2, 4), Digit(1, 4))
     (False, True)

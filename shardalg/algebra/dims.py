@@ -204,7 +204,8 @@ def second_hints(sizes: Iterable[Size], *, multiples: bool = False) -> dict[str,
 
 Data = int | str | tuple["Data", ...]
 """A size in a file: a number, or the name of an operation with its arguments."""
-LONGEST = 4096  # the most bits of a number in a formula; a file could name huge powers
+LONGEST = 4096
+"""The most bits of a number in a formula: a file could contain huge powers."""
 
 
 def to_data(size: Expr) -> int | list[Any]:

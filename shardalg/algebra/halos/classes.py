@@ -108,13 +108,17 @@ def positions_of(digits: Digits, ids: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Classes:
-    """A division of the devices of a mesh into classes (see the module's docstring).
+    """A division of the devices of a mesh into classes that send and receive in the same way.
+
+    Devices of a class have partition ids `p, p + T, p + 2*T, ...` of a dimension. Their intervals
+    are equal, except that each one starts `S` blocks after the one before.
 
     Attributes:
       held: digits of the partition id of the dimension.
       rows: the other digits on which starts of intervals depend.
       devices: number of positions in the mesh.
-      period, step: `T` and `S`; both are the number of partition ids if nothing repeats itself.
+      period, step: `T` and `S`. If nothing repeats itself, both are the number of partition ids, so
+        that each device is a class of its own.
     """
 
     held: Digits
@@ -142,8 +146,8 @@ class Classes:
         Such a round needs no communication.
         """
         found = class_round(self, exchange, number)
-        # If readers and sources advance by equal steps, all devices of a class read their own block
-        # as soon as one of them does.
+        # From one device of a class to the next, the reader's id grows by `period` and the block's
+        # by `step`. If these are equal and one device reads its own block, all of them do.
         return self.step == self.period and bool((found.source == found.target).all())
 
     def device_runs(self, exchange: Exchange, number: int, labels: Pairs) -> Runs:
@@ -161,7 +165,7 @@ class Classes:
         The ids of a row are `T` successive ones, from the first id whose interval starts in another
         block than its predecessor's. Devices that read one block are then next to each other.
         """
-        # Without a period each device is a class of its own.
+        # If the period is the whole dimension, each device is a class, and any first id will do.
         rows, ids = np.arange(parts(self.rows))[:, None], np.arange(self.period)
         if self.period == self.count:
             begin = np.zeros_like(rows)
@@ -291,8 +295,8 @@ class ClassRound:
         else:
             spans = [(first, own - 1), (own + 1, last)]
         spans = [span for span in spans if span[0] <= span[1]]
-        # A label must not depend on the device at k = 0: the reader's id counts modulo the period,
-        # and k starts at this smallest id of the class.
+        # `target` may be any device of the class, and the label must be the same for all of them.
+        # So the runs are counted from the smallest partition id of the class, `target mod period`.
         turns, reader = divmod(target, period)
         begin = source - step * turns
         runs = tuple(PairRun(row, begin, reader, a + turns, b + turns) for a, b in spans)
@@ -309,7 +313,8 @@ class ClassRound:
         """The round, with pairs of classes in place of pairs of devices in its permutes."""
         offset = self.start % self.exchange.block - self.number * self.exchange.block
         layout = piece(offset, offset + self.exchange.want.length, self.exchange.block)
-        # A colouring of the classes by their sources also colours the devices: see the module.
+        # A permute must not have two pairs with one source. Classes with different sources have no
+        # source device in common, so that groups of classes are groups of devices too.
         permutes, labels = [], list(self.sends)
         for members in once_each([label[0] for label in labels], range(len(labels))):
             sent = tuple(labels[i] for i in members)
@@ -375,8 +380,10 @@ def classes_of(exchanges: tuple[Exchange, ...]) -> Classes | None:
 
 
 def _common(exchanges: Sequence[Exchange]) -> tuple[int, int]:
-    """Return a period `T` and a step `S` (see the module's docstring) for all of the exchanges.
+    """Return a period `T` and a step `S` that are right for all of the exchanges.
 
+    With them, the device with partition id `p + T` reads like the device with `p`, in blocks whose
+    numbers are larger by `S`.
     Both are the number of partition ids if there is no common period, or if it is so long that
     classes save little.
     """
@@ -392,8 +399,9 @@ def _common(exchanges: Sequence[Exchange]) -> tuple[int, int]:
 
 
 def _period(exchange: Exchange) -> tuple[int, int] | None:
-    """Return the period `T` and the step `S` of one exchange (see the module's docstring).
+    """Return the period `T` and the step `S` of one exchange.
 
+    The device with partition id `p + T` reads like the device with `p`, `S` blocks further on.
     None if starts do not depend on the dimension's partition id, or on a part of its digits only.
     """
     # Other digits change the row, not the period, if they are independent of the dimension's.

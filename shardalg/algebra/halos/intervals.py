@@ -106,6 +106,8 @@ def touched(index: Index, *, blocks: Mapping[str, int], parts: Mapping[str, int]
         raise ShardingError(
             f"{index} returns to 0 at every multiple of {index.mod}: it is no interval."
         )
+    # From the first to the last iteration of a block, a term with a negative coefficient falls: it
+    # lowers the start of the interval, and every term makes the interval longer.
     reach = [coefficient * (blocks[name] - 1) for name, coefficient in index.terms]
     low = index.constant + sum(min(0, part) for part in reach)
     span = sum(abs(part) for part in reach)
@@ -142,9 +144,11 @@ def _rests(start: Index, divisor: int, parts: Mapping[str, int]) -> set[int]:
     return found
 
 
-# Pairs of a variable of an index and the digits of the partition id that it means. Devices are
-# given by these, so that values over all devices are computed without visiting each device.
 Ids = tuple[tuple[str, Digits], ...]
+"""Pairs of a variable of an index and the digits of the partition id that the variable means.
+
+With the digits, the values over all devices are computed without visiting each device.
+"""
 
 
 def extremes(index: Index, ids: Ids, devices: int) -> tuple[int, int]:

@@ -135,9 +135,11 @@ class Slot:
 
 
 Slots = tuple[Slot, ...]
-# (source, target, ..., number of the slot): edges of a bipartite graph of sources and targets. An
-# edge colouring of this graph assigns the edges to permutes.
 Edges = tuple[tuple[int, ...], ...]
+"""Edges (source, target, ..., number of the slot) of a bipartite graph of sources and targets.
+
+An edge colouring of this graph assigns the edges to permutes.
+"""
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,11 @@ from shardalg.algebra.layout import Layout, spelled
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import MeshError, ShardingError
 
-# The entry of one dimension: None or -1, an axis, or several axes, major first. One type for names
-# and numbers, because users may mix them.
 Entry = str | int | None | Sequence[str | int]
+"""The entry of one dimension: None or -1, an axis, or several axes, major first.
+
+Users may mix names and numbers of axes.
+"""
 
 
 def dims_mapping(sharding: Layout) -> tuple[int | tuple[int, ...], ...]:

@@ -321,7 +321,8 @@ def _cut(digits: Digits, extents: tuple[int, ...]) -> tuple[Digits, ...] | None:
     >>> _cut((Digit(1, 4), Digit(4, 3)), (3, 4)) is None
     True
     """
-    # Take the major digit first; a digit that an extent uses in part goes back with its rest.
+    # The tile array is row-major, so the first extent takes the major digits. If it needs only the
+    # major part of a digit, the minor part is left for the next extent.
     rest, rows = list(reversed(canonical(digits))), []
     for extent in extents:
         row: list[Digit] = []
@@ -329,7 +330,8 @@ def _cut(digits: Digits, extents: tuple[int, ...]) -> tuple[Digits, ...] | None:
             head = rest.pop()
             taken = math.gcd(head.size, extent)
             below = head.size // taken
-            # A digit must fit into the extent, or be cut by it, without a rest.
+            # In any other case, the extent would end inside of a digit at a place that does not
+            # divide it, for example 3 of 4, and no digits describe the order.
             if taken not in (head.size, extent):
                 return None
             row.append(Digit(head.stride * below, taken))

@@ -176,7 +176,8 @@ def read_own(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Lay
 
 
 _SPEC_START = r"\s*(?:jax\.|jax\.sharding\.)?(?:P|PartitionSpec)\s*\("
-# The way to combine partial values, which newer versions of JAX print; only sums are read.
+# Newer versions of JAX print how partial values are combined. The word after this pattern must be
+# "sum", because a sharding here has partial sums only.
 _SPEC_KIND = r"unreduced_kind\s*=\s*(?:jax\.sharding\.)?(?:UnreducedKind\.)?"
 _HELD = {"unreduced": "unreduced", "reduced": "replicated"}
 _NOTATIONS: Mapping[str, Callable[[str, tuple[int, ...], Mesh | None], Layout]] = {

@@ -28,7 +28,8 @@ MAX_DEVICES = 1 << 20
 MAX_AXES = 256
 SHOWN = 60
 """Columns of a long text that an error shows on each side of the fault."""
-MESSAGE = 2000  # characters of an error, which may name a mesh of many devices
+MESSAGE = 2000
+"""The most characters of an error, because a message may name a mesh of many devices."""
 
 T = TypeVar("T")
 _SPACE = re.compile(r"[ \t\r\n]*")
