@@ -115,7 +115,8 @@ def _same_prices(costs: tuple[Cost, Cost], point: Mapping[str, int]) -> bool:
     if first.keys() != second.keys():
         return False
     for key, price in first.items():
-        # Only seconds are floats; every other price may be a formula.
+        # A float is a number of seconds, which has no formula. Any other price may be a formula of
+        # the named sizes, and is evaluated at the point.
         number = price if type(price) is float else Formula.of(price).at(point)
         other = second[key]
         seconds = key[-1] in SECONDS
@@ -216,7 +217,7 @@ def _found(stages: Stages, options: Options, named: Symbolised) -> tuple[Guards 
         with collection_paused():
             program = _planned_again(stages, options, sizes)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        # Planning computed something that recorded sizes cannot do.
+        # A recorded size is no `int`. If some step of planning needs one, guards cannot be found.
         return None, f"planning on recorded sizes ends with {type(error).__name__}: {error}"
     lines = (p.text(stages.graph).splitlines() for p in (program, stages.program))
     for again, first in zip_longest(*(tuple(text)[1:] for text in lines), fillvalue=""):
@@ -240,7 +241,8 @@ def _other_blocks(recorded: SpmdProgram, named: SpmdProgram) -> Iterator[Fact]:
       recorded: the program planned on recorded sizes.
       named: the program with a formula for each of its sizes.
     """
-    # Equal pairs of a size and its formula give one fact.
+    # A dictionary in place of a list: layers repeat pairs, and equal pairs would give one fact many
+    # times.
     found: dict[tuple[Any, Any], None] = {}
     for index in sorted(locals_made(recorded) | locals_made(named)):
         again, local = recorded.locals[index], named.locals[index]

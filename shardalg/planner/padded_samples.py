@@ -230,7 +230,8 @@ class _Region:
         ends = {*graph.results, *(v for region in graph.regions for v in region.results)}
         while todo:
             value, dim, factor = todo.pop()
-            # A value may be reached twice, but only with the same place of its samples.
+            # Two paths may lead to one value. If they find its samples in different places, it has
+            # no padded type.
             if value in self.marks:
                 if self.marks[value] != (dim, factor):
                     return False
@@ -381,6 +382,7 @@ class _Region:
           dim: its merged dimension.
           factor: the elements of one sample in this dimension.
         """
+        # A cut of the merged dimension would move the borders of blocks, so samples are split off:
         # merged [32] -> split [16, 2] -> slice [13, 2] -> pad with zeros [16, 2] -> merged [32]
         shape = wide.shape
         split = ValueType((*shape[:dim], self.padded, factor, *shape[dim + 1 :]), wide.dtype)

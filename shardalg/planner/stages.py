@@ -380,7 +380,7 @@ def _streamed(made: Stages, options: Options) -> Stages:
     sharded = by_layer(made.sharded)
     if sharded is None:
         return made
-    # Without an explicit option, both programs are made and priced.
+    # Which of the two programs is faster is known only from their prices.
     program = partition(sharded, made.traced.roles, options)
     other = replace(made, sharded=sharded, program=program, streams=True)
     return other if options.stream_layers or _is_better(other, made) else made
@@ -409,7 +409,8 @@ def _planned(traced: Traced, known: Completions, options: Options) -> Stages:
     """
     # Only the prices of whole plans tell which operand of a contested product should win.
     made = _joined(_completed_plan(traced, known, options), options)
-    # `contested` has only products whose other operand agrees with neighbours of their results.
+    # `contested` has only products for which the other plan may be better: a value that is read
+    # together with their result agrees with the operand that lost.
     lost = made.sharded.contested
     if not (lost and options.switches.turn_products and options.policy != "cost"):
         return made
@@ -487,7 +488,8 @@ def completed(
     """
     # The stages of a pipeline are known only after a completion, so the graph is completed again.
     sharded = propagate(graph, annotations, options, turned=turned)
-    # `values` are annotations for this completion only; the result has the user's annotations.
+    # The excluded axes are annotations of single values (`values`) for this completion only. The
+    # result has the user's annotations, with which it may be planned again.
     excluded = exclude_stage_axes(sharded, meetings=options.order == "paper")
     if excluded:
         more = replace(annotations, values=(*annotations.values, *excluded))

@@ -257,7 +257,8 @@ class Traced:
                 f"the function donates its flat arguments {list(own)}, the plan was made to donate "
                 f"{list(self.donated)}. Plan it again with donate_argnums, or pass it without."
             )
-        # The rewrites of the saved plan are repeated on the new trace, in their order.
+        # The new trace has no rewrites yet. Those of the saved plan are repeated in their order,
+        # because each one names nodes of the graph that the earlier ones made.
         bound = replace(self._of(made.graph), call=made.call)
         bound = bound.with_sums(wide=self.narrow is not None)
         for orders in self.orders:
@@ -318,7 +319,8 @@ def trace_call(
     else:
         from shardalg.sizes.symbolic.symbols import name_sizes
 
-        # Named sizes: one trace at the hints, and others at other sizes to find the formulas.
+        # One trace shows numbers only. Formulas in named sizes are found by comparing it with
+        # traces at other sizes.
         tracer = _tracer(kept, _types(given), hints)
         graph = tracer({})
         symbols = name_sizes(graph, declared, tracer)
@@ -369,7 +371,7 @@ def _graph(call: Call, args: Sequence[Any], hints: _Hints) -> Graph:
       hints: more keyword arguments of `trace`.
     """
     made = trace(call.fn, *args, rows=BUILDERS, **hints._asdict())
-    # `made.trees` has the pytrees of the arguments and of the results.
+    # The user's names of results follow from their pytree, the second one of `made.trees`.
     paths = result_paths(call, made.trees[1], made.result_paths)
     made = with_pallas_prices(made)
     return replace(normalise(made), result_paths=paths, unread=unread(made, call.lost))

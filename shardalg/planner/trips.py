@@ -137,7 +137,7 @@ def without_trips(graph: Graph) -> Graph:
     loops = while_loops(graph)
     if all(loop.iterations is None for loop in loops):
         return graph
-    # As in `with_trips`, with the ratio 1 for the condition and the body of each `while` loop.
+    # The inverse of `with_trips`: condition and body count once per execution of their loop again.
     inside = {body for loop in loops for body in loop.node.bodies}
     regions: list[Region] = []
     for region in graph.regions:
@@ -179,7 +179,7 @@ def _counted(graph: Graph, node: Node) -> int | None:
     if maker is None or graph.nodes[maker].primitive not in _TESTS:
         return None
     test = graph.nodes[maker]
-    # The counter may be either operand of the comparison.
+    # The counter may be either operand of the comparison: `i < n` is also written `n > i`.
     both = (test.operands, _TESTS[test.primitive]), (test.operands[::-1], _TURNED[test.primitive])
     for (counter, bound), passes in both:
         step, limit = loop.step(counter), loop.fixed(bound)

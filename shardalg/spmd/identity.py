@@ -46,7 +46,7 @@ def identity(combine: str, dtype: str) -> int | float | bool:
         return float(np.finfo(dtype).min) / 2  # JAX subtracts its double, which stays finite
     if combine == "product":
         return 1
-    if combine == "and":  # all bits set
+    if combine == "and":  # x & (all bits set) = x
         return extreme(dtype, highest=True) if dtype.startswith(("bool", "uint")) else -1
     if combine in _LOWEST + _HIGHEST:
         return extreme(dtype, highest=combine in _HIGHEST)

@@ -136,7 +136,8 @@ class BodyPartitioner(ABC):
         for value, local in zip(constants, block.arguments, strict=False):
             result_sharding = self.value_shardings[value]
             found = {layout for v, layout, _ in copies if v == value and layout != result_sharding}
-            # A constant that is read in several shardings keeps its own.
+            # If the body reads a constant in several shardings, one move before the loop could
+            # serve only one of them.
             if len(found) != 1:
                 continue
             (layout,) = found
@@ -144,7 +145,7 @@ class BodyPartitioner(ABC):
             # larger. One move before the loop replaces one per iteration, and holds no more.
             alone = value in moved and read[local] == 1 and local not in block.results
             is_free = alone and prod(layout.shard_shape) <= prod(result_sharding.shard_shape)
-            # Every reader of the constant inside the loop now finds it in this sharding.
+            # The body's partitioner reads this list, so that its readers find the constant moved.
             if is_free or hoists:
                 self.value_shardings[value] = layout
             if hoists and not (is_free or keeps):

@@ -275,7 +275,7 @@ class CostProblem:
           is_first: whether `source` is the sharding in which the value is computed. The seconds
             then include writing the value to memory.
         """
-        # Every device can compute this value in any sharding, for example an iota.
+        # Every device can compute this value itself in any sharding, as an iota: it is never sent.
         if value in remade_values(self.graph):
             return 0.0
         made, read = (value in side for side in fused_values(self.graph))
@@ -311,7 +311,8 @@ class CostProblem:
         problem = self.problem
         loops: dict[int, tuple[LoopDigits, ...]] = {}
         required: dict[int, tuple[tuple[tuple[int, Sharding], ...], ...]] = {}
-        # Options of region arguments follow those of nodes, and change borders only.
+        # `taken` is longer than `places`: options of region arguments follow, which change borders
+        # only (`_borders`).
         for (node, _), alternatives, number in zip(self.places, self.found, taken, strict=False):
             # A value of numbers alone is computed again in each sharding, which decides its loops.
             if rules(node.signature) and node.results[0] not in remade_values(self.graph):

@@ -87,7 +87,8 @@ def _repeated(program: SpmdProgram) -> list[_Repeated]:
         # Named sizes have no number to compare with the peak.
         if len(places) < 2 or not are_numbers((size,)) or not size:
             continue
-        # Instructions:  i: made .. end: last read | end+1 .. j-1: not in memory | j: made again ..
+        # Keeping the copy needs more memory only between its last read and the next gather:
+        # i: made .. end: last read | end+1 .. j-1: not in memory | j: made again ..
         ends = [read.get(instructions[i].results[0], i) for i in places]
         gaps = [np.arange(end + 1, i) for end, i in zip(ends, places[1:], strict=False)]
         again = [instructions[i] for i in places[1:]]

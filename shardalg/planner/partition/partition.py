@@ -106,7 +106,8 @@ class Partitioner(BodyPartitioner):
         constants = tuple(
             (context.given(v, whole(self.value_shardings[v])), v) for v, _ in graph.constants
         )
-        # Entry 0 of `deferrable` holds for all numbers, entry 1 for finite numbers only.
+        # Entry 0 of `deferrable` is right for all numbers, entry 1 only if all numbers are finite,
+        # which the user states by `finite_sums`.
         context.deferrable = self.alike.deferrable[self.options.finite_sums]
         self.begin = list(context.available), list(context.first), len(context.locals)
         self._region(0)

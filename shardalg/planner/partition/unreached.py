@@ -54,7 +54,8 @@ def shard_unreached(
     uneven: set[int] = set()
     for node in _inner_nodes(graph):
         (value,) = node.results
-        # Only values that completion left replicated, and that the user did not fix, are unreached.
+        # Completed and annotated shardings take precedence: only a value that nothing reached may
+        # change.
         if any(found[value].dims) or value in sharded.fixed:
             continue
         # The largest operand decides how much work the node divides. Of equally large operands a

@@ -326,7 +326,7 @@ class Options:
 
     def __post_init__(self) -> None:
         """Check every setting, and make `hardware`, `trips` and `prices` hashable."""
-        if not isinstance(self.hardware, str):  # of a Topology its text
+        if not isinstance(self.hardware, str):  # a `Topology` is saved as its text
             object.__setattr__(self, "hardware", str(self.hardware))
         if self.policy not in (JIT, *POLICIES):
             raise StrategyError(
@@ -381,7 +381,7 @@ class Options:
             return all(role == "unknown" for role in roles)
         return self.keep_gathers
 
-    if not TYPE_CHECKING:  # a checker knows the names that stay
+    if not TYPE_CHECKING:  # mypy refuses the old names, although they still run
 
         def __getattr__(self, name: str) -> Any:
             """Return a switch as an attribute of the options themselves; for one version."""

@@ -107,7 +107,8 @@ def cheaper(even: list[SearchStep], ends: Ends, axes: Digits, links: Links) -> l
     start, goal = ((plain(dims), plain((pending,))[0]) for dims, pending in ends[1:])
     held = dict.fromkeys(d for dims, more in (start, goal) for ds in (*dims, more) for d in ds)
     (axes,) = plain((axes,))
-    # Axes that neither end uses may shard the tensor in between.
+    # Axes that neither end uses may shard the tensor in between: smaller blocks then cross the slow
+    # links.
     digits = (*held, *(a for a in axes if not any(overlap(a, d) for d in held)))
     # Only a path faster than the one on equal links is of interest, so its seconds are the limit.
     limit = path_seconds(even, ends, links), 0
@@ -366,7 +367,7 @@ class MoveSequence:
         for source, target, leaving, arriving in swaps:
             dims = replaced(dims, source, dims[source][: len(dims[source]) - len(leaving)])
             dims = replaced(dims, target, dims[target] + arriving)
-            # An empty order says that the digits keep theirs.
+            # Equal moves must be equal values, so an unchanged order has one form: ().
             order = () if leaving == arriving else arriving
             found.append(AllToAll(target, source, leaving, order))
         move = found[0] if len(found) == 1 else AllToAlls(tuple(found))

@@ -126,7 +126,8 @@ def cheaper(exchange: Exchange) -> Exchange:
     interval starts, or the block at a fixed distance from the device's own (`Exchange.lowest`). On
     more than `FEW` devices, rounds always count from the start of the interval.
     """
-    # All intervals start at one offset of a block: rounds need no other numbering.
+    # If all intervals start at one offset of a block, every device needs the same range of each
+    # block that it receives. No other numbering sends less then.
     if exchange.devices > FEW or len(exchange.rests) < 2:
         return exchange
     sent = exchange.elements
@@ -261,7 +262,7 @@ def _interval(along: DimBuilder, exchange: Exchange, pieces: list[tuple[Piece, i
     if len(values) > 1:
         width = sum([along.sizes[piece] for piece in values])
         value = along.add(Concatenate(along.dim), width, *values)
-    # The interval starts at a place that depends on the device.
+    # Intervals that start at different offsets of a block start at different places of the buffer.
     if len(exchange.rests) > 1:
         at = start_of(exchange, exchange.offset, -min(exchange.rests))
         return along.add(SliceAt(along.dim, at, length), length, value)

@@ -346,7 +346,7 @@ class _Grids:
             found = self.known[held, dim] = []
             others = self.blocks(dim, held.count) if held.count > 1 else ()
             for block in others:
-                # An empty block has no margin.
+                # For an empty dimension, `margin` would divide by a block size of 0.
                 width = held.block and margin(self.shape[dim], held.count, held.block, block)
                 if block != held.block and width is not None:
                     found.append((width, self.held(held.digits, held.count, block)))

@@ -119,7 +119,8 @@ def padded_path(shape: Shape, start: State, goal: State, axes: Digits) -> list[S
         if not all(way.retile(dim, grid[dim]) for dim in changed[number]):
             return None
         way.move(move, after, grid)
-        # A dimension returns to its own blocks after the last move that changes its parts.
+        # A dimension returns to its own blocks only after the last move that changes its number of
+        # parts, because each such move needs the padded blocks.
         later = {dim for dims in changed[number + 1 :] for dim in dims}
         for dim in changed[number] - later:
             if not way.retile(dim, way.natural(dim, after[0][dim])):

@@ -42,7 +42,7 @@ def moves(
     found: list[PathMove] = []
     shape = source.shard_shape
     for step in reshard_path(source, target, links, padded, joined).steps:
-        # A local step has no path to show.
+        # Reports explain communication by the shardings before and after; a local step needs none.
         moving = isinstance(step.attributes, (Collective, Retile))
         path = (source, step.layout) if moving else None
         for attributes, after, layout in padded_move(shape, source, step.attributes, step.layout):

@@ -50,7 +50,8 @@ def search(
         have formulas.
     """
     first, last = _in_primes(start), _in_primes(goal)
-    # The grid search names a digit by its place in this list. The goal's digits come first.
+    # The grid search names a digit by its place in this list (`names`), so that reshards which
+    # differ only in the names of axes are one problem. The goal's digits come first.
     ends = (last, first)
     held = [digit for dims, pending in ends for digits in (*dims, pending) for digit in digits]
     known = tuple(dict.fromkeys(held))

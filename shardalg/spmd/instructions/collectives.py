@@ -152,7 +152,7 @@ class ReduceScatters(_OfSeveralDims):
         """Return the shape in which each dimension has the size of one block."""
         self._check_distinct()
         for dim, digits in self.along:
-            # As for `cut`: a device keeps a block of a size that all devices have.
+            # All devices run one program, so their blocks must have one size.
             if first[dim] % parts(digits):
                 count = parts(digits)
                 what = f" cuts dimension {dim} of size {first[dim]} into {count} blocks."

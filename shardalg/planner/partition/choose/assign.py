@@ -74,7 +74,8 @@ def choose(key: NodeKey) -> Choice:
             best = least_time(key, component, given)
         else:
             best = cheapest_choice(key, component)
-        # A component decides its own operands and results only.
+        # A component decides its own operands and results only; the others stay as earlier
+        # components decided them.
         merged = best if merged is None else _merge(merged, best, component)
     assert merged is not None, f"{key.signature.primitive} has an empty row"
     return merged
@@ -449,7 +450,8 @@ def _with_pending_sums(
                 _with_dims(required, required.dims, pending.get(number, ()))
                 for number, required in enumerate(required_shardings)
             )
-            # The result is partial along these axes, too, and along its own reduced loops.
+            # A linear operator of partial sums gives a partial sum of its result. It may be partial
+            # along its own reduced loops besides.
             produced = tuple(
                 _with_dims(made, made.dims, major_first(made.unreduced + digits))
                 for made in produced

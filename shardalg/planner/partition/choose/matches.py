@@ -200,7 +200,7 @@ def _aligned(key: NodeKey, component: Component, matched: LoopSets) -> LoopSets:
         # Digits that no batch or non-contracting loop uses can shard this loop.
         proposed = [(operand, own - used) for operand, own in readers if own - used]
         digits_of = dict(readers)
-        # Both operands would move to the same idle axis.
+        # If neither operand has a free digit on the loop, both can move to one idle axis as large.
         if not proposed and name in others:
             proposed = [(operand, set(others[name])) for operand, own in readers if own]
             digits_of = dict(proposed)

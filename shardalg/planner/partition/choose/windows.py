@@ -356,7 +356,8 @@ def kept(
     cuts = []
     for window in found:
         index = rule.operands[window.operand][window.dim]
-        # A plain window writes no result.
+        # Only a selection writes its result into the windowed dimension. The result of any other
+        # operator is indexed by loops without a window.
         if not rule.whole & set(index.variables):
             continue
         (loop,) = (n for n in index.variables if n in rule.result_loops)

@@ -296,7 +296,7 @@ class PartitionContext(BlockListing):
         self.shared.setdefault((value, phase), []).append(layout)
         if phase != ANY_PHASE:
             self.lasting.setdefault(value, self.available[value])
-        # A copy for every phase outlives this one.
+        # A copy for every phase stays available when this phase ends.
         elif value in self.lasting:
             known = self.tuples.known[self.lasting[value]]
             self.lasting[value] = self.tuples.number((*known, layout))
@@ -310,7 +310,7 @@ class PartitionContext(BlockListing):
         """
         if layout == self.sources(value)[0]:
             return self.first[value]
-        # Copies of another phase are not available.
+        # `copies` and `available` are those of one phase, so they are switched first.
         if cause.phase != self.phase:
             self.enter(cause.phase)
         found = self.copies.get((value, layout, ANY_PHASE))

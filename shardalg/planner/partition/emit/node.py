@@ -365,7 +365,7 @@ def regroup(
     cause = Cause(node.index, node.phase, role, Why(Purpose.MOVES_BLOCKS, node.primitive))
     flat = Regroup(tuple((len(g.sizes), g.flat) for g in every))
     dims = tuple(held.dims[g.leads[0]] for g in every)
-    # Each group is one flat dimension of the view.
+    # An exchange works along one dimension, so every group becomes one flat dimension first.
     view = interned(held.mesh, tuple(size for g in every for size in g.flat), dims, ())
     shape = flat.shape(context.locals[local].shape)
     local = _emit_regroup(context, flat, local, cause, InstructionResult(shape, view))

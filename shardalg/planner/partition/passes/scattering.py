@@ -79,7 +79,8 @@ def _next_cut(
         if is_a(reader, DynamicSlice):
             return BlockUse(number, reader, pad)
         after = instructions[number + 1 : number + 2]
-        # At most one padding may precede the cut, directly before it.
+        # A padding directly before the cut can be moved together with the cut. Any other reader
+        # needs the whole reduced value.
         if pad or not is_a(reader, Resize) or not after:
             return None
         if after[0].operands != reader.results:
@@ -136,7 +137,7 @@ class ScatterReductions(Rewriter):
         They are emitted at the position of the last cut.
         """
         instructions = block.instructions
-        # Most programs have no reduction that is cut or padded.
+        # Most programs have no reduction that is cut or padded, and need no table of readers.
         reduced = {v for one in instructions if _is_other_than_sum(one) for v in one.results}
         if not reduced or not any(
             type(one.attributes) in (DynamicSlice, Resize) and one.operands[0] in reduced

@@ -351,6 +351,7 @@ class Computations(Instructions):
         if element is None or region not in element.roots:
             return
         if element.kind == "ys":
+            # In HLO the stacks before and after the write are two values, so two steps are needed:
             # parameter --ELEMENT--> stack --+
             #                      value ----+--> written --> the body's tuple
             stack = element.stacks[region]

@@ -332,7 +332,7 @@ def directions(kind: OperatorClass, stage: int) -> Directions:
     """
     if kind.role == image.EXIT:
         return dict.fromkeys(kind.sizes, BOTH)
-    if kind.blocks.issuperset(kind.sizes):  # nothing but the sorted dimension
+    if kind.blocks.issuperset(kind.sizes):  # a sort along its only dimension passes nothing on
         return {}
     found = {loop: _direction(kind, loop, stage) for loop in kind.sizes}
     return {loop: way for loop, way in found.items() if way}

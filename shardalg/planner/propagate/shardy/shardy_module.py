@@ -218,7 +218,7 @@ class ShardyModuleBuilder(Instructions):
         own = self.place(value, self.shape(value)) if first else value
         self.shared[value] = (node, True)
         kind = self._kind(node)
-        assert kind is not None  # of a broadcast
+        assert kind is not None  # a broadcast always has a row of RULES
         copies = [*self._widened(node, (self.read(node.operands[0]),), own, kind)]
         return (*operands[:position], own, *operands[position + 1 :]), copies
 
@@ -325,13 +325,13 @@ class ShardyModuleBuilder(Instructions):
                 # A carry that is returned unchanged is only read, as `stablehlo.while` has it.
                 and graph.regions[body].results[element.numbers[body]] != element.inside[body]
             ):
-                assert element.result is not None  # every carry comes out
+                assert element.result is not None  # a carry always has a value after the loop
                 self.target.update(dict.fromkeys(inside, element.result))
                 self.inner[element.result] = inside
                 returned = graph.regions[body].results[element.numbers[body]]
                 yield element.outer, [returned], element.result
             elif element.kind != "xs":
-                assert element.outer is not None  # only stacks start from nothing
+                assert element.outer is not None  # only written stacks have no value before a loop
                 self.captured.update(dict.fromkeys(inside, (call, element.outer)))
                 if element.result is not None:
                     self.same[element.result] = element.outer
@@ -342,7 +342,7 @@ class ShardyModuleBuilder(Instructions):
         The stack before a write shares the sharding of the loop's result. JAX begins it as zeros,
         which have no sharding in Shardy: the initial value is None.
         """
-        assert element.result is not None  # a stack that is written comes out
+        assert element.result is not None  # a stack that a loop writes is a result of the loop
         shape = self.shape(element.result)
         stack, written = self.place(element.result, shape), self.place(element.result, shape)
         self.target[stack], self.inner[element.result] = element.result, [stack]
