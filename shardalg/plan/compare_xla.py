@@ -129,10 +129,10 @@ class BesideXla(Answer):
 
     @cached_property
     def values(self) -> Table:
-        """The values with both shardings, and a verdict.
+        """A row per value without an annotation: our sharding, XLA's sharding and a verdict.
 
-        If they differ, `xla_wire_bytes` are the bytes that our plan would send if the value were
-        annotated with XLA's sharding. Fewer bytes are better, then a smaller shard.
+        If the shardings differ, `xla_wire_bytes` are the bytes that our plan would send if the
+        value were annotated with XLA's sharding. Fewer bytes are better, then a smaller shard.
         """
         return Table(VALUE_COLUMNS, tuple(map(self._value_row, self.found)))
 
@@ -329,7 +329,8 @@ def compared(
     The plan remembers the wire bytes of XLA's program for `Plan.beside_jit`.
 
     Raises:
-      LoweringError: this jax lacks the partitioner, XLA ends without an answer, or one device.
+      LoweringError: this jax lacks the partitioner, XLA ends without an answer, or the mesh has one
+        device.
     """
     traced = bound(plan, fn, args)
     # XLA partitions the function as it is written: the planner's own rewrite of transforms into
@@ -482,7 +483,7 @@ def _line(graph: Graph, node: int | None) -> Line:
 
 
 def _order(graph: Graph) -> Callable[[Line], int]:
-    """Return a function from a source line to its place in program order; unknown ones are last."""
+    """Return a function from a source line to its place in the program; unknown lines are last."""
     places: dict[Line, int] = {}
     for node in graph.walk():
         places.setdefault((node.source, node.phase), len(places))
@@ -490,7 +491,7 @@ def _order(graph: Graph) -> Callable[[Line], int]:
 
 
 def _named(names: Iterable[str]) -> str:
-    """Return kinds and axes as text, each once with its count.
+    """Return texts of collectives (kind and axes) as one text, each once with its count.
 
     >>> _named(["all_gather X", "all_reduce Y", "all_gather X"])
     '2 all_gather X, all_reduce Y'

@@ -45,7 +45,10 @@ def symbolised(plan: Plan) -> Symbolised | None:
 
 
 def symbolised_or_none(plan: Plan) -> Symbolised | None:
-    """Return the program with its formulas; None for a plan in numbers, or if one is unknown."""
+    """Return the program with a formula for each of its sizes, or None.
+
+    None means that the plan is in numbers, or that a size of the program has no formula.
+    """
     from shardalg.sizes.formula import FormulaError
 
     try:
@@ -55,7 +58,10 @@ def symbolised_or_none(plan: Plan) -> Symbolised | None:
 
 
 def sizes_of(plan: Plan) -> dict[str, Size]:
-    """Return every named size with its hint; empty for a plan in numbers."""
+    """Return every named size with its hint, the number at which the plan was made.
+
+    The dict is empty for a plan in numbers.
+    """
     if not plan.is_symbolic:
         return {}
     from shardalg.sizes.symbolic.symbols import named_sizes
@@ -64,12 +70,12 @@ def sizes_of(plan: Plan) -> dict[str, Size]:
 
 
 def hints_text(plan: Plan, names: Iterable[str]) -> str:
-    """Return the named sizes with their hints, as "B=64, S=128"."""
+    """Return text such as "B=64, S=128": named sizes with the numbers at which they are planned."""
     return ", ".join(f"{name}={plan.sizes[name].hint}" for name in names)
 
 
 def plan_at(plan: Plan, sizes: Mapping[str, int]) -> Plan:
-    """Return the plan at other sizes; see `Plan.at`.
+    """Return the plan of the same function for other sizes; see `Plan.at`.
 
     Raises:
       SymbolError: no size of that name, or a size below 1.
@@ -98,9 +104,9 @@ def plan_at(plan: Plan, sizes: Mapping[str, int]) -> Plan:
 
 
 def planned_there(plan: Plan, point: Mapping[str, int]) -> Plan:
-    """Return a plan made at these sizes, with the decisions that differ from the hints.
+    """Return a new plan for these sizes, with its differences from `plan` as `changes`.
 
-    The plan of the last point is kept.
+    The plan of the last call is kept, because `holds` and `at` often ask for the same sizes.
     """
     key = tuple(point.items())
     if key not in plan._last_made:
@@ -124,9 +130,11 @@ def planned_there(plan: Plan, point: Mapping[str, int]) -> Plan:
 
 
 def guards_hold(plan: Plan, point: Mapping[str, int]) -> bool:
-    """Return whether every recorded question has the same answer at a point.
+    """Return whether planning would make the same decisions for other sizes.
 
-    False also where the questions are not known.
+    Planning records each question that it asks about a size (a guard), such as "is B > 8?". True
+    means that all of them have the same answers at `point`. False also means that they are not
+    known.
     """
     guards = plan._guards
     return guards is not None and guards.hold(point)
@@ -177,7 +185,10 @@ def _is_same_at(plan: Plan, point: Mapping[str, int]) -> bool:
 
 
 def conditions_table(plan: Plan) -> Table:
-    """Return the guards of a plan as a table; empty for a plan in numbers."""
+    """Return the conditions on named sizes under which a plan stays the same, a row each.
+
+    The table is empty for a plan in numbers.
+    """
     from shardalg.plan import plan_conditions
 
     if plan._symbolised is None:
@@ -219,7 +230,7 @@ def sweep(
 def _sweeper(
     plan: Plan, chip: Hardware | Topology, overlap: str | None, known: dict[str, int]
 ) -> Sweeper:
-    """Return the formulas of seconds and peak memory, and the guards, for arrays of sizes.
+    """Return formulas that `sweep` evaluates: seconds, peak memory, and conditions of the plan.
 
     Args:
       known: the sizes that are the same at all points; they are put into the formulas.

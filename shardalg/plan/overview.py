@@ -32,7 +32,9 @@ WARNED = ("op", "source", "warning", "remedy")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Overview(Answer):
-    """The main figures of a plan, with its warnings. Named sizes have their hints.
+    """The main figures of a plan, with its warnings.
+
+    Named sizes have the numbers at which the plan was made.
 
     Attributes:
       priced: the plan's cost on `hardware`.
@@ -82,7 +84,7 @@ class Overview(Answer):
 
     @property
     def fits(self) -> bool:
-        """True if the peak memory fits in a device, at the hints."""
+        """True if the peak memory fits in a device, for the sizes at which the plan was made."""
         return bool(self.priced.at_hints.fits)
 
     @property
@@ -109,7 +111,10 @@ class Overview(Answer):
 
     @property
     def beside(self) -> str:
-        """A sentence about your own `jax.jit`; "" if it differs by less than a tenth."""
+        """A sentence that compares the plan with `jax.jit` of the function; "" if they are similar.
+
+        They are similar if bytes sent and peak memory differ by at most a tenth.
+        """
         own = self.plan._own_jit
         return f"For comparison: {own}." if own.differs else ""
 
@@ -122,7 +127,10 @@ class Overview(Answer):
 
     @property
     def tried_on(self) -> str:
-        """A sentence with the chip for which remedies are planned; "" if it is the priced chip."""
+        """A sentence with the chip for which remedies of warnings are tried.
+
+        It is "" if this is also the chip whose prices are shown.
+        """
         asked, own = self.priced.hardware.name, machine(self.plan.options.hardware).chip.name
         if asked == own:
             return ""
@@ -130,11 +138,11 @@ class Overview(Answer):
 
     @property
     def warned(self) -> Table:
-        """The warnings, without their figures."""
+        """The plan's warnings, without their columns of bytes, flops and executions."""
         return self.plan._warnings_table.select(*WARNED)
 
     def parts(self) -> Parts:
-        """Return the sentence, your `jax.jit`, bytes per axis, and the warnings."""
+        """Return figures as a sentence, the comparison with `jax.jit`, bytes per axis, warnings."""
         # The row about `jax.jit` is a sentence of its own, so it is not repeated in the table.
         own = tuple(filter(None, (self.beside, self.cheaper)))
         per_axis = self.table.select("mesh_axes", "devices", "collectives", "sent", "time")
@@ -192,7 +200,7 @@ def headline(plan: Plan) -> str:
 
 
 def plan_page(plan: Plan) -> str:
-    """Return the overview and the folded program as HTML."""
+    """Return HTML with the overview of a plan and its program, in groups that open by click."""
     from shardalg.show.program_view import ProgramView
 
     # Several plans can be on one page: the key keeps their elements apart.
@@ -203,7 +211,10 @@ def plan_page(plan: Plan) -> str:
 
 
 def path_of(plan: Plan, instruction: Instruction) -> tuple[str, ...]:
-    """Return the groups of an instruction on the page: phase, modules, source line."""
+    """Return the names of the groups around an instruction on `plan_page`, outermost first.
+
+    They are its phase, the modules of its operator, and its source line.
+    """
     from shardalg.graph.modules import modules
 
     # Moves at the border of the function belong to no operator, hence to no module.
@@ -237,7 +248,7 @@ def draw_several(plans: Mapping[str, Plan], **options: Any) -> Figure:
 
 
 def drawn_plan(plan: Plan) -> DrawnPlan:
-    """Return a plan's program with the title of its drawing."""
+    """Return a plan's program for a figure, with a title: mesh, bytes sent and seconds."""
     from shardalg.show.figures import DrawnPlan
 
     cost = cost_on(plan, plan._stages.machine())

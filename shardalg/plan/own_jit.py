@@ -200,7 +200,7 @@ def _rows(sums: dict[tuple[str, str], list[Any]]) -> Iterator[tuple[Any, ...]]:
 
 
 def _digits(mesh: Mesh, axes: Iterable[str]) -> Digits:
-    """Return the digits of axes and sub-axes, as `X:(1)2`, of a replica group."""
+    """Return axes of a mesh as digits; a sub-axis is text such as `X:(1)2`."""
     refs = []
     for text in axes:
         sub = _SUB_AXIS.fullmatch(text)

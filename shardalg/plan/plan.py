@@ -84,7 +84,8 @@ class Plan:
 
     Attributes:
       options: the options of planning.
-      changes: the decisions that differ from those at the hints; empty except after `at`.
+      changes: the decisions that differ from those of the plan on which `at` was called, a row
+        each; empty for other plans.
     """
 
     options: Options
@@ -95,7 +96,7 @@ class Plan:
 
     @cached_property
     def _stages(self) -> Stages:
-        """The stages of planning, made on first use."""
+        """The results of the planning passes, such as the program; computed on first use."""
         return self._make()
 
     @property
@@ -127,7 +128,10 @@ class Plan:
 
     @property
     def _named(self) -> Symbolised | None:
-        """The program with its formulas; None also if a size has no formula."""
+        """The program with a formula for each of its sizes, or None.
+
+        None means that the plan is in numbers, or that a size has no formula.
+        """
         from shardalg.plan.named_sizes import symbolised_or_none
 
         return symbolised_or_none(self)
@@ -466,7 +470,7 @@ class Plan:
         A row per kind, and a last row for the sum. Columns: instruction, executions, memory_bytes
         (from and to memory, of instructions that nothing fuses), wire_bytes_per_step (of halos and
         permutes), memory_share and wire_share (of the whole program). With a chip also memory_s,
-        and step_share of the step. Named sizes have their hints.
+        and step_share of the step. Named sizes have the numbers at which the plan was made.
         """
         from shardalg.plan.pricing import formatting
 
@@ -512,7 +516,8 @@ class Plan:
     def timeline(self, hardware: str | Hardware | Topology | None = None) -> Timeline:
         """Return the events of each pipeline stage: a table, a figure, a Chrome trace.
 
-        Instructions run one after the other, and bubbles are shown. Named sizes have their hints.
+        Instructions run one after the other, and bubbles are shown. Named sizes have the numbers at
+        which the plan was made.
         There is a row per stage; without a pipeline, one row for all devices.
 
         Args:
@@ -531,7 +536,8 @@ class Plan:
 
         Every peak that a plan prints is this one. If the chip's compiler repeats cheap operators in
         the backward pass (`Hardware.rebuilds`: all known chips except CPUs), only the inputs of
-        these operators are kept from the forward pass. Named sizes have their hints.
+        these operators are kept from the forward pass. Named sizes have the numbers at which the
+        plan was made.
         """
         return self._stages.cost.memory
 
@@ -757,7 +763,7 @@ class Plan:
 
     @cached_property
     def _conditions_table(self) -> Table:
-        """The guards as a table; empty for a plan in numbers."""
+        """The conditions under which the plan stays the same; empty for a plan in numbers."""
         from shardalg.plan.named_sizes import conditions_table
 
         return conditions_table(self)
@@ -774,12 +780,12 @@ class Plan:
 
     @property
     def _guards(self) -> Guards | None:
-        """The questions that planning put to the sizes; None where they are not known."""
+        """The questions about sizes that planning asked, such as "is B > 8?"; None if not known."""
         return self._recorded[0]
 
     @cached_property
     def _recorded(self) -> tuple[Guards | None, str]:
-        """The guards and "", or None and the reason why they are not known."""
+        """The recorded questions about sizes and "", or None and the reason why there are none."""
         from shardalg.planner.guards import guards
 
         return guards(self._stages, self.options, lambda: self._symbolised)
@@ -839,7 +845,7 @@ class Plan:
 
     @cached_property
     def _report(self) -> Report:
-        """The proof of the plan's own program, made on first use."""
+        """The proofs about the plan's own program, made on first use."""
         from shardalg.plan.running import verified
 
         return verified(self, self.program)
@@ -1052,12 +1058,16 @@ def plan(
 
 
 def from_annotations(traced: Traced, annotations: Annotations, options: Options) -> Plan:
-    """Return the plan of a trace under annotations that fit it."""
+    """Return the plan of a traced function.
+
+    Args:
+      annotations: the mesh and the user's shardings, already checked against the traced graph.
+    """
     return plan_of(*planned_annotations(traced, annotations, options))
 
 
 def plan_of(stages: Stages, options: Options) -> Plan:
-    """Return a plan of stages that are computed already."""
+    """Return a plan from the results of all planning passes (`stages`)."""
     # These stages exist already; `at` gives a function that plans on first use instead.
     return Plan(options.where(named=stages.is_named), lambda: stages)
 

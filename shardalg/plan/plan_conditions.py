@@ -32,11 +32,11 @@ CHOICE, DIVIDES, PART = "choice", "divides", "part"
 
 
 class AskedFact(NamedTuple):
-    """A fact about sizes, with the question that it answered.
+    """A fact about sizes, such as `B - 8 > 0`, that answered a question of planning.
 
     Attributes:
-      asked: the part of planning that asked. call: the memoised call that asked; None if the run
-        itself did.
+      asked: the part of planning that asked.
+      call: the memoised function call that asked; None if planning asked outside of such calls.
       about: the two choices that were compared; None for other questions.
     """
 
@@ -47,11 +47,14 @@ class AskedFact(NamedTuple):
 
 
 def conditions(named: Symbolised, guards: Guards | None, options: Options) -> Table:
-    """Return every fact that may fail at other sizes: comparisons by margin, then the others.
+    """Return the conditions on named sizes under which planning decides the same, a row each.
+
+    Comparisons come first, those with the smallest margin before others.
 
     Args:
-      guards: the recorded questions; None if they are not known: then only the conditions of the
-        formulas have rows.
+      named: the program with formulas for its sizes.
+      guards: the questions about sizes that planning asked. If they are None (not known), the rows
+        are only the conditions of the formulas.
     """
     graph, hints = named.graph, named.sizes.hints
     assumed = {one.fact: (one.kind, one.decides) for one in named.conditions}
@@ -81,9 +84,9 @@ def conditions(named: Symbolised, guards: Guards | None, options: Options) -> Ta
 
 
 def _asked_facts(guards: Guards) -> Iterator[AskedFact]:
-    """Yield every recorded fact once, with the question that it answers.
+    """Yield every recorded fact about sizes once, with a question of planning that it answers.
 
-    If a comparison of two choices is among its questions, that comparison is given.
+    If a comparison of two choices is among the questions, it is the comparison.
     """
     # The run asks some facts directly, outside of every memoised call. Their question is kept
     # unless a call asks the same fact to compare two choices, which tells the user more.
@@ -99,13 +102,13 @@ def _asked_facts(guards: Guards) -> Iterator[AskedFact]:
 
 
 def _askers(call: DecidedCall, asked: RunQuestion | None = None) -> dict[DecidedCall, RunQuestion]:
-    """Return each memoised call with the question of the run that first made it.
+    """Return the memoised calls inside `call`, each with the part of planning that needed it.
 
-    Calls inside a choice are left out: they only price the alternatives.
+    Calls inside the choice of an operator are left out, because they only price alternatives.
 
     Args:
-      call: the whole run of planning, or a memoised call inside it.
-      asked: the question of the run that made `call`; None for the run itself.
+      call: the record of the whole run of planning, or of a memoised call inside it.
+      asked: the part of planning that needed `call`; None for the whole run.
     """
     found: dict[DecidedCall, RunQuestion] = {}
     for used, about in call.uses.items():
@@ -117,7 +120,13 @@ def _askers(call: DecidedCall, asked: RunQuestion | None = None) -> dict[Decided
 
 
 def _nearest(facts: Sequence[AskedFact], hints: Mapping[str, int]) -> list[AskedFact]:
-    """Return the facts that no other fact implies: comparisons by margin, then the others."""
+    """Return the facts that no other fact implies.
+
+    Comparisons come first, ordered by how close they are to failing at the hints (`margin`).
+
+    Args:
+      hints: the numbers of the named sizes at which the plan was made.
+    """
     fixed = {name for one in facts if _fixes_size(one) for name in one.fact.formula.names}
     signs: dict[Formula, set[str]] = defaultdict(set)
     for one in facts:
@@ -144,12 +153,12 @@ def _fixes_size(asked: AskedFact) -> bool:
 
 
 def _strictest(fact: Fact, signs: Mapping[Formula, Set[str]]) -> Fact | None:
-    """Return `> 0` in place of `>= 0` if `!= 0` is asked of the same formula, too.
+    """Return a fact, or the stricter fact `> 0` for `>= 0` if `!= 0` holds for the formula, too.
 
-    Other facts are returned as they are. None if another fact implies this one.
+    None means that another fact implies this one, so that it needs no row.
 
     Args:
-      signs: the relations of all facts, by formula.
+      signs: by formula, the relations of all facts about it, such as {">= 0", "!= 0"}.
     """
     here, opposite = (signs.get(f, frozenset()) for f in (fact.formula, -fact.formula))
     both = here | opposite
@@ -162,7 +171,10 @@ def _strictest(fact: Fact, signs: Mapping[Formula, Set[str]]) -> Fact | None:
 
 
 def _kind(asked: AskedFact) -> str:
-    """Return the kind of the row that `Plan.changes` would have if the fact failed."""
+    """Return the kind of decision that depends on a fact, such as "choice" or "divides".
+
+    It is the entry `kind` of the row that `Plan.changes` gets if the fact fails.
+    """
     if split_of(asked.fact) is not None:
         return DIVIDES
     if _fixes_size(asked):
@@ -173,7 +185,7 @@ def _kind(asked: AskedFact) -> str:
 
 
 def _decides(asked: AskedFact) -> str:
-    """Return the decision as text, with the rejected alternative if it is known."""
+    """Return the decision that depends on a fact, with the rejected alternative if it is known."""
     if asked.about:
         chosen, other, by = asked.about
         return f"{_loops(chosen)} rather than {_loops(other)} ({by})"
@@ -201,7 +213,10 @@ _RUN = {
 
 
 def _loops(choice: Choice) -> str:
-    """Return the axes on the loops of a choice, and the axes of pending sums, as text."""
+    """Return how a choice partitions an operator, as text: its loops with their mesh axes.
+
+    Axes along which an operand is a pending sum are added.
+    """
     mesh = (*choice.produced, *choice.required_shardings)[0].mesh
     pending = {
         axis: None
@@ -219,7 +234,10 @@ def _flips(fact: Fact, hints: Mapping[str, int]) -> str:
 
 
 class _EarlierChoices:
-    """A search for the earlier nodes whose choices decide which copies a node has available."""
+    """A search for earlier nodes whose choices affect the choice of a node.
+
+    If an earlier node gathers an operand, the node can use this copy without communication.
+    """
 
     def __init__(self, graph: Graph, options: Options, compared: Set[Signature]) -> None:
         self.graph, self.compared = graph, compared
@@ -227,9 +245,9 @@ class _EarlierChoices:
         self.deferrable = kinds(graph).deferrable[options.switches.finite_sums]
 
     def names(self, node: int | None) -> str:
-        """Return the names of the nearest nodes whose choices decide a node's copies, as text.
+        """Return, as text, the nearest earlier nodes whose choices affect the choice of `node`.
 
-        If one of them changes its choice at other sizes, the conditions of the node say nothing.
+        If one of them chooses otherwise at other sizes, the conditions of `node` say nothing.
         """
         nodes, found, left = self.graph.nodes, set[int](), set() if node is None else {node}
         # A node without a compared choice passes copies on: search behind it.
@@ -241,9 +259,9 @@ class _EarlierChoices:
         return ", ".join(place(self.graph, n)[0] for n in kept)
 
     def _providers(self, node: Node) -> Iterator[int]:
-        """Yield the earlier nodes that decide which copies of a node's operands are available.
+        """Yield the earlier nodes that may leave a copy of an operand of `node`.
 
-        They read the same operand, so that their copy can be used again, or return a pending sum.
+        Such a node reads the same operand, or returns it as a pending sum.
         """
         graph = self.graph
         for value in node.operands:

@@ -82,7 +82,10 @@ def traced_call(
 def planned_strategy(
     traced: Traced, strategy: Strategy, options: Options
 ) -> tuple[Stages, Options]:
-    """Plan a traced function under a strategy; return all stages' results and the options."""
+    """Plan a traced function under a strategy.
+
+    Return the results of all passes, and the options.
+    """
     flat = traced.with_layouts(strategy)
     annotations = with_own_shardings(resolve(traced.graph, flat, traced.first_mesh), traced)
     return planned_annotations(traced, annotations, options)
@@ -91,7 +94,10 @@ def planned_strategy(
 def planned_annotations(
     traced: Traced, annotations: Annotations, options: Options
 ) -> tuple[Stages, Options]:
-    """Plan a traced function under annotations; return all stages' results and the options."""
+    """Plan a traced function under annotations.
+
+    Return the results of all passes, and the options.
+    """
     stages = planned(traced, annotations, options)
     refuse_fallbacks(stages, options)
     return stages, options
@@ -115,7 +121,9 @@ def refuse_fallbacks(stages: Stages, options: Options) -> None:
 def replanned(
     plan: Plan, strategy: Strategy | None, mesh: Any, options: Options | None
 ) -> tuple[Stages, Options]:
-    """Plan the trace of a plan again: under a strategy, on a mesh, or with other options alone.
+    """Plan the function of a plan again without a new trace; see `Plan.replan`.
+
+    It is planned under another strategy, on another mesh, or with other options.
 
     Raises:
       StrategyError: both a strategy and a mesh are given, or a layout does not fit the mesh.

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 def bound(plan: Plan, fn: Callable[..., Any] | None, args: Sequence[Any] | None) -> Traced:
-    """Return the trace of a plan, with a function that can run.
+    """Return the traced function of a plan, in a form that can run.
 
     Args:
-      fn, args: of a loaded plan, as `Plan.lower` takes them.
+      fn, args: the function and its arguments, which a plan from a file does not have; else None.
 
     Raises:
       LoweringError: a loaded plan without the function, or a function with another graph.

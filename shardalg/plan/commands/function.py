@@ -92,7 +92,10 @@ def loaded(options: argparse.Namespace) -> tuple[Callable[..., Any], ModuleType]
 
 
 def plan_of(function: Callable[..., Any], specs: ModuleType, options: argparse.Namespace) -> Plan:
-    """Return the plan of a loaded function and its specs.
+    """Return the plan of a loaded function.
+
+    Args:
+      specs: the module of the user that defines `args()` and, if needed, shardings and roles.
 
     Raises:
       CommandError: the strategy of the specs has another mesh than --mesh.
@@ -132,7 +135,7 @@ def machine_data(cost: Cost, mesh: Mesh) -> dict[str, Any]:
 
 
 def arguments(specs: ModuleType, name: str = "args") -> tuple[Any, ...]:
-    """Return the result of `args()`, or of another function of the specs, as a tuple.
+    """Return the result of `args()`, or of another function of the user's module, as a tuple.
 
     Raises:
       CommandError: there is no such function, or it fails.

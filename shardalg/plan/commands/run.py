@@ -64,7 +64,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _carry(text: str) -> dict[int, int]:
-    """Return, by argument number, the number of the result that it takes in the next step.
+    """Return {argument: result}: the number of the result that an argument takes in the next step.
+
+    The option --carry has such pairs as text, "result:argument".
 
     >>> _carry("0:0,2:1")
     {0: 0, 1: 2}

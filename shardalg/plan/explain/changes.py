@@ -86,7 +86,7 @@ class Changes:
 
 
 def filled(given: Annotations, slots: tuple[Slot, ...], layout: Sharding) -> Annotations:
-    """Return the annotations with `layout` in each of the entries `slots`."""
+    """Return the annotations with the sharding `layout` in each of the entries `slots`."""
     sides = {name: list(getattr(given, name)) for name, _ in slots}
     for name, at in slots:
         # Entries of one spec may belong to values of different shapes: each keeps its own shape.
@@ -116,7 +116,7 @@ def changes(stages: Stages, sides: tuple[Side, Side], digits: Digits) -> Iterato
 
 
 def drops(stages: Stages, sides: tuple[Side, Side], digits: Digits) -> Iterator[AnnotationChange]:
-    """Yield a change per annotation behind a collective, which removes the collective's axes.
+    """Yield changes that remove a collective's axes, one per annotation that the axes come from.
 
     Args:
       sides: the sharding that the moved value has, and the one that is needed.
@@ -136,9 +136,13 @@ def drops(stages: Stages, sides: tuple[Side, Side], digits: Digits) -> Iterator[
 def _places(
     stages: Stages, sides: tuple[Side, Side]
 ) -> Iterator[tuple[Annotated, tuple[Slot, ...], Sharding]]:
-    """Yield (place, entries, sharding) for each annotation behind two sides.
+    """Yield (place, entries, sharding) for each annotation that causes a collective.
 
     Entries that one spec of the user sets come once. Specs of a `shard_map` are left out.
+
+    Args:
+      sides: the sharding that the moved value has, and the one that is needed, each with its
+        annotations.
     """
     seen: set[tuple[Slot, ...]] = set()
     for place in dict.fromkeys(place for side in sides for place in side.annotations):
@@ -200,18 +204,20 @@ def _sites(traced: Traced, annotations: Annotations, number: int) -> tuple[Slot,
 
 
 def slots_of_argument(traced: Traced, annotations: Annotations, number: int) -> tuple[Slot, ...]:
-    """Return the entry of argument `number`, and the entry of the result that is its next state.
+    """Return the entry of argument `number` in the annotations, and of its result, if any.
 
-    Only the first entry is returned if the argument is no state that the step returns.
+    A train step returns the new value of a parameter as a result, which needs the same sharding.
+    Only the entry of the argument is returned if no result is its new value.
     """
     result = dict(_states(traced, annotations)).get(number)
     return (("arguments", number), *([("results", result)] if result is not None else []))
 
 
 def _result(traced: Traced, annotations: Annotations, number: int) -> tuple[Slot, ...]:
-    """Return the entry of result `number`, after the entry of the argument that it replaces.
+    """Return the entry of result `number` in the annotations, after that of its argument, if any.
 
-    Only the entry of the result is returned if it is no next state of an argument.
+    A result of a train step can be the new value of a parameter, which needs the same sharding.
+    Only the entry of the result is returned if it is not the new value of an argument.
     """
     for argument, result in _states(traced, annotations):
         if result == number:
@@ -229,9 +235,10 @@ _SLOTS: Mapping[str, Callable[[Traced, Annotations, int], tuple[Slot, ...]]] = {
 
 
 def _states(traced: Traced, annotations: Annotations) -> Iterator[tuple[int, int]]:
-    """Yield (argument, result) pairs of a state: donated, with equal paths, types and specs.
+    """Yield (argument, result) numbers where the result is the new value of a donated argument.
 
-    Both need the same sharding. Otherwise each step would begin with a reshard that no plan shows.
+    They have equal paths, types and annotations. Both need the same sharding: otherwise each step
+    would begin with a reshard that no plan shows.
     """
     graph, free = traced.graph, dict.fromkeys(range(len(traced.graph.results)))
     for argument in traced.donated:

@@ -47,8 +47,9 @@ class CollectiveExplanation(Answer):
     """The reasons for a collective, and the changes of annotations that would remove it.
 
     Attributes:
-      moved: the collective.
-      has, needs: the two sides that disagree.
+      moved: the collective, and the value that it moves.
+      has: the sharding that the value has before the collective, with its annotations.
+      needs: the sharding that is needed, with its annotations.
     """
 
     moved: MovedValue
@@ -262,7 +263,10 @@ def _headline(moved: MovedValue, trials: Trials) -> str:
 
 
 def _in_loop(moved: MovedValue, trials: Trials) -> str:
-    """Return the operator that keeps a sum from being deferred after its loop, as text, or ""."""
+    """Return text with the operator in a loop because of which a sum cannot be reduced after it.
+
+    It is "" if there is no such operator.
+    """
     defers = trials.options.switches.defer_in_loops
     by = stops(trials.stages.graph, moved.value) if defers else None
     if by is None:

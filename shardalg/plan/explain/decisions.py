@@ -43,11 +43,11 @@ def changes(
     point: Mapping[str, int],
     constant: Difference | None,
 ) -> Table:
-    """Return every decision in which plans of one function at the hints and at a point differ.
+    """Return every decision in which two plans of one function for different sizes differ.
 
     Args:
-      hints, here: the plan at the hints, and the plan at the point.
-      named: the formulas at the hints, if sizes have names.
+      hints: the plan for the first sizes (the hints). here: the plan for the sizes `point`.
+      named: the program of the first plan with formulas, if its sizes have names.
       point: the sizes of the second plan, by name.
       constant: the first number that differs between the traces; None if there is none.
 
@@ -91,7 +91,7 @@ def changes(
 
 
 def _peak(here: Stages, named: Symbolised, point: Mapping[str, int]) -> Iterator[ChangeRow]:
-    """Yield a row if the formula of the peak memory is wrong, with or without rebuilt values."""
+    """Yield a row if the formula of the peak memory gives another number than the plan `here`."""
     donated = tuple(here.traced.donated)
     # Chips differ in whether their compiler rebuilds values in the backward pass: check both.
     for rebuild in (False, True):
@@ -128,7 +128,7 @@ _PRICES: Mapping[str, Callable[[Totals], Any]] = {
 
 
 def alive_at(graph: Graph, memory: Liveness) -> tuple[str, str]:
-    """Return the name and source line of the instruction at which a device holds the most bytes."""
+    """Return name and source line of the operator at whose instruction memory is at its peak."""
     peak = memory.instruction
     if peak is None:
         return "the arguments", ""
@@ -251,7 +251,10 @@ class PlanDifference(Answer):
 
 
 def difference(this: Stages, other: Stages) -> PlanDifference:
-    """Return the differences of two plans in numbers; named sizes have their hints."""
+    """Return the differences of two plans in numbers.
+
+    Named sizes have the numbers at which the plans were made.
+    """
     # Values and collectives are matched by name, because both plans may have different graphs.
     first, second = _layouts(this.sharded), _layouts(other.sharded)
     values = [

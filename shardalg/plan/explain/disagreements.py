@@ -50,7 +50,13 @@ class Side:
 
 
 def disagreement(sharded: ShardedGraph, traffic: Traffic, moved: MovedValue) -> tuple[Side, Side]:
-    """Return the sharding that the value has and the one that is needed, with their annotations."""
+    """Return the two shardings between which a collective moves a value: before and after.
+
+    Each has the annotations from which it comes.
+
+    Args:
+      traffic: all collectives of the program. moved: one of them.
+    """
     reading = _Reading(sharded, traffic, moved)
     has, needs = reading.has(), reading.needs()
     # No completed sharding caused the move: name the nearest annotations instead.
@@ -68,10 +74,10 @@ A replicated value has no digits that could be named.
 
 @dataclass(frozen=True, eq=False)
 class _Reading:
-    """A collective with its graph: finds the sharding before the move, and the one that is needed.
+    """A search for the causes of one collective: the shardings before and after it.
 
     Attributes:
-      traffic: all collectives of the program, of which `moved` is one.
+      traffic: all collectives of the program. moved: the collective.
     """
 
     sharded: ShardedGraph
@@ -168,17 +174,18 @@ class _Reading:
         return "returns it with this sharding" if made_here else "takes it with this sharding"
 
     def _leaves(self) -> str:
-        """Return why a result of the function has its sharding: annotated, or made even."""
+        """Return text: why a result of the function needs the sharding after the move."""
         value, first = self.moved.value, self.ends[0].sharding
         if self._results(value) or first.is_even:
             return "a result of the function has this sharding"
         return "a result of the function must be even, but its size does not divide"
 
     def nearest(self) -> tuple[Annotated, ...]:
-        """Return the annotations that are the fewest operators away, preferably of its axes.
+        """Return the annotations that are the fewest operators away from the moved value.
 
-        This is the answer for collectives that no completed sharding causes: loops chosen by cost,
-        and collectives in a `shard_map`.
+        Annotations that use an axis of the collective are preferred. This is the answer for
+        collectives that no completed sharding causes: loops chosen by cost, and collectives in a
+        `shard_map`.
         """
         digits = self.moved.digits
         fallback: tuple[Annotated, ...] = ()
@@ -214,7 +221,7 @@ class _Reading:
         return tuple(dict.fromkeys(place for places in found for place in places))
 
     def _results(self, value: int) -> tuple[Annotated, ...]:
-        """Return the annotated results of the function that are the graph value with this index."""
+        """Return the annotated results of the function that are the value with this number."""
         graph, given = self.graph, self.sharded.annotations.results
         return tuple(
             Annotated("result", graph.result_paths[number], number)
@@ -308,7 +315,10 @@ def program_listing(program: SpmdProgram, sharded: ShardedGraph) -> Listing:
 
 
 def sides_text(number: int, sides: tuple[Side, Side]) -> str:
-    """Return a collective's number and its two shardings with their annotations, as text."""
+    """Return a collective's number and the shardings before and after it, as text.
+
+    Each sharding has the annotations from which it comes.
+    """
     lines = [f"collective {number}, see plan.explain({number}):"]
     for side in sides:
         said = ", ".join(map(str, side.annotations)) or "no annotation"

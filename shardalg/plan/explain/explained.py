@@ -36,7 +36,7 @@ class Annotated:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A step of completion that brought `digits` to a value.
+    """A step of completion by which a value became sharded along `digits` (mesh axes or parts).
 
     Attributes:
       depth: the number of steps between it and the explained value; 0 is the value's own step.
@@ -73,10 +73,10 @@ def held(layout: Sharding, digits: Digits) -> Digits:
 
 
 def chain(sharded: ShardedGraph, value: int, digits: Digits | None = None) -> Iterator[Link]:
-    """Yield the steps that brought `digits` (None: all of its sharding) to a value, depth first.
+    """Yield the steps of completion by which a value became sharded along `digits`, depth first.
 
-    Each change comes once per axis. If no annotation propagates to the value, the only step says
-    that it is replicated.
+    None stands for all axes of its sharding. Each change comes once per axis. If no annotation
+    propagates to the value, the only step says that it is replicated.
     """
     # A value that completion never changed has no history to follow, only its initial reason.
     if value not in sharded.changes:
@@ -103,9 +103,10 @@ def chain(sharded: ShardedGraph, value: int, digits: Digits | None = None) -> It
 def arrivals(
     sharded: ShardedGraph, value: int, digits: Digits, *, before: int
 ) -> list[tuple[int, Reason, Digits]]:
-    """Return the changes that gave a value some digits, as (moment, change, digits), last first.
+    """Return the changes by which a value became sharded along `digits`, the last one first.
 
-    A moment is an index in `sharded.history`; changes from `before` on are ignored.
+    An entry is (moment, change, digits that came with the change). A moment is an index in
+    `sharded.history`; changes from `before` on are ignored.
 
     Completion can remove a digit and bring it again. A digit therefore belongs to the first change
     of the latest run of layouts that have it on the same dimensions.
@@ -133,9 +134,10 @@ def dims_of(layout: Sharding, digit: Digit) -> tuple[int, ...]:
 def _sources(
     sharded: ShardedGraph, reason: Reason, digits: Digits, moment: int
 ) -> list[tuple[int, Digits]]:
-    """Return (value, its part of `digits`) for each value from which a step took its sharding.
+    """Return pairs (value, digits) for the values from which a step took its sharding.
 
-    Values with none of the digits are left out, except if that would leave none.
+    The digits of a pair are those of `digits` along which the value was sharded then. Values
+    without any are left out, unless no value has any.
 
     Args:
       moment: the number of the step in the history of completion.
@@ -152,7 +154,10 @@ def _sources(
 def annotations_of(
     sharded: ShardedGraph, value: int, digits: Digits | None = None
 ) -> tuple[Annotated, ...]:
-    """Return the annotations from which `digits` (None: the whole sharding) came to a value."""
+    """Return the annotations that caused a value to be sharded along `digits`.
+
+    None stands for all axes of its sharding.
+    """
     return annotations_behind(sharded, chain(sharded, value, digits))
 
 
@@ -163,7 +168,11 @@ def annotations_behind(sharded: ShardedGraph, links: Iterable[Link]) -> tuple[An
 
 
 def annotated(sharded: ShardedGraph, reason: Reason) -> Annotated | None:
-    """Return the annotation that a step is, or that a result took its sharding from, or None."""
+    """Return the user's annotation from which a step of completion took a sharding, or None.
+
+    Args:
+      reason: the step.
+    """
     graph, given = sharded.graph, sharded.annotations
     # Completion reads the annotation of a result at a stand-in outside of the graph. Only such a
     # step has no operator.
@@ -179,10 +188,12 @@ def annotated(sharded: ShardedGraph, reason: Reason) -> Annotated | None:
 
 
 def _site(sharded: ShardedGraph, reason: Reason) -> Annotated | None:
-    """Return the annotated site that makes a step's value, or the last one that reads it, or None.
+    """Return the annotated site from which the sharding of a step of completion comes, or None.
+
+    It is the site that makes the step's value, or the last site that reads this value.
 
     Args:
-      reason: the step of completion. If its kind is "annotated", a site makes its value.
+      reason: the step. If its kind is "annotated", a site makes its value.
     """
     graph, given = sharded.graph, sharded.annotations.sites
     made = reason.kind == "annotated"
@@ -295,10 +306,11 @@ def refusals(
     values: Sequence[int],
     wanted: Callable[[Sharding], bool] = lambda _: True,
 ) -> Table:
-    """Return the conflicts of completion: shardings that operators proposed for values, in vain.
+    """Return the shardings that operators proposed for values and that completion refused.
 
-    `asked_by` are the values whose shardings the operator would have passed on. `annotations` are
-    the origins of the refused axes in these values.
+    A refused sharding conflicts with the one that the value had. `asked_by` are the values whose
+    shardings the operator would have passed on. `annotations` are the origins of the refused axes
+    in these values.
 
     Args:
       values: the values, in the order of the rows.

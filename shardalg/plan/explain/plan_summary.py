@@ -26,7 +26,9 @@ MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class PlanSummary:
-    """Decisions and costs of a plan in numbers; named sizes have their hints.
+    """Decisions and costs of a plan in numbers.
+
+    Named sizes have the numbers at which the plan was made.
 
     Attributes:
       seal: SHA-256 of the inputs and of the program's text without its comments.

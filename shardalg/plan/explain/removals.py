@@ -144,10 +144,10 @@ def singles(
 
 
 def _promising(found: Sequence[AnnotationChange], sides: tuple[Side, Side]) -> list[int]:
-    """Return the numbers of the changes, the most promising first.
+    """Return indices of the changes in `found`, the most promising change first.
 
-    Changes to the layout of either side come first. The others follow in turns of one change per
-    annotation.
+    Changes to the sharding before or after the collective (`sides`) come first. The others follow
+    in turns: the first change of each annotation, then the second one, and so on.
     """
     wanted = {side.layout.dims for side in sides}
     turns: Counter[tuple[object, ...]] = Counter()
@@ -161,7 +161,11 @@ def _promising(found: Sequence[AnnotationChange], sides: tuple[Side, Side]) -> l
 def pairs(
     trials: Trials, moved: MovedValue, tried: tuple[Trial, ...], effort: Effort
 ) -> tuple[Trial, ...]:
-    """Return trials of two changes, in the order of `ranked`; the first change was tried alone."""
+    """Return trials that change two annotations, in the order of `ranked`.
+
+    Args:
+      tried: the trials of one change; their changes are the first ones of the pairs.
+    """
     # A pair is one more plan of the whole graph: large graphs get fewer pairs.
     most = min(MOST_PAIRS, MOST_NODES // max(1, len(trials.stages.graph.nodes)))
     found: dict[Changes, Trial] = {}
@@ -176,7 +180,10 @@ def pairs(
 
 
 def _pairs(trials: Trials, moved: MovedValue, tried: tuple[Trial, ...]) -> Iterator[Changes]:
-    """Yield pairs of changes, in turns one per first change, so that none uses up the limit."""
+    """Yield pairs of changes, in turns one pair for each first change.
+
+    So a single first change cannot use up the limit on the number of pairs.
+    """
     first = [one.change for one in tried[:MOST_FIRST] if isinstance(one.change, AnnotationChange)]
     seconds = [_second(trials, moved, change) for change in first]
     while seconds:
@@ -244,7 +251,11 @@ def _dropped(
 def _fewest(
     trials: Trials, moved: MovedValue, trial: Trial, order: tuple[AnnotationChange, ...]
 ) -> Trial:
-    """Return the trial without the changes that are not necessary, undone one after the other."""
+    """Return a trial with only the necessary changes of `trial`.
+
+    Args:
+      order: the order in which changes are undone, to see if the collective stays away.
+    """
     kept = None
     # Undoing one drop can make another one unnecessary, so this iterates to a fixed point.
     while kept != trial:
@@ -257,9 +268,11 @@ def _fewest(
 
 
 def _left(before: Stages, after: Stages, moved: MovedValue, most: int) -> list[MovedValue]:
-    """Return collectives that remain after a change: of `moved`'s kind elsewhere, or of its value.
+    """Return collectives of a plan after a change because of which `moved` is not removed.
 
-    At most `most` of either sort are returned; if there are none, `most` of the same kind.
+    They are of the kind of `moved` at a new place, or move the same value at the same operator: at
+    most `most` of either sort. If there are none, `most` other collectives of this kind are
+    returned.
     """
     # A collective of the same kind at a new place is the old one, moved by the change.
     old_places = {other.place for other in before.traffic.collectives}
@@ -271,7 +284,10 @@ def _left(before: Stages, after: Stages, moved: MovedValue, most: int) -> list[M
 
 
 def _tried(trials: Trials, moved: MovedValue, change: AnnotationChange | Changes) -> Trial:
-    """Plan with a change; the plan is priced only if it removes the collective, or on demand."""
+    """Plan the function with a change of annotations.
+
+    The plan is priced if the change removes the collective, or later if its price is asked for.
+    """
     annotations, now = change.applied(trials.stages.annotations), trials.now
     found = trials.traffic(annotations, partial(_removes, moved, now))
     removes = _removes(moved, now, found)

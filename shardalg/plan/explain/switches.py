@@ -152,7 +152,7 @@ GATHER_COLUMNS = (
 
 
 def switch_table(stages: Stages, options: Options) -> Table:
-    """Return a row for the plan, and a row per switch with only that switch flipped."""
+    """Return the figures of a plan, and of plans with one option (switch) flipped, a row each."""
     # Most switches do not concern completion, so their plans share one completed graph (`known`).
     # This saves the time of completing it again.
     settings, known = options.settings, Completions(stages.annotations)
@@ -191,7 +191,10 @@ def _switch_outcome(stages: Stages) -> tuple[object, ...]:
 
 
 def gather_table(sharded: ShardedGraph, roles: Sequence[str], options: Options) -> Table:
-    """Return the copies that are gathered more than once, by the bytes that keeping them saves."""
+    """Return a row per copy of a value that is gathered more than once.
+
+    Copies come first whose keeping saves the most bytes.
+    """
     choices = gather_choices(sharded, roles, PartitionOptions.of(options, roles))
     rows = (
         (

@@ -22,7 +22,7 @@ from shardalg.tables import Answer, Parts, Table
 
 @dataclass(frozen=True, repr=False, eq=False)
 class WhyNot(Answer):
-    """The reason why a value does not have a sharding, and the cost of annotating it so.
+    """The reason why a value does not have a wanted sharding, and the cost of asking for it.
 
     Attributes:
       value, has, wanted: the value's name, its completed sharding, and the sharding in question.
@@ -31,7 +31,7 @@ class WhyNot(Answer):
         None if no step contradicts it.
       refused: the operators that proposed the wanted sharding, or a coarser one, in vain; see
         `refusals`.
-      cost: the changes of the plan if the value is annotated so.
+      cost: the changes of the plan if the value is annotated with the wanted sharding.
     """
 
     value: str
@@ -100,9 +100,10 @@ def _refuse_own(graph: Graph, value: int, wanted: Sharding) -> None:
 
 
 def annotated_as(stages: Stages, value: int, wanted: Sharding) -> Annotations:
-    """Return the annotations with one value annotated, in place of its annotation if it has one.
+    """Return the annotations of a plan with one more: the sharding `wanted` for `value`.
 
-    A state that is an argument and a result of a step is changed at both ends.
+    It replaces the value's own annotation. If the value is an argument whose new value is a result
+    of the step, the annotation of the result changes, too.
     """
     given, graph = stages.annotations, stages.graph
     sites = [graph.nodes[site.node].results[0] for site in graph.sites]
@@ -157,7 +158,10 @@ def _origin(sharded: ShardedGraph, reason: Reason) -> str:
 
 
 def _unasked(sharded: ShardedGraph, value: int, wanted: Sharding) -> str:
-    """Return why a value did not get a sharding that no step of completion contradicts."""
+    """Return text: the reason why completion did not choose the sharding `wanted`.
+
+    It is used if no step of completion contradicts the sharding.
+    """
     graph = sharded.graph
     for conflict in sharded.conflicts:
         if conflict.value == value and refines(wanted, conflict.refused):

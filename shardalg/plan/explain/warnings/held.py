@@ -42,7 +42,7 @@ def held_rows(trials: Trials) -> tuple[Row, ...]:
 
 
 def _uneven(trials: Trials) -> Iterator[Row]:
-    """Yield a row per group of dimensions with equal size and axes that do not divide."""
+    """Yield a warning per group of dimensions of equal size whose axes do not divide this size."""
     stages = trials.stages
     alike: defaultdict[tuple[int, Digits], list[Value]] = defaultdict(list)
     for value, layout in zip(stages.graph.values, stages.sharded.shardings, strict=True):
@@ -135,7 +135,7 @@ def _even_remedies(trials: Trials, group: _Uneven, *, equal: bool) -> Iterator[s
 def _evened(
     trials: Trials, value: Value, uneven: tuple[int, Digits], over: tuple[Digits, Digits]
 ) -> tuple[bool, str] | None:
-    """Plan with uneven dimensions sharded along other axes; None if that costs memory or bytes.
+    """Plan with unevenly sharded dimensions along other axes; None if it costs memory or bytes.
 
     Args:
       uneven: size and digits of the dimensions. over: the digits that replace them, and the digits
@@ -284,7 +284,10 @@ def _replicated_row(trials: Trials, digits: Digits, values: Sequence[int], held:
 
 
 def _along(stages: Stages, value: int, digits: Digits) -> Sharding | None:
-    """Return the sharding with digits added to the largest dimension that they divide, or None."""
+    """Return a value's sharding with its largest dimension sharded along `digits`, too.
+
+    It is the largest dimension that the digits divide; None if they divide none.
+    """
     layout = stages.sharded.shardings[value]
     for dim in sorted(range(len(layout.shape)), key=lambda dim: -layout.shape[dim]):
         longer = (*layout.dims[dim], *digits)

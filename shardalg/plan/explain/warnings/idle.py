@@ -29,9 +29,10 @@ SHARE = 0.1
 
 
 def stack_rows(trials: Trials) -> tuple[tuple[object, ...], ...]:
-    """Return a row per loop over a stack whose layers are sharded; none with named sizes.
+    """Return a warning per loop over stacked layers that are sharded over the number of layers.
 
-    The plan that fetches layers the other way is made for its price.
+    Such a stack is gathered before the loop, or one layer per iteration. Both ways are planned, to
+    compare their prices. Plans with named sizes get no warnings.
     """
     other = trials.other_layers
     return () if other is None else tuple(_stack_rows(trials, other))
@@ -41,7 +42,8 @@ def _stack_rows(trials: Trials, other: TrialOutcome) -> Iterator[tuple[object, .
     """Yield a warning per scan whose gathered stacks are a large share of the peak memory.
 
     Args:
-      other: the figures of the plan that reads the layers in the other way.
+      other: the figures of the plan with `Options.stream_layers` flipped. One of the two plans
+        gathers stacks before the loop, and the other one layer per iteration.
     """
     stages = trials.stages
     moved: dict[int, float] = {}
@@ -65,10 +67,12 @@ def _stack_rows(trials: Trials, other: TrialOutcome) -> Iterator[tuple[object, .
 def _stack_row(
     trials: Trials, node: Node, found: list[int], figures: tuple[int, float, TrialOutcome]
 ) -> tuple[object, ...]:
-    """Return the warning about one scan, with the option for the other way as its remedy.
+    """Return the warning about one scan over stacked layers.
+
+    Its remedy is to flip the option `stream_layers`, with the effect on the step.
 
     Args:
-      found: the stacked values.
+      found: the numbers of the stacked values.
       figures: bytes of the gathered stacks, bytes sent for them, and figures of the other plan.
     """
     stages, (held, sent, other) = trials.stages, figures
@@ -210,7 +214,7 @@ def _choices(digits: Digits) -> tuple[Digits, ...]:
 
 
 def _places(node: Node, rule: Rule) -> Iterator[tuple[int, int]]:
-    """Yield (value, dimension) for the result's dimensions, then the operands' contracting ones."""
+    """Yield (value, dimension) pairs: dimensions of the result, then contracting dimensions."""
     yield from ((node.results[0], dim) for dim in range(len(rule.results[0])))
     for operand, dims in rule.operands.items():
         for dim, index in enumerate(dims):
