@@ -207,7 +207,10 @@ class _Namer:
         return tuple(self.per_node)
 
     def _module(self, node: Node) -> str:
-        """Return the module of a node that has no named scope, by the rules of `modules`, or ""."""
+        """Return the module of a node without a named scope, such as `layers/0/mlp`, or "".
+
+        The rules of `modules` determine it.
+        """
         if node.bodies:
             inside = (self.per_node[n] for b in node.bodies for n in self.graph.regions[b].nodes)
             found = common(dict.fromkeys(filter(None, inside)))
@@ -233,11 +236,17 @@ class _Namer:
         return self._last(v for v in operands if v in self.made and not self.arguments.given[v])
 
     def _made_last(self, node: Node) -> str:
-        """Return the module of the node's most recently computed operand that has one, or ""."""
+        """Return the module, such as `layers/0`, of the node's most recently computed operand.
+
+        Operands without a module do not count; return "" if no operand has one.
+        """
         return self._last(v for v in map(self._entered, node.operands) if v in self.made)
 
     def _last(self, values: Iterable[int]) -> str:
-        """Return the module of the last computed value among `values` that has one, or ""."""
+        """Return the module of the value among `values` that was computed last.
+
+        Values without a module do not count; return "" if no value has one.
+        """
         named = [v for v in values if self.made[v]]
         return self.made[max(named, key=self.order.__getitem__)] if named else ""
 

@@ -21,7 +21,7 @@ class UnionFind:
         self.parent = list(range(size))
 
     def root(self, item: int) -> int:
-        """Return the representative of the class of a number."""
+        """Return the smallest of the numbers that are joined with `item`, or `item` itself."""
         parent = self.parent
         # Each visit halves the path to the representative, so that later visits are short.
         while parent[item] != item:
@@ -29,7 +29,7 @@ class UnionFind:
         return item
 
     def join(self, first: int, second: int) -> None:
-        """Merge the classes of two numbers."""
+        """Merge the classes of two numbers: `root` of all their members is then the same."""
         a, b = self.root(first), self.root(second)
         if a < b:
             self.parent[b] = a
@@ -37,5 +37,5 @@ class UnionFind:
             self.parent[a] = b
 
     def roots(self) -> tuple[int, ...]:
-        """Return the representative of every number."""
+        """Return, for each number from 0 on, the smallest number that it is joined with."""
         return tuple(map(self.root, range(len(self.parent))))

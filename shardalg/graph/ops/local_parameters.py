@@ -226,9 +226,10 @@ def _same(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
 
 
 def _shape(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Return the changes for an operator with a shape as a parameter, such as a reshape or a tile.
+    """Return the changed parameters of an operator with a shape as a parameter, or of a tile.
 
-    The parameter becomes the shape of the device's block.
+    The shape, as of a reshape, becomes the shape of the device's block. The repetitions of a tile
+    become the ones in the device's block.
     """
     if not sharded(rule, blocks):
         return PLAIN
@@ -242,7 +243,10 @@ def _shape(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
 
 
 def _iota(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Return the changes of an `iota`: the block's shape, and a shift to its first index."""
+    """Return the changed parameters of an `iota` that computes only the device's block.
+
+    They are the block's shape, and a shift of the numbers to the block's first index.
+    """
     split = sharded(rule, blocks)
     loop = f"d{signature.param('dimension')}"
     shifts = (IndexShift(None, None, loop, 1),) if loop in split else ()
@@ -250,7 +254,10 @@ def _iota(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
 
 
 def _positions(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Return the changes of a `positions`: the block's shape, and shifts of its start numbers."""
+    """Return the changed parameters of a `positions` that computes only the device's block.
+
+    They are the block's shape, and shifts of the start numbers to the block's first elements.
+    """
     split = sharded(rule, blocks)
     names = (index.loop for index in rule.results[0])
     shifts = tuple(IndexShift(d, None, n, 1) for d, n in enumerate(names) if n in split)
@@ -258,10 +265,10 @@ def _positions(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
 
 
 def _terms(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Return the changes of a concatenation.
+    """Return what a device does for its block of a concatenation.
 
     If the concatenated dimension is sharded, `chosen` is set: each position of a device's block is
-    read from the operand that contains it.
+    read from the operand that contains it. Otherwise nothing changes.
     """
     dim = signature.param("dimension")
     sizes = signature.param("sizes") or tuple(v.shape[dim] for v in signature.operands)
@@ -270,9 +277,10 @@ def _terms(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
 
 
 def _window(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Return the changes of a windowed operator: the device's number of groups of a convolution.
+    """Return the changed parameters of a windowed operator, except padding and dilation.
 
-    `local_params` changes padding and dilation.
+    They are the device's number of groups of a grouped convolution. `local_params` changes padding
+    and dilation.
     """
     split = sharded(rule, blocks)
     grouped = [name for name in GROUPS if signature.param(name, 1) > 1]
@@ -283,7 +291,7 @@ GROUPS = ("feature_group_count", "batch_group_count")
 
 
 def _dynamic(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Return the changes of a dynamic slice or dynamic update.
+    """Return what a device does for its block of a dynamic slice or dynamic update.
 
     If it selects along a sharded dimension, only `boxed` is set. Otherwise the sizes of the slice
     become the sizes of the device's block.
@@ -369,7 +377,13 @@ def selections(
 
 
 def _margins(found: tuple[SelectedDimension, ...]) -> tuple[tuple[int, str, int], ...]:
-    """Return the margins (see `Emission`) of dimensions whose window has several elements."""
+    """Return the numbers of elements that are added before a device's block (`Emission.margins`).
+
+    Only dimensions whose window has several elements have such a margin.
+
+    Args:
+      found: the sharded dimensions that indices select.
+    """
     return tuple((one.dim, one.loop, one.width) for one in found if one.width)
 
 
@@ -377,7 +391,7 @@ UNSORTED: Params = (("indices_are_sorted", False), ("unique_indices", False))
 
 
 def _gather(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Return the changes of a gather, which then reads from the device's block alone.
+    """Return the changed parameters of a gather that reads from the device's block alone.
 
     An index outside the block reads the fill value or is clipped. `owned` lists the dimensions by
     which results from other devices' blocks are masked.
@@ -412,7 +426,7 @@ def _gather(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
 
 
 def _scatter(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Return the changes of a scatter, which then drops updates outside of the device's block.
+    """Return the changed parameters of a scatter that drops updates outside of the device's block.
 
     In a sum or product over sharded updates, one device adds the operand. Updates in padding have
     arbitrary indices, so the local indices are neither sorted nor unique.
@@ -441,14 +455,21 @@ def _scatter(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
 
 
 def _row_groups(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Return the groups of the rows of the device's block, whose start is shifted to it."""
+    """Return the changed parameters of a `row_groups` that computes only the device's block.
+
+    They are the block's shape, and a shift of the start operand to the block's first row.
+    """
     split = sharded(rule, blocks)
     shifts = (IndexShift(0, None, "m", 1),) if "m" in split else ()
     return Emission((("shape", local_shape(rule, 0, blocks)),), shifts) if split else Emission()
 
 
 def _grouped(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Return a product by groups on the device's groups, with the rows' numbers shifted to them."""
+    """Return the changed parameters of a `grouped_dot` that multiplies only the device's groups.
+
+    If the groups are sharded, the parameters are the number of the device's groups, and a shift of
+    the rows' group numbers, after which the device's first group is 0.
+    """
     if "g" not in sharded(rule, blocks):
         return PLAIN
     # The shift keeps the order of the numbers, which the local product relies on.

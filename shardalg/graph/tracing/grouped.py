@@ -30,9 +30,13 @@ NO_GROUP = 1 << 30
 
 
 def grouped_rows(equation: Any) -> Callable[..., Any] | None:
-    """Return the function that a `ragged_dot_general` computes, by the group of each row.
+    """Return a function equal to a `ragged_dot_general`, made of `row_groups` and `grouped_dot`.
 
-    None if the ragged dimension is a batch: the groups then have no effect on the product.
+    None if the equation has a group offset, or if the ragged dimension is a batch: the groups then
+    have no effect on the product.
+
+    Args:
+      equation: the equation of the `ragged_dot_general` in JAX's program.
     """
     params = dict(equation.params)
     left, _, sizes = (var.aval for var in equation.invars)

@@ -67,7 +67,7 @@ class Parts:
     """
 
     def __init__(self) -> None:
-        """Start without values; the tables with an underscore find equal parts again."""
+        """Start without values; private tables find a part that equals a new one."""
         self.values: list[Value] = []
         self.constants: list[tuple[int, object]] = []
         self.numbers: dict[int, np.ndarray] = {}

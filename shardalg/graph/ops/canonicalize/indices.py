@@ -165,7 +165,10 @@ class _Counting:
         self.known: dict[int, int | None] = {}
 
     def along(self, value: int) -> int | None:
-        """Return the counting dimension of a value, or None if none is found."""
+        """Return the dimension of a value along which its elements are 0, 1, 2, ..., or None.
+
+        None means that no such dimension was found, although there may be one.
+        """
         if value not in self.known:
             producer = self.graph.producer[value]
             if value in self.constants:
@@ -200,9 +203,10 @@ class _Counting:
         return not narrow and self.in_order(node.operands[0])
 
     def reshaped(self, node: Node) -> int | None:
-        """Return the dimension of a reshape's result that is the operand's counting dimension.
+        """Return the dimension of a reshape's result along which its elements are 0, 1, 2, ....
 
-        It has the same size, and the sizes before it have the same product. None if there is none.
+        It is the operand's counting dimension if it has the same size, and the sizes before it have
+        the same product. None if there is no such dimension.
         """
         dim = self.along(node.operands[0])
         before, after = node.signature.operands[0].shape, node.signature.results[0].shape
@@ -218,25 +222,37 @@ class _Counting:
         )
 
     def squeezed(self, node: Node) -> int | None:
-        """Return the counting dimension's position after a squeeze; None if it is removed."""
+        """Return the dimension of a squeeze's result that counts 0, 1, 2, ..., or None.
+
+        There is none if the squeeze removes it, or if the operand has none.
+        """
         dim, gone = self.along(node.operands[0]), node.signature.param("dimensions")
         return None if dim is None or dim in gone else dim - sum(d < dim for d in gone)
 
     def transposed(self, node: Node) -> int | None:
-        """Return the counting dimension's position after a transpose, or None without one."""
+        """Return the dimension of a transpose's result that counts 0, 1, 2, ..., or None."""
         dim = self.along(node.operands[0])
         return None if dim is None else node.signature.param("permutation").index(dim)
 
     def iota(self, node: Node) -> int | None:
-        """Return the counting dimension of an iota, or None if its integer type overflows."""
+        """Return the dimension along which an iota counts 0, 1, 2, ..., or None.
+
+        None means that the iota's integer type overflows along this dimension.
+        """
         return _if_wide_enough(node, node.signature.param("dimension"))
 
     def converted(self, node: Node) -> int | None:
-        """Return the counting dimension after a conversion, or None if the new type overflows."""
+        """Return the dimension along which a converted value counts 0, 1, 2, ..., or None.
+
+        It is the operand's dimension, unless the new type overflows along it.
+        """
         return _if_wide_enough(node, self.along(node.operands[0]))
 
     def broadcast(self, node: Node) -> int | None:
-        """Return the counting dimension's position after a broadcast; None if it is repeated."""
+        """Return the dimension of a broadcast's result that counts 0, 1, 2, ..., or None.
+
+        There is none if the broadcast repeats it, or if the operand has none.
+        """
         dim, dims = self.along(node.operands[0]), node.signature.param("broadcast_dimensions")
         if dim is None:
             return None
@@ -244,7 +260,7 @@ class _Counting:
         return dims[dim] if before[dim] == after[dims[dim]] else None
 
     def wrapped(self, node: Node) -> int | None:
-        """Return the counting dimension of `i` for `select_n(i < 0, i, i + n)`, or None.
+        """Return the dimension along which `i` counts, for `select_n(i < 0, i, i + n)`, or None.
 
         JAX adds such selections to indices, so that negative indices count from the end.
         """

@@ -177,7 +177,10 @@ class KnownValues:
         return dict(self.graph.constants)
 
     def vector(self, value: int) -> tuple[int, ...] | None:
-        """Return the integers of a rank-1 value, such as `[1, 0]`; None if they are unknown."""
+        """Return the integers of a rank-1 value, such as `(1, 0)`.
+
+        Return None if they are not known before the program runs.
+        """
         value = self._outermost(value)
         if value in self.arrays:
             return tuple(int(n) for n in np.asarray(self.arrays[value]))
@@ -193,7 +196,10 @@ class KnownValues:
         return tuple(n for p in parts for n in p) if len(parts) == len(node.operands) else None
 
     def integers(self, values: Sequence[int]) -> list[int] | None:
-        """Return the known integer of each rank-0 value in `values`; None if one is unknown."""
+        """Return the integer of each rank-0 value in `values`.
+
+        Return None if one of them is not known before the program runs.
+        """
         found = [n for n in map(self.number, values) if n is not None]
         return list(map(int, found)) if len(found) == len(values) else None
 
@@ -216,9 +222,9 @@ class KnownValues:
         return number if node.region == region or number in self.numbers else None
 
     def number(self, value: int) -> np.ndarray | None:
-        """Return the known number of a rank-0 value, or None.
+        """Return the number of a rank-0 value if it is known before the program runs, or None.
 
-        The argument of a body that receives a constant is known too.
+        The argument of a body that receives a constant has the constant's number.
         """
         return self.numbers.get(self._outermost(value))
 

@@ -271,9 +271,9 @@ class _GraphRewriter:
         )
 
     def _keep_values(self) -> list[int]:
-        """Add the values that stay, in the old order; return the new index of each old value.
+        """Add the old values that the new graph refers to; return the new index of each old value.
 
-        The index of a removed value is -1.
+        The values are in the old order. The index of a removed value is -1.
         """
         kept = self._used_values()
         number_of = [-1] * len(self.old.values)
@@ -289,10 +289,10 @@ class _GraphRewriter:
         return number_of
 
     def _used_values(self) -> bytearray:
-        """Return 1 per value that a live node, its bodies, or the graph's interface refers to.
+        """Return, per value of the old graph, 1 if the new graph has this value, else 0.
 
-        The interface are the graph's arguments and results. The entry is 0 for all other values,
-        and for values in `numbers`.
+        The entry is 1 if a live node, a body of one, or the graph's arguments or results contain
+        the value. It is 0 for values in `numbers`, which become constants.
         """
         old, kept = self.old, bytearray(len(self.old.values))
         for node in compress(old.nodes, self.live):
@@ -373,7 +373,10 @@ class _GraphRewriter:
         self.node_of[node.index] = range(first, len(self.nodes))
 
     def _wide_sum(self, signature: Signature) -> WideSum | None:
-        """Return the replacement by a sum in float32, or None if the operator stays."""
+        """Return the sum in float32 that replaces a sum of narrow floats.
+
+        Return None for any other operator, and if the rewriter leaves such sums as they are.
+        """
         return wide_sum(signature) if self.wide_sums else None
 
     def _normal_form(self, node: Node, operands: list[int]) -> tuple[Signature, list[int]]:
