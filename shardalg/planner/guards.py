@@ -210,7 +210,10 @@ def recorded_shapes(
 
 
 def _found(stages: Stages, options: Options, named: Symbolised) -> tuple[Guards | None, str]:
-    """Plan once more on sizes that record comparisons; return the result of `guards`."""
+    """Plan once more on sizes that record comparisons; return the result of `guards`.
+
+    Such a size is a number with a formula. It writes down each comparison that planning makes.
+    """
     recorded = recorder(named.sizes.hints)
     sizes = _Sizes(stages, named.sizes, recorded)
     try:
@@ -256,7 +259,7 @@ def _other_blocks(recorded: SpmdProgram, named: SpmdProgram) -> Iterator[Fact]:
 
 
 def _peak(recorded: Recorder, named: Symbolised, stages: Stages, rebuild: bool) -> DecidedCall:
-    """Return the formula of the memory peak as a recorded call, with the facts that it rests on.
+    """Return the memory peak as a formula, with the comparisons (facts) under which it is right.
 
     Where the facts fail, other values may be overwritten, or kept for the backward pass. The peak
     is then computed again from the program with the sizes of that point.
@@ -365,7 +368,7 @@ class _Sizes:
 
     @cached_property
     def second(self) -> Retrace | None:
-        """The function traced at other sizes than the hints; None for a loaded plan.
+        """The function traced at a second number for each named size; None for a loaded plan.
 
         Parameters that differ between the two traces depend on sizes.
         """
@@ -396,7 +399,10 @@ class _Sizes:
                 yield Fact(symbol(name) - size.hint, ZERO)
 
     def graph(self) -> Graph:
-        """Return the plan's graph with a recorded size in place of every number."""
+        """Return the plan's graph with a recorded size in place of every number.
+
+        A recorded size writes down each comparison that planning makes with it.
+        """
         graph = self.stages.graph
         if self.second is None:
             return graph

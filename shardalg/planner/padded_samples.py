@@ -334,7 +334,11 @@ class _Region:
         return _with_size(type_, dim, self.padded * factor)
 
     def change(self, number: int) -> NodeReplacement:
-        """Return the replacement of a node that computes on padded samples."""
+        """Return the replacement of a node that computes on padded samples.
+
+        Args:
+          number: the index of the node.
+        """
         # An operand with the samples alone is padded here, a result cut here. A merged operand is
         # padded already; if the node sums over samples, the added ones are set to zero before.
         node, ends = self.graph.nodes[number], self.ends[number]

@@ -455,7 +455,10 @@ def _completed_plan(traced: Traced, known: Completions, options: Options) -> Sta
 
 
 def _orders(sharded: ShardedGraph) -> tuple[tuple[int, Order], ...]:
-    """Return (node index, stages) for each Fourier transform along a sharded dimension."""
+    """Return (node index, stages) for each Fourier transform along a sharded dimension.
+
+    Stages are groups of dimensions that are transformed one after the other.
+    """
     found = []
     for node in sharded.graph.nodes_of(["fft"]):
         dims = plain(sharded.shardings[node.operands[0]]).dims

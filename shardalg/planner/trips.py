@@ -233,7 +233,10 @@ class _CountedLoop:
 
     @property
     def carried(self) -> dict[int, int]:
-        """Per argument of the condition and of the body that is carried, its place in the carry."""
+        """A dictionary from each carried argument of condition or body to its place in the carry.
+
+        Arguments that are constants of the loop are absent.
+        """
         params = self.node.signature.param
         counts = params("cond_nconsts"), params("body_nconsts")
         found: dict[int, int] = {}

@@ -223,7 +223,10 @@ def _type_mismatches(
 ) -> Iterator[tuple[tuple[int, str], tuple[int, str]]]:
     """Yield (local, type) outside and inside a loop where the types differ.
 
-    From number `pairs[2]` on, the outer value is stacked over the iterations.
+    Args:
+      length: the number of iterations.
+      pairs: the locals outside, the locals inside, and a number. From this number on, the outer
+        locals are stacked over the iterations.
     """
     for number, (outer, inner) in enumerate(zip(*pairs[:2], strict=True)):
         # Outside a loop, `xs` and `ys` have the iterations as leading dimension.

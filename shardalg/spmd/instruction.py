@@ -120,7 +120,12 @@ class Attributes:
         return first
 
     def arity(self, rank: int, count: int) -> int:
-        """Return the number of operands, given the rank of the first and the actual count."""
+        """Return how many operands the instruction must have.
+
+        Args:
+          rank: the rank of the first operand.
+          count: how many operands it has.
+        """
         return 1
 
     def followed(self, count: int) -> Sequence[int]:
@@ -138,12 +143,15 @@ class Attributes:
 
     @property
     def cut(self) -> tuple[int, Digits] | None:
-        """(dimension, digits): the operand's size must be divisible by the number of parts."""
+        """The dimension that is cut into blocks, and its digits; None if no dimension is cut.
+
+        The operand's size must be divisible by the number of blocks.
+        """
         return None
 
     @property
     def padding(self) -> str | None:
-        """The way to combine whose identity fills places without elements, or None."""
+        """The combination, such as "sum", whose identity fills places without elements; or None."""
         return None
 
     @property
@@ -167,7 +175,7 @@ class Attributes:
 
 
 class Along(Attributes):
-    """Base of the kinds that name one dimension, `dim`."""
+    """Base of the instructions that work along one dimension, `dim`."""
 
     __slots__ = ()
     dim: int
@@ -221,7 +229,10 @@ class Collective(Attributes):
 
     @property
     def choices(self) -> int:
-        """Number of operands of which a device sends one at a time; 1 means that all are sent."""
+        """The number of operands among which a device chooses the one that it sends.
+
+        It is 1 if a device sends all operands.
+        """
         return 1
 
     @property
@@ -275,7 +286,7 @@ A = TypeVar("A", bound=Attributes)
 
 
 def is_a(instruction: Instruction, kind: type[A]) -> TypeGuard[Instruction[A]]:
-    """Return whether an instruction is of a kind."""
+    """Return whether the attributes of an instruction are of this class."""
     return type(instruction.attributes) is kind
 
 

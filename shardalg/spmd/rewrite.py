@@ -113,7 +113,7 @@ class Rewriter:
         self.kept.append(instruction)
 
     def begin(self, block: Block) -> None:
-        """Read the block before its first instruction is visited."""
+        """Collect facts of a block before its first instruction is visited; passes override it."""
 
     def finish(self, block: Block) -> Block:
         """Return the block in its final form, for rules that read all of it at once."""

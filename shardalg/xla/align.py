@@ -156,7 +156,10 @@ def _demanded(done: ShardedGraph) -> dict[int, object]:
 def _demanded_by_instruction(
     module: HloModule, demanded: Mapping[int, object], mesh: Mesh
 ) -> dict[tuple[str, str], object]:
-    """Return each constraint's sharding; None unless some annotation demands this sharding."""
+    """Return a dictionary from each sharding constraint of XLA's program to its sharding.
+
+    The sharding is None if no annotation demands it. A key is (computation, instruction).
+    """
     wanted = set(demanded.values()) - {None}
     found: dict[tuple[str, str], object] = {}
     for name, computation in module.computations.items():

@@ -83,7 +83,9 @@ def folder() -> Path:
 
 
 def load(name: str, notes: list[str]) -> Compiled | None:
-    """Read the stored answer with this key; None if it is absent or damaged (a note says so).
+    """Read the compiler's figures that are stored under this key.
+
+    None if they are absent or damaged. A note says that they are damaged.
 
     Args:
       notes: messages to the user; one is appended for a damaged file.
@@ -99,7 +101,7 @@ def load(name: str, notes: list[str]) -> Compiled | None:
 
 
 def store(name: str, answer: Compiled) -> None:
-    """Write an answer under its key, atomically."""
+    """Store the compiler's figures under this key; a reader never sees half a file."""
     folder().mkdir(parents=True, exist_ok=True)
     write_whole(folder() / f"{name}.json", json.dumps(asdict(answer)))
 

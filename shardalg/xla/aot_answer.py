@@ -116,7 +116,9 @@ class Figures:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class BesideCompiler(Answer):
-    """A plan compared with a chip compiler's figures for it and for XLA's twin.
+    """A plan compared with a chip compiler's figures, for the plan's program and for XLA's.
+
+    XLA's program is the same function with the same annotations, partitioned by XLA.
 
     Attributes:
       where: chip, topology and compiler, in words.
@@ -134,7 +136,7 @@ class BesideCompiler(Answer):
 
     @property
     def table(self) -> Table:
-        """Memory, flops and collectives: planned, compiled, and XLA's twin compiled.
+        """Memory, flops and collectives: planned, compiled, and compiled from XLA's partitioning.
 
         An error is `planned / compiled - 1`. Collectives of one kind on the same axes have two
         rows: their number, and the bytes that a device sends in a step. A figure that a compiler
@@ -188,7 +190,9 @@ class BesideCompiler(Answer):
 
 
 def beside_compiler(lowered: Lowered, planned: Figures, target: Target) -> BesideCompiler:
-    """Compile a program lowered without devices, and its twin, and compare both with the plan.
+    """Compile a plan's program and XLA's partitioning of the same function; compare both.
+
+    The program is lowered without devices.
 
     Raises:
       LoweringError: see `compile_for`.

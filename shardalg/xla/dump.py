@@ -172,7 +172,10 @@ def _as_written(graph: Graph, annotations: Annotations) -> tuple[Graph, Annotati
 
 
 def _site_key(graph: Graph, site: Site) -> object:
-    """Return a key of a site that does not depend on its number."""
+    """Return a key by which an annotated place of the function is found in another graph of it.
+
+    It does not depend on node numbers.
+    """
     node = graph.nodes[site.node]
     return node.source, node.signature.results, replace(site, node=0)
 

@@ -33,7 +33,7 @@ The total is compared only then, because a change often pays only if the neighbo
 
 @dataclass(frozen=True)
 class Option:
-    """One way to compute a unit.
+    """One way to compute a unit, which is a node or a part of one that is decided separately.
 
     Attributes:
       asks: (value, sharding in which the unit reads it).
@@ -210,6 +210,8 @@ class UnitProblem:
 
 def descend(problem: UnitProblem, start: Sequence[int]) -> tuple[int, ...]:
     """Return options (one number per unit) that no change of a single unit improves.
+
+    A unit is a node, or another thing that is decided at once. Each has several options.
 
     Args:
       start: the options to begin with.

@@ -238,7 +238,10 @@ class Partitioner(BodyPartitioner):
                 context.hold_again(node.results[0], found.again, partial(self._remade, node))
 
     def _recipe(self, node: Node) -> Recipe:
-        """Return the recipe of a node: its instructions, and other free shardings of its result."""
+        """Return the recipe of a node: the instructions that all nodes of its class emit.
+
+        A recipe also has the shardings in which the result can be had without communication.
+        """
         value_shardings = tuple([self.value_shardings[v] for v in node.results])
         made = recipe(self.context, node, self._planned(node, value_shardings), value_shardings)
         # Other copies without communication make later choices cheaper.

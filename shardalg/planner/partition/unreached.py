@@ -128,7 +128,10 @@ def _inner_nodes(graph: Graph) -> tuple[Node, ...]:
 
 
 def border_values(graph: Graph) -> frozenset[int]:
-    """Return the arguments and results of the function, of every body, and of every call of one."""
+    """Return the values at the borders of the function, of bodies, and of calls with bodies.
+
+    They are the arguments, operands and results.
+    """
     given = [v for region in graph.regions for v in (*region.arguments, *region.results)]
     calls = [v for node in graph.walk() if node.bodies for v in (*node.operands, *node.results)]
     return frozenset([*graph.results, *given, *calls])

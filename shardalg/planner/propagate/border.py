@@ -57,9 +57,9 @@ def _operand_annotations(
 ) -> dict[int, Sharding]:
     """Return the annotations of sites that also hold for the value that the site reads.
 
-    The value has no annotation of its own, and the site leaves no dimension open. GSPMD takes the
-    last of several sites, and an argument may still be refined. In Shardy's order, the index says
-    which sites hold.
+    A site is an operator that only marks its operand with a sharding. The value has no annotation
+    of its own, and the site leaves no dimension open. GSPMD takes the last of several sites, and an
+    argument may still be refined. In Shardy's order, the index says which sites hold.
     """
     pairs = [(s.node, a) for s, a in zip(graph.sites, annotations.sites, strict=True)]
     # Only Shardy's index has `notified`; its `seeded` says which site decides for which value.

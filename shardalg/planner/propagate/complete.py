@@ -34,7 +34,9 @@ from shardalg.planner.propagate.strategy import Annotations
 
 @dataclass(eq=False)
 class Contested(Fixpoint):
-    """Sweeps that record contested products.
+    """The sweeps of completion, which also record contested products.
+
+    These are products whose operands want one mesh axis for different dimensions of the result.
 
     Attributes:
       turned: steps of products whose second operand wins.
@@ -46,7 +48,10 @@ class Contested(Fixpoint):
     wanted: dict[int, tuple[Dims, ...]] = field(default_factory=dict)
 
     def _preferred_order(self, position: int, outcome: StepOutcome) -> StepOutcome:
-        """Return a product's outcome by XLA's look-ahead, else by `turned`, else by XLA's order."""
+        """Return the outcome of a product whose two operands want different shardings of it.
+
+        XLA's look-ahead decides which operand wins; if it does not, `turned` decides.
+        """
         # XLA's look-ahead decides first. If it takes the other order, the product is not contested.
         found = super()._preferred_order(position, outcome)
         if found is not outcome or outcome.other is None:

@@ -176,7 +176,13 @@ class TensorChange(NamedTuple):
 def _merged(
     kind: OperatorClass, key: Numbers, layouts: Layouts, taken: TensorChange
 ) -> Iterator[tuple[Dims, Dims, Dims]]:
-    """Yield (first, second, merged) for each merge of two shardings in a GSPMD step."""
+    """Yield (first, second, merged) for each merge of two shardings in a GSPMD step.
+
+    Args:
+      kind: the operator class of the step.
+      key: the layout numbers of the step's tensors before the change.
+      taken: the change of one of these tensors.
+    """
     # A change may have taken several offers. They are taken again in their order, because a merge
     # depends on the layout before it.
     number = key[taken.target]
@@ -198,9 +204,10 @@ def _merged(
 def _extended(
     kind: OperatorClass, key: Numbers, layouts: Layouts, taken: TensorChange
 ) -> Iterator[tuple[Dims, Dims, Dims]]:
-    """Yield the digits that Shardy's step added to other dimensions of a partitioned tensor.
+    """Yield (old dimensions, added dimensions, both) of a change by Shardy that merges shardings.
 
-    A dimension that only took further digits was refined, which is no merge.
+    A change merges if the tensor was partitioned and another dimension got digits, too. A dimension
+    that only took further digits was refined, which is no merge.
     """
     target, change = taken
     old, new = layouts.dims[key[target]], layouts.dims[change.number]

@@ -201,8 +201,9 @@ def _gathered(
 
 
 def _with_majors(found: Dims, given: Dims) -> Dims:
-    """Return the dimensions, each cut before a minor part of an axis whose major part has no place.
+    """Return the target's dimensions without parts of an axis whose more major part has no place.
 
+    Each dimension ends before the first such part.
     XLA's reshape stops at the first tiles of a dimension that it cannot place (`ReshapeSharding`).
 
     Args:
@@ -223,7 +224,7 @@ def _with_majors(found: Dims, given: Dims) -> Dims:
 def operator_class(
     signature: Signature, rules: tuple[Rule, ...], single: tuple[bool, ...]
 ) -> OperatorClass:
-    """Return the operator class of a node.
+    """Return the operator class of a node: all nodes of one class propagate shardings alike.
 
     Args:
       single: per result, whether it has exactly one user.

@@ -268,7 +268,7 @@ class Options:
 
     @property
     def completing(self) -> Options:
-        """The options of the plan's completion."""
+        """The options of the plan's completion; for policy "cost", those of its first one."""
         return self.completions[0]
 
     @property

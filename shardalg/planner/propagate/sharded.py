@@ -78,7 +78,7 @@ Layouts = tuple[Sharding, ...]
 
 @dataclass(frozen=True)
 class RegionBorder:
-    """The shardings on which the two sides of a call agree.
+    """The shardings at the border of a loop, a conditional or a manual region.
 
     Attributes:
       operands, results: the shardings of the call's operands and results.

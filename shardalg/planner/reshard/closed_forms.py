@@ -52,6 +52,10 @@ def direct(shape: Shape, start: Dims, goal: Dims) -> Route | None:
     It exists only if one side's digits of each dimension begin with the other's. The all-to-all may
     move digits of several pairs of dimensions at once.
 
+    Args:
+      start, goal: per dimension, the digits that shard it, major first. A digit is a mesh axis or a
+        factor of one.
+
     >>> x, y = (Digit(4, 2),), (Digit(1, 4),)
     >>> direct((8, 8), (x, ()), (x + y, ()))
     Route(first=((Digit(stride=4, size=2), Digit(stride=1, size=4)), ()), exchange=())
@@ -118,7 +122,12 @@ def _one_swap(shape: Shape, ends: tuple[Dims, Dims, Dims], arc: tuple[int, int])
 
 
 def permuted(start: Dims, goal: Dims, axes: Digits) -> Route | None:
-    """Return the route of one permute between equally many parts in each dimension, or None."""
+    """Return the route of one permute between equally many parts in each dimension, or None.
+
+    Args:
+      start, goal: per dimension, the digits that shard it.
+      axes: all axes of the mesh.
+    """
     # A permute keeps the number of parts of each dimension. Slices before it and gathers after it
     # lead from the start's number to the goal's if both divide the number in between.
     counts = [lcm(parts(a), parts(b)) for a, b in zip(start, goal, strict=True)]
@@ -133,7 +142,13 @@ def permuted(start: Dims, goal: Dims, axes: Digits) -> Route | None:
 
 
 def nearest_dims(like: Dims, counts: Sequence[int], axes: Digits) -> Dims:
-    """Return digits of the axes with these numbers of parts, as similar to `like` as possible."""
+    """Return digits of the axes with these numbers of parts, as similar to `like` as possible.
+
+    Args:
+      like: per dimension, the digits of another sharding.
+      counts: per dimension, the number of parts.
+      axes: all axes of the mesh.
+    """
     kept = []
     for held, count in zip(like, counts, strict=True):
         ends = [end for end in range(len(held) + 1) if count % parts(held[:end]) == 0]
@@ -145,6 +160,8 @@ def filled_up(dims: Dims, counts: Sequence[int], like: Dims, axes: Digits) -> Di
     """Return `dims` split further into these numbers of parts, by digits of `like` if they fit.
 
     Args:
+      dims, like: per dimension, the digits of a sharding.
+      counts: per dimension, the wanted number of parts.
       axes: axes of the mesh. Their parts are used if no digit of `like` fits.
     """
     out = list(dims)
@@ -287,7 +304,7 @@ def _swapped(shape: Shape, ends: tuple[Dims, Dims], among: Pool, best: Priced) -
 
 
 def _digits(bits: Sequence[int], of_bits: Mapping[int, Digits]) -> Digits:
-    """Return the digits of a sequence of single bits, in its order."""
+    """Return the digits for which a sequence of bits stands; `of_bits` has those of each bit."""
     return tuple([digit for bit in bits for digit in of_bits[bit]])
 
 
@@ -335,7 +352,13 @@ def _units(start: Dims, goal: Dims, pool: Digits, *, ample: bool) -> list[Digits
 
 @lru_cache(maxsize=1 << 10)
 def _parts(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the number of devices along each set of units; bit j of a set's number is unit j."""
+    """Return the number of devices along each set of units, which are groups of digits.
+
+    Entry `s` is for the set of the units `j` whose bit `j` is 1 in the number `s`.
+
+    Args:
+      sizes: the number of devices along each unit.
+    """
     # Sets with unit j have numbers from 2**j on: each is a set without it, times its size.
     found = [1]
     for size in sizes:
@@ -346,8 +369,9 @@ def _parts(sizes: tuple[int, ...]) -> tuple[int, ...]:
 def _placements(start: Stacks, placed: Sequence[int]) -> Iterator[Stacks]:
     """Yield the stacks after every way to slice the dimensions by the bits of `placed`.
 
-    Each bit slices one dimension. The bits that slice the same dimension become one block, the sum
-    of these bits: the order of digits in a block is decided later (`ordered_hops`).
+    A stack is the list of digit blocks of one dimension, major first; each bit is a digit. Each bit
+    slices one dimension. The bits that slice the same dimension become one block, the sum of these
+    bits: the order of digits in a block is decided later (`ordered_hops`).
     """
     dims = range(len(start))
     for places in product(dims, repeat=len(placed)):

@@ -220,7 +220,9 @@ def _fetched_pieces(
 def _reading(
     exchange: Exchange, number: int, piece: Piece, transfer: Transfer, classes: Classes | None
 ) -> Reading:
-    """Return how a device reads the block of a piece's round from the slot of a transfer.
+    """Return the `Reading` of a halo exchange that delivers one piece of an interval.
+
+    It says from which device the piece comes, by which permutes, and which elements are needed.
 
     Args:
       number: the number of the slot. classes: classes of devices; None on a small mesh.
@@ -246,7 +248,11 @@ def positions(pairs: Iterable[tuple[int, ...]]) -> Pairs | Runs:
 
 
 def _interval(along: DimBuilder, exchange: Exchange, pieces: list[tuple[Piece, int]]) -> int:
-    """Add the instructions that join an interval of its pieces; return the number of the result."""
+    """Add the instructions that put the pieces of an interval together; return its number.
+
+    Args:
+      pieces: the pieces, each with the number of the value that has it.
+    """
     # Rounds that no device needs are not sent. Arbitrary elements fill the gaps of their blocks.
     starts = [exchange.place(piece.number, piece.lower) for piece, _ in pieces]
     ends = [0, *(at + p.upper - p.lower for at, (p, _) in zip(starts, pieces, strict=True))]
@@ -308,7 +314,7 @@ class Retile:
         return found
 
     def number(self, scale: int, more: int = 0) -> Start:
-        """Return the start `p*scale + more`, in the partition id of the dimension."""
+        """Return the element number `p*scale + more` for the device with partition id `p`."""
         return Start(Index.of("p") * scale, (("p", self.digits),), more)
 
     def fetch(self, devices: int) -> HaloExchange:

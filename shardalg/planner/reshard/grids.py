@@ -51,7 +51,7 @@ State = tuple[Dims, Labels]
 
 
 class GridMove(NamedTuple):
-    """A move on some grid.
+    """A move of the search on padded sizes ("grids").
 
     Attributes:
       sent: elements that a device sends.
@@ -99,7 +99,10 @@ def solve(problem: GridProblem, limit: Cost) -> tuple[tuple[State, GridMove], ..
 
 
 class _Grids:
-    """The moves on all grids, bounded by the elements of the goal that a device lacks."""
+    """The search problem: moves between shardings whose sizes may be padded in several ways.
+
+    The bound of the remaining cost is the number of goal elements that a device lacks.
+    """
 
     def __init__(self, problem: GridProblem) -> None:
         """Set both ends as states, and the elements of the goal that the bound counts."""
@@ -212,7 +215,11 @@ class _Grids:
         yield from self.retiles(dims, pending, local)
 
     def retiles(self, dims: Dims, pending: Labels, local: int) -> Iterator[GridMove]:
-        """Yield the retiles of every dimension; a device has `local` elements before."""
+        """Yield the changes of block size (retiles) of every dimension.
+
+        Args:
+          local: the number of elements that a device has before.
+        """
         for dim, held in enumerate(dims):
             for width, after in self.retiled(dim, held):
                 state = replaced(dims, dim, after), pending
@@ -354,5 +361,10 @@ class _Grids:
 
 
 def _padded_elements(local: int, held: BlockedDimension, after: BlockedDimension) -> int:
-    """Return a device's elements, `local` before, after a dimension is padded for an even cut."""
+    """Return the number of a device's elements after a dimension is padded for an even cut.
+
+    Args:
+      local: the number before.
+      held, after: the dimension before it is padded, and after it is cut.
+    """
     return local // max(held.block, 1) * after.block * (after.count // held.count)

@@ -21,7 +21,11 @@ Other = TypeVar("Other")
 
 
 class AllToAllHop(NamedTuple):
-    """One all-to-all: blocks move from the minor end of `source` to the minor end of `target`."""
+    """One all-to-all, from the minor end of dimension `source` to that of dimension `target`.
+
+    Attributes:
+      moved: the blocks (sets of digits) that move.
+    """
 
     source: int
     target: int
@@ -46,7 +50,7 @@ class Swap(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """Lower bounds of the cost of one dimension, by kind of hop.
+    """Lower bounds of the cost of the all-to-alls (hops) that one dimension still needs.
 
     Attributes:
       lacks: hops that deliver the goal's digits that are not in their places yet.
@@ -125,12 +129,16 @@ class Shuffle:
         return lacks if lacks > leaves else leaves
 
     def found(self, stacks: Stacks) -> list[Needs]:
-        """Return the needs of each dimension."""
+        """Return, per dimension, lower bounds of the cost of the hops that it still needs."""
         rows = zip(self.known, stacks, strict=True)
         return [k[s] if s in k else self.needs(dim, s) for dim, (k, s) in enumerate(rows)]
 
     def needs(self, dim: int, stack: Stack) -> Needs:
-        """Return the needs of a dimension's stack, and record them.
+        """Return lower bounds of the cost of the hops that a dimension still needs; record them.
+
+        Args:
+          dim: the dimension.
+          stack: its blocks of digits, major first.
 
         >>> shuffle = Shuffle(((1, 2), ()), shape=(8, 8), parts=(1, 2, 2, 4), pieces=4)
         >>> shuffle.needs(0, (1,)), shuffle.needs(0, (2,)), shuffle.needs(1, (2,))
@@ -142,7 +150,9 @@ Needs(lacks=0, leaves=2, blocked=0))
         return need
 
     def _needs(self, goal: Order, elsewhere: int, stack: Stack) -> Needs:
-        """Return the needs of a stack, found by comparing it with the goal from the major end.
+        """Return lower bounds of the cost that a dimension with these blocks still needs.
+
+        They are found by comparing its digits with those of the goal, from the major end.
 
         Args:
           goal: the goal's digits of this dimension; elsewhere: its digits of other dimensions.
@@ -206,7 +216,7 @@ def _pops(stacks: Stacks) -> Iterator[tuple[int, Stack, Stack]]:
 
 
 def _cut(stack: Stack, depth: int, part: int) -> tuple[Stack, Stack]:
-    """Return the stack that stays and the stack that leaves.
+    """Split a dimension's blocks into those that stay and those that leave in a hop.
 
     The digits of `part`, which is a subset of block `depth`, leave with all blocks minor to it.
     """
@@ -218,6 +228,8 @@ def ordered_hops(
     first: Stacks, hops: Sequence[AllToAllHop], goal: Sequence[Order]
 ) -> tuple[tuple[Order, ...], tuple[Swap, ...], tuple[Order, ...]]:
     """Return the start, the hops and the end with all digits in a fixed order.
+
+    The search leaves the order of the digits in a block open, because it does not change the cost.
 
     >>> ordered_hops(((1, 2), (4,)), [AllToAllHop(0, 1, (2,))], ((1,), (4, 2)))
     (((1, 2), (4,)), (Swap(source=0, target=1, leaving=(2,), arriving=(2,)),), ((1,), (4, 2)))

@@ -25,7 +25,10 @@ def item_type(dtype: str) -> np.dtype:
 
 
 def garbage(dtype: str) -> int | float | bool:
-    """Return the padding before a mask: NaN, the largest integer, or True."""
+    """Return the number that fills padding, so that a missing mask shows in the results.
+
+    It is NaN, the largest integer, or True.
+    """
     return float("nan") if is_float(dtype) else extreme(dtype, highest=True)
 
 
@@ -107,7 +110,11 @@ def groups(digits: Digits, size: int) -> list[list[int]]:
 
 
 def by_word(simulate: Callable[..., Sequence[Stack]], *stacks: Stack) -> list[Stack]:
-    """Run a move on its operands; random keys are moved word by word."""
+    """Simulate an instruction that only moves elements; random keys are moved word by word.
+
+    Args:
+      simulate: the function that simulates the instruction.
+    """
     # numpy has no random keys, but a move of a key is the same move of each of its words.
     like = next((stack[0] for stack in stacks if is_key(stack[0])), None)
     if like is None:
@@ -135,7 +142,10 @@ def join_blocks(stack: Stack, sharding: Sharding) -> Any:
 
 
 def _words_of_stack(stack: Stack) -> list[Stack]:
-    """Return a stack per word; positions that share a block still share each of its words."""
+    """Return the words of random keys, as one stack of blocks per word of a key.
+
+    Positions that share a block still share each of its words.
+    """
     # Blocks are distinguished by identity, so that shared ones are converted once.
     known = {id(block): [np.asarray(part) for part in words(block)] for block in stack}
     return [list(blocks) for blocks in zip(*(known[id(b)] for b in stack), strict=True)]

@@ -356,7 +356,7 @@ class HaloExchange(Along, Collective):
 
     @property
     def permutes(self) -> tuple[tuple[tuple[int, int, int], ...], ...]:
-        """The (source, target, operand) triples of each permute, for all readings together."""
+        """The (source, target, operand) triples of each permute, for all results together."""
         # Number k of every reading's permutes belongs to permute k of the exchange.
         permutes = zip(*(reading.permutes for reading in self.readings), strict=True)
         return tuple(
@@ -377,7 +377,7 @@ class HaloExchange(Along, Collective):
 
     @property
     def sends(self) -> int:
-        """Number of permutes: all readings share them."""
+        """Number of permutes, which all results share."""
         return len(self.readings[0].permutes)
 
     @property

@@ -21,7 +21,9 @@ the dimension, as XLA does.
 
 @dataclass(frozen=True, slots=True)
 class Extract(Operator):
-    """A box of the first operand, at the starts given by the others; 0 where the block lacks it.
+    """Read a box of the first operand, at the starts given by the other operands.
+
+    Elements of the box that the device's block does not contain are 0.
 
     Attributes:
       sizes: sizes of the box on a device.
@@ -86,7 +88,10 @@ def _places_text(mesh: Mesh, places: Places) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DynamicSlice(Along):
-    """The own block `[p*block, (p+1)*block)` along `dim`, for the partition id `p` of `digits`."""
+    """Cut the device's own block `[p*block, (p+1)*block)` out of dimension `dim`.
+
+    `p` is the device's partition id along `digits`.
+    """
 
     dim: int
     digits: Digits

@@ -65,7 +65,10 @@ class Values:
 
     @cached_property
     def item_sizes(self) -> tuple[int, ...]:
-        """Per value, the bytes of an element in the narrowest type that formatting converts."""
+        """Per value, the bytes of an element in the narrowest type in which XLA may send it.
+
+        Operators of `FORMATTING` convert the value to this type or from it.
+        """
         types = [value.type for value in self.graph.values]
         sizes = [t.itemsize for t in types]
         # XLA may convert a value before or after it is sent, whichever type is narrower. So sizes

@@ -25,7 +25,7 @@ _TARGET = re.compile(r"lapack_[sdcz](\w+)_ffi")
 
 
 def called(target: str) -> Callable[..., Any] | None:
-    """Return the function that reads a call of LAPACK; None if there is none.
+    """Return the function that computes a call of LAPACK by `jax.lax`; None if there is none.
 
     Args:
       target: name of the called function.
@@ -60,7 +60,7 @@ def _cholesky(step: TextStep, x: Any) -> Any:
 
 
 def _triangular_solve(step: TextStep, a: Any, b: Any) -> Any:
-    """Read LAPACK's `trsm`, which solves with a triangular matrix `a`."""
+    """Compute LAPACK's `trsm`, which solves with a triangular matrix `a`, by `jax.lax`."""
     how = _said(step, "trans_x")
     return lax.linalg.triangular_solve(
         a,
@@ -124,7 +124,7 @@ _CHLO = (
 
 
 def _pointwise(dialect: str, names: str) -> dict[str, Reading]:
-    """Return the readings of elementwise operators by name.
+    """Return a dictionary from names of elementwise operators to functions that compute them.
 
     Args:
       names: names of functions of `lax`, each with "=" and the operator's name if that is another.
@@ -134,7 +134,7 @@ def _pointwise(dialect: str, names: str) -> dict[str, Reading]:
 
 
 def _plain(name: str) -> Reading:
-    """Return the reading that applies the function `name` of `lax` to the operands."""
+    """Return a function that computes an operator by the function `name` of `lax`."""
     function = getattr(lax, name)
     return lambda step, *operands: function(*operands)
 
@@ -165,7 +165,11 @@ def _pad(step: TextStep, x: Any, value: Any) -> Any:
 
 
 def _custom_call(step: TextStep, *operands: Any) -> Any:
-    """Read a custom call: HLO's constraint, LAPACK, or a third-party kernel."""
+    """Compute a custom call: a sharding constraint of HLO, or a function of LAPACK.
+
+    Raises:
+      TraceError: the call is of any other function.
+    """
     target = str(step.op.attributes["call_target_name"].value)
     of_lapack = called(target)
     if of_lapack is not None:

@@ -19,7 +19,7 @@ def _precision(step: TextStep) -> Any:
 
 
 def _dot(step: TextStep, x: Any, y: Any) -> Any:
-    """Read a `dot_general`; one with an algorithm of its own is refused."""
+    """Compute a `dot_general` by `lax`; one with an algorithm of its own is refused."""
     if step.has("algorithm"):
         raise step.refused(" of an algorithm of its own")
     dims = stablehlo.DotDimensionNumbers(step.op.attributes["dot_dimension_numbers"])
@@ -33,7 +33,7 @@ def _dot(step: TextStep, x: Any, y: Any) -> Any:
 
 
 def _convolution(step: TextStep, x: Any, kernel: Any) -> Any:
-    """Read a convolution; reversed windows become a reversed kernel, because `lax` has none."""
+    """Compute a convolution by `lax`, which has no reversed windows: the kernel is reversed."""
     dims = stablehlo.ConvDimensionNumbers(step.op.attributes["dimension_numbers"])
     rank = x.ndim - 2
     reversal = step.ints("window_reversal", (0,) * rank)
@@ -151,7 +151,7 @@ def _cholesky(step: TextStep, x: Any) -> Any:
 
 
 def _triangular_solve(step: TextStep, a: Any, b: Any) -> Any:
-    """Read the operator `triangular_solve`, which solves with a triangular matrix `a`."""
+    """Compute the operator `triangular_solve`, which solves with a triangular matrix `a`."""
     how = step.word("transpose_a")
     return lax.linalg.triangular_solve(
         a,

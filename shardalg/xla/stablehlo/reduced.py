@@ -51,7 +51,7 @@ _MOST_KEYS = 3
 
 
 def _reduce(step: TextStep, *operands: Any) -> Any:
-    """Read a reduction; the operands are its values, then as many initial values."""
+    """Compute a reduction by `lax`; the operands are its values, then as many initial values."""
     half = len(operands) // 2
     dims = step.ints("dimensions")
     found = _arg_reduce(step, operands, dims)
@@ -105,7 +105,7 @@ def _keeps_first(step: TextStep, kept: Callable[..., Any], types: tuple[Any, Any
 
 
 def _window(step: TextStep, x: Any, init: Any) -> Any:
-    """Read a reduction over windows.
+    """Compute a reduction over windows by `lax`.
 
     JAX writes cumulative operators, such as `cumsum`, as such reductions; these are recognised.
     """
@@ -131,7 +131,7 @@ _SELECTS = {"GE": "ge", "LE": "le"}
 
 
 def _select_and_scatter(step: TextStep, x: Any, source: Any, init: Any) -> Any:
-    """Read a select-and-scatter, as in the gradient of a maximum over windows."""
+    """Compute a select-and-scatter by JAX, as in the gradient of a maximum over windows."""
     # The direction of a comparison is read from its text, `#stablehlo<comparison_direction GE>`.
     compare = step.op.regions[0].blocks[0].operations[0].operation
     word = str(compare.attributes["comparison_direction"])[-3:-1] if compare.operands else ""

@@ -188,6 +188,8 @@ def _matches(key: NodeKey, component: Component) -> tuple[LoopSets, LoopSets]:
 def _aligned(key: NodeKey, component: Component, matched: LoopSets) -> LoopSets:
     """Return a dictionary from contracting loops to digits to which one operand is moved.
 
+    Digits are matched if they shard a loop in all its tensors already.
+
     The other operand has these digits already. The conditions are XLA's (`dot_handler.cc`,
     should_partition_contracting_dim).
 
@@ -233,6 +235,8 @@ def _is_free(
 ) -> bool:
     """Return whether all tensors except `operand` use only matched digits, and no axis is idle.
 
+    Digits are matched if they shard a loop in all its tensors.
+
     Args:
       digits: the matched digits, and all digits of `operand` on a contracting loop.
     """
@@ -253,7 +257,11 @@ def _outweighs(key: NodeKey, component: Component, operand: int, matched: LoopSe
 
 
 def _block_elements(key: NodeKey, tensor: Tensor, matched: LoopSets) -> int:
-    """Return the number of elements of a tensor's block, if only matched digits shard it."""
+    """Return the number of elements of a tensor's block, if only matched digits shard it.
+
+    Args:
+      matched: per loop, the digits that shard it in all its tensors.
+    """
     layout = available(key, tensor)[0]
     split = {
         digit

@@ -101,7 +101,7 @@ class NodePlan:
 
     @cached_property
     def along(self) -> tuple[list[ShardedWindow], ...]:
-        """The windows, in one list per dimension."""
+        """The entries of `windows` in lists, one per dimension number of their operands."""
         dims = sorted({window.dim for window in self.windows})
         return tuple([window for window in self.windows if window.dim == dim] for dim in dims)
 
@@ -256,9 +256,10 @@ def _offset(shift: IndexShift, digits: Digits, block: int) -> Offset:
 
 
 def _within_margins(rule: Rule, emission: Emission, blocks: Mapping[str, int]) -> tuple[Kept, ...]:
-    """Return per dimension with margins the cut of a device's block from the local result.
+    """Return, per dimension with margins, the cut that takes the device's block out of a result.
 
-    Empty unless the operator writes windows into its first operand (a scatter).
+    A margin has the elements that a window beyond the end of the block may write. Empty unless the
+    operator writes windows into its first operand (a scatter).
     """
     # The local operator writes [width | block | width] elements, of which the block is kept.
     found = []

@@ -383,7 +383,7 @@ def regroup(
 
 @dataclass(frozen=True)
 class InstructionResult:
-    """A result of an instruction.
+    """The description of a result, from which its local value is made.
 
     Attributes:
       shape: its shape on a device.

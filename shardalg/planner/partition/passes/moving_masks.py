@@ -87,7 +87,7 @@ class MoveMasks(Rewriter):
                 yield mask, made
 
     def keep(self, instruction: Instruction) -> None:
-        """Append an instruction to the block, and record the known numbers of its results."""
+        """Append an instruction to the block, and record the numbers that its padding holds."""
         self.kept.append(instruction)
         self.fills.note(instruction)
 

@@ -107,7 +107,7 @@ class Fills:
                 self.known[local] = known
 
     def applied(self, instruction: Instruction[p.Apply]) -> Iterator[ValueFacts]:
-        """Yield the known numbers of each result of a local operator.
+        """Yield, per result of a local operator, the numbers that its padding is known to hold.
 
         A number is known if the operator computes it from known numbers of its operands.
         """
@@ -176,7 +176,10 @@ class Fills:
                 yield read.index, replace(mask, dim=dim)
 
     def resized(self, instruction: Instruction[p.Resize]) -> Iterator[ValueFacts]:
-        """Yield the known numbers of a resized value: a whole dimension is padded with zeros."""
+        """Yield the numbers in the padding of a resized value: new elements of a dimension are 0.
+
+        They count as padding only if the dimension is not sharded.
+        """
         a, (operand,) = instruction.attributes, instruction.operands
         local, known = self.locals[operand], self.of(operand)
         size, zero = local.shape[a.dim], identity_if_any("sum", local.dtype)
@@ -189,19 +192,19 @@ class Fills:
         yield known.with_fill(a.dim, found)
 
     def cut(self, instruction: Instruction[p.DynamicSlice]) -> Iterator[ValueFacts]:
-        """Yield the known numbers of a device's block, cut out of a padded dimension."""
+        """Yield the numbers in the padding of a device's block, cut out of a padded dimension."""
         a = instruction.attributes
         yield _block(self.of(instruction.operands[0]), a.dim, a.digits, a.block)
 
     def scattered(self, instruction: Instruction[p.ReduceScatter]) -> Iterator[ValueFacts]:
-        """Yield the known numbers after a reduce-scatter, which reduces, then cuts out a block."""
+        """Yield the numbers in padding after a reduce-scatter, which reduces, then cuts a block."""
         a = instruction.attributes
         (reduced,) = self.reduced(instruction)
         block = self.locals[instruction.results[0]].shape[a.dim]
         yield _block(reduced, a.dim, a.digits, block)
 
     def scattered_dims(self, instruction: Instruction[p.ReduceScatters]) -> Iterator[ValueFacts]:
-        """Yield the known numbers after a reduce-scatter of several dimensions."""
+        """Yield the numbers that padding holds after a reduce-scatter of several dimensions."""
         (known,) = self.reduced(instruction)
         shape = self.locals[instruction.results[0]].shape
         for dim, digits in instruction.attributes.along:
@@ -209,7 +212,7 @@ class Fills:
         yield known
 
     def exchanged(self, instruction: Instruction[p.AllToAll]) -> Iterator[ValueFacts]:
-        """Yield the known numbers after an all-to-all, which cuts one dimension and joins another.
+        """Yield the numbers in padding after an all-to-all, which cuts a dimension, joins another.
 
         The joined dimension contains the padding of all blocks, about which nothing is known.
         """
@@ -221,7 +224,7 @@ class Fills:
     def all_exchanged(
         self, instruction: Instruction[p.AllToAlls | p.AllGathers]
     ) -> Iterator[ValueFacts]:
-        """Yield the known numbers after an exchange: those of dimensions that it does not move."""
+        """Yield the numbers in padding after an exchange; only dimensions that stay keep theirs."""
         known = self.of(instruction.operands[0])
         for dim in instruction.attributes.dims:
             known = known.with_fill(dim)
@@ -230,7 +233,7 @@ class Fills:
     def reduced(
         self, instruction: Instruction[p.AllReduce | p.ReduceScatter | p.ReduceScatters]
     ) -> Iterator[ValueFacts]:
-        """Yield the known numbers after a reduction.
+        """Yield the numbers that padding holds after a reduction.
 
         Padding that holds the identity of the combination (0 for a sum) holds it afterwards, too.
         """
@@ -242,7 +245,7 @@ class Fills:
         yield ValueFacts({dim: fill for dim, fill in fills if fill[1] == neutral})
 
     def masked(self, instruction: Instruction[p.Mask]) -> Iterator[ValueFacts]:
-        """Yield the known numbers after a mask, which fills the padding of its dimension."""
+        """Yield the numbers in padding after a mask, which fills the padding of its dimension."""
         mask, operand = instruction.attributes, instruction.operands[0]
         fill = filled_by(mask, self.locals[operand].dtype)
         # In the corner in which the padding of two dimensions meets, the last mask wins. The other
@@ -253,9 +256,9 @@ class Fills:
     def others(
         self, instruction: Instruction[p.AllGather | p.Slice | p.SliceAt]
     ) -> Iterator[ValueFacts]:
-        """Yield the known numbers after an instruction that changes one dimension only.
+        """Yield the numbers in padding after an instruction that changes one dimension only.
 
-        They are those of the other dimensions.
+        The padding of the other dimensions keeps its numbers.
         """
         yield self.of(instruction.operands[0]).with_fill(instruction.attributes.dim)
 

@@ -65,7 +65,10 @@ class JoinAsBits(Rewriter):
         return instruction
 
     def note_copy(self, instruction: Instruction[Apply]) -> Instruction:
-        """Record the same of an operator's result, if the operator only copies its operand."""
+        """Record that one device has each element of a result, if that holds for its operand.
+
+        Only operators that copy their only operand are considered.
+        """
         copies = instruction.attributes.primitive in COPIES and len(instruction.operands) == 1
         return self.note_part(instruction) if copies else instruction
 

@@ -17,7 +17,7 @@ LOOPS = ("scan", "while", "cond")
 
 @dataclass(eq=False)
 class Element:
-    """One element of a call's tuple.
+    """One element of the tuple with which HLO calls a loop or a branch.
 
     Attributes:
       kind: "carry", "ys" (a stack that trips write), "xs" (a stack that trips read), "const",
@@ -54,6 +54,7 @@ class Element:
     def related(self) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Yield each place of the element with the other places that share its sharding.
 
+        A place is an entry of one of the tuples before, inside and after the call.
         All places of a loop's element share one sharding, except in the tuple that is put together
         before the loop. The values that branches return share one. An argument of a branch shares
         the sharding that this branch gives it.

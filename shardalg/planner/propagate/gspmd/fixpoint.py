@@ -52,6 +52,9 @@ class ShardingChange(NamedTuple):
 class Fixpoint:
     """The state of one completion: a layout number per value, and the steps that are due.
 
+    In a step, the tensors of one operator take shardings from each other. It is due if one of these
+    tensors has got another sharding.
+
     Attributes:
       priorities: whether operators begin to act level by level; otherwise all act at once.
       changes: the changes so far, in order.

@@ -85,7 +85,11 @@ class SweepIndex:
 
     @cached_property
     def of_role(self) -> dict[str, tuple[bytes, bytes]]:
-        """Per role, bytes that mark its steps, and bytes that mark the places of their operands."""
+        """Per role of operators, its steps and the places of their operands, as bytes.
+
+        The first entry has one byte per step, the second one byte per place; 1 marks those of the
+        role.
+        """
         found: dict[str, tuple[bytearray, bytearray]] = {}
         for kind, steps in zip(self.kinds, self.steps_of_kind, strict=True):
             empty = bytearray(len(self.tensors)), bytearray(len(self.order))
@@ -114,7 +118,7 @@ def index(graph: Graph, rules: Rules, results_given: bool = True) -> SweepIndex:
 
 @once_per_graph
 def _index(graph: Graph, rules: Rules, results_given: bool) -> SweepIndex:
-    """Return the index; all arguments are positional, so that one index has one cache key."""
+    """Return the result of `index`; positional arguments give each index one cache key."""
     kinds = _ClassTable(graph, rules, results_given)
     steps = [*_region_steps(graph, kinds, 0), *_zero_stacks(graph, kinds)]
     # A scalar has no dimension to shard, so its result needs no step.
@@ -355,7 +359,11 @@ def post_order(graph: Graph, number: int) -> list[int]:
 
 
 def _border_step(graph: Graph, kinds: _ClassTable, tie: RegionArgument) -> Visit:
-    """Return the step between the two values of a region argument."""
+    """Return the step between a value outside of a body and the body's value for it.
+
+    Args:
+      tie: the pair of values, for example an operand of a loop and the body's argument.
+    """
     drop = (tie.source_drop, tie.target_drop)
     shape = graph.values[tie.source].type.shape[drop[0] :]
     return kinds.of_tie(shape, kinds.single[tie.target], drop), (tie.source, tie.target), tie.call

@@ -30,7 +30,11 @@ class Instructions:
     leaving: dict[int, tuple[int, Element]]
 
     def find_elements(self, place: Places) -> None:
-        """Set the elements of all calls, each with the places that `place` makes."""
+        """Set the elements of the tuples with which loops and branches are called.
+
+        Args:
+          place: adds an entry of a tuple and returns its number.
+        """
         self.elements = elements(self.graph, place)
         self.entering = {
             value: (element, region)

@@ -412,7 +412,7 @@ class Computations(Instructions):
 
 @once_per_graph
 def computations(graph: Graph, rules: Rules, results_given: bool = True) -> SweepIndex:
-    """Return the index of a graph for GSPMD's own sweeps.
+    """Return the steps of a graph in the order in which XLA's GSPMD sweeps them.
 
     Args:
       results_given: whether some result is annotated; see `index.index` for its effect.

@@ -28,7 +28,7 @@ from shardalg.planner.propagate.shardy.shardy_module import (
 
 
 def edge_index(graph: Graph, rules: Rules, given: Given = (frozenset(), ())) -> SweepIndex:
-    """Return the index of a graph for Shardy's steps.
+    """Return the steps of a graph in the order in which Shardy visits them.
 
     Args:
       given: the annotated values and sites, as `border.visiting_facts` returns them.
@@ -45,7 +45,7 @@ def _edge_index(graph: Graph, rules: Rules, given: Given) -> SweepIndex:
 
 @dataclass(eq=False)
 class _IndexBuilder:
-    """The operators, with the facts that follow only from all of them together.
+    """The builder of the index of Shardy's steps, from all operators of its module.
 
     Attributes:
       absent: values made of constants alone, or full of one number: Shardy copies them per reader.

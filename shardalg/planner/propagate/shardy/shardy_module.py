@@ -30,7 +30,9 @@ Carried = tuple[int | None, list[int], int]
 
 
 class ShardyOperator(NamedTuple):
-    """One operator. Without an operator class, it only counts as a reader of its operands.
+    """One operator of the module that XLA hands to Shardy.
+
+    Without an operator class, it only counts as a reader of its operands.
 
     Attributes:
       operands, results: the values as they are read and made; of an edge, its sources and its
@@ -48,7 +50,7 @@ class ShardyOperator(NamedTuple):
 
 @dataclass(eq=False)
 class ShardyModuleBuilder(Instructions):
-    """The builder of the operators, with the facts that it collects on the way.
+    """The builder of the operators of the module that XLA hands to Shardy.
 
     Attributes:
       same: a value to the value that it is, under another name.
@@ -116,7 +118,10 @@ class ShardyModuleBuilder(Instructions):
             yield from getattr(self, f"_{what}")(*numbers)
 
     def exits(self) -> Iterator[ShardyOperator]:
-        """Yield an edge per result of the function, from the value to its annotation's stand-in."""
+        """Yield an edge per result of the function, from its value to the result's annotation.
+
+        An edge is a step between values that share one sharding.
+        """
         for stand_in, value in enumerate(self.graph.results, len(self.graph.values)):
             shape = self.shape(value)
             if shape:
@@ -275,7 +280,10 @@ class ShardyModuleBuilder(Instructions):
         return replace(box_class(node, kind), role=role if is_window else image.DYNAMIC_SLICE)
 
     def _edge(self, sources: tuple[int, ...], result: int, call: int) -> Iterator[ShardyOperator]:
-        """Yield the edge from the sources to a result of a call; none for a scalar."""
+        """Yield the step by which a loop's or branch's result shares the sharding of its sources.
+
+        Yields nothing for a scalar.
+        """
         shape = self.shape(result)
         self.inner.setdefault(result, [])
         if shape:
