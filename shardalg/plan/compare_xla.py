@@ -155,6 +155,9 @@ class BesideXla(Answer):
         stages = self._trials.stages
         mine, asked = stages.graph, self.told.graph or stages.graph
         own, theirs = modules(mine), modules(asked)
+        # (module of each node, node, amounts) of our collectives, then of XLA's. Amounts are added
+        # by module. So each side has zeros in the other one's places: executions of both, then
+        # bytes of both.
         sides = [
             *((own, _node(stages, m), (m.step.count, 0, m.step.count * m.wire_bytes, 0))
               for m in stages.traffic.collectives),
@@ -217,6 +220,8 @@ class BesideXla(Answer):
         A "rematerialized" row has the two shardings of a warning in place of ours and XLA's.
         """
         rows = [("value", *(r[n] for n in VALUE_COLUMNS if n != "kind")) for r in self.values]
+        # The three tables have other columns for the same things: place, both sides, verdict,
+        # bytes.
         for r in self.lines:
             where = f"{r['source']} ({r['phase']})"
             rows.append(("collectives", where, *(r[name] for name in LINE_COLUMNS[2:7])))
@@ -287,6 +292,7 @@ class BesideXla(Answer):
         # All dimensions are closed, so that completion does not refine XLA's sharding.
         wanted = replace(match.theirs, unspecified_dims=())
         then = number(self._trials.outcome(annotated_as(stages, match.value, wanted)).wire_bytes)
+        # At equal bytes, the smaller shard is better, because it needs less memory.
         ranks = ((now, _held(match.ours.shard_shape)), (then, _held(match.theirs.shard_shape)))
         return (*names, _verdict(*ranks), now, then)
 
@@ -400,6 +406,8 @@ UNPLACED = "(unknown line)"
 
 def _lines(stages: Stages, told: Completion) -> Iterator[tuple[object, ...]]:
     """Yield a row per source line and phase, in program order, with our collectives and XLA's."""
+    # The planner may have rewritten its graph, so XLA's operators are looked up in the graph that
+    # XLA compiled. Both graphs have the same source lines.
     graph, asked = stages.graph, told.graph or stages.graph
     mine = _grouped((_line(graph, _node(stages, m)), m) for m in stages.traffic.collectives)
     other = _grouped((_line(asked, node_of(c.op_name, asked)), c) for c in told.collectives)

@@ -67,6 +67,10 @@ class Overview(Answer):
     def _figures(
         self, axes: tuple[str, ...], count: int, sent: Any, time_s: Any
     ) -> tuple[Any, ...]:
+        """Return the figures of all collectives along a set of axes, as numbers and as text.
+
+        They are: devices per group, executions, bytes, bytes as text, and seconds as text.
+        """
         devices = 1
         for axis in axes:
             devices *= self.plan.program.mesh.shape.get(axis, 1)

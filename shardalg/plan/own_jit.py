@@ -98,6 +98,7 @@ class OwnJit:
         return Table(COLUMNS, tuple(self._rows()))
 
     def _rows(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of `table`: this plan, a bound of XLA's program, and XLA's program."""
         named = NAMES[self.partitioner]
         yield _row("this plan", self.options.followed, self.ours)
         yield _row("your jax.jit, at least", named, self.theirs._replace(wire_bytes=self.least))
@@ -179,6 +180,7 @@ def xla_prices(
     sums: dict[tuple[str, str], list[Any]] = {}
     for one in collectives:
         kind = "reduce_scatter" if one.is_scattered else one.kind
+        # Executions, bytes and seconds of all collectives of one kind along the same axes.
         row = sums.setdefault((kind, ",".join(one.axes)), [0, 0, 0.0])
         row[0] += one.count
         row[1] += one.count * one.wire_bytes

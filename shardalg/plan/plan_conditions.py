@@ -73,6 +73,8 @@ def conditions(named: Symbolised, guards: Guards | None, options: Options) -> Ta
         # A fact that holds at all sizes, given these shardings, cannot fail, so it is no condition.
         if not is_open(one.fact, shardings=shardings):
             continue
+        # An assumption of the formulas already has a kind and words; others get them from their
+        # question.
         kind, decides = assumed.get(one.fact) or (_kind(one), _decides(one))
         node = one.asked.node
         where = ("", "") if node is None else place(graph, node)
@@ -127,6 +129,7 @@ def _nearest(facts: Sequence[AskedFact], hints: Mapping[str, int]) -> list[Asked
     Args:
       hints: the numbers of the named sizes at which the plan was made.
     """
+    # A fact about sizes that must all equal their hints holds whenever they do, so it needs no row.
     fixed = {name for one in facts if _fixes_size(one) for name in one.fact.formula.names}
     signs: dict[Formula, set[str]] = defaultdict(set)
     for one in facts:
@@ -140,6 +143,7 @@ def _nearest(facts: Sequence[AskedFact], hints: Mapping[str, int]) -> list[Asked
         implied = not _fixes_size(one) and one.fact.formula.names <= fixed
         if not (fact is None or again or implied):
             found.append(one._replace(fact=fact))
+    # The margin is None for facts that are no comparisons, such as divisibility; these come last.
     near = [margin(one.fact, hints) for one in found]
     order = sorted(range(len(found)), key=lambda i: (near[i] is None, near[i] or 0, i))
     return [found[i] for i in order]
@@ -218,6 +222,7 @@ def _loops(choice: Choice) -> str:
     Axes along which an operand is a pending sum are added.
     """
     mesh = (*choice.produced, *choice.required_shardings)[0].mesh
+    # A dict in place of a set keeps the order of the axes, so that texts are the same in every run.
     pending = {
         axis: None
         for required in choice.required_shardings
@@ -265,6 +270,7 @@ class _EarlierChoices:
         """
         graph = self.graph
         for value in node.operands:
+            # Unless copies are kept, the backward pass cannot use a copy of the forward pass.
             for n in graph.users[value]:
                 if n < node.index and (self.keeps or graph.nodes[n].phase == node.phase):
                     yield n

@@ -288,6 +288,7 @@ _Saved = make_dataclass(
 def annotations_json(annotations: Annotations) -> dict[str, Any]:
     """Return annotations as plain data."""
     mesh = {name: getattr(annotations.mesh, name) for name in _MESH}
+    # All shardings are on this mesh, so each one is written without its mesh.
     sides = {
         side: [
             None if layout is None else files.values(layout, _Layout)

@@ -57,8 +57,9 @@ class Reshard(Answer):
     @cached_property
     def _made(self) -> tuple[SpmdProgram, Graph]:
         """The program of the path, and a graph of one argument that is also the result."""
-        # The graph has one argument and no operator: the verifier then proves that the path is the
-        # identity.
+        # The graph has no operator, and its only argument, value 0, is also its result. The
+        # verifier then proves that the path computes the identity, so no reference result is
+        # needed.
         value = Value(0, ValueType(self.source.shape, self.dtype), "argument", "x")
         root = Region(0, "root", None, None, (), (), (), 1)
         graph = Graph((value,), (), (root,), (), (0,), (0,), ("x",), ("result",))

@@ -84,6 +84,8 @@ def once(message: str) -> str:
     """
     found: dict[str, list[str]] = {}
     for line in dict.fromkeys(line.rstrip() for line in message.splitlines()):
+        # Numbers and lists become "#", so that causes that differ only in them have equal keys.
+        # Only indented lines name a place ("w[0]: cause"), other lines must be equal as a whole.
         who, colon, cause = line.partition(": ")
         key = (
             re.sub(r"\[[^]]*\]|\([\d, ]*\)|\d+", "#", cause) if line[:1] == " " and colon else line

@@ -132,7 +132,8 @@ def _member(options: argparse.Namespace, carry: Mapping[int, int]) -> int:
     try:
         _planned_and_run(options, carry, joined=joined)
     except BaseException:
-        # The other processes would wait for this one.
+        # At a normal exit, JAX waits for the other processes, which wait for this one in their next
+        # collective. `abandon` ends this process at once.
         if joined:
             abandon()
         raise
@@ -179,6 +180,7 @@ def _run(
     steps: list[dict[str, Any]] = []
 
     def record(step: int, seconds: float, scalars: Mapping[str, Any]) -> None:
+        """Keep the time and the scalar results of a step; print them in the first process."""
         steps.append({"step": step, "step_time_s": seconds, "scalars": dict(scalars)})
         # With --json, standard output must be one JSON document.
         if first and not options.json:

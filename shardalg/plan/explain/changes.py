@@ -171,6 +171,7 @@ def _edits(layout: Sharding, digits: Digits) -> Iterator[tuple[Digits, ...]]:
     One axis of `digits` is edited at a time, then all of them together. If the sharding uses a
     whole axis, and the collective runs along a part of it, the whole axis is edited.
     """
+    # The user can only write whole axes, so a part of an axis stands for the axis of the sharding.
     own = [d for dim in layout.dims for d in dim]
     named = [next((d for d in own if overlap(d, digit)), digit) for digit in digits]
     digits = tuple(dict.fromkeys(named))
@@ -195,6 +196,7 @@ def _sites(traced: Traced, annotations: Annotations, number: int) -> tuple[Slot,
     graph = traced.graph
 
     def key(at: int) -> tuple[object, ...]:
+        """Return what equal entries share: name or source line of site `at`, and its dims."""
         site, layout = graph.sites[at], annotations.sites[at]
         line = site.name or graph.nodes[site.node].source
         return line, layout and layout.dims

@@ -186,6 +186,7 @@ class CollectiveExplanation(Answer):
         """
         trials, stages = self._trials, self._trials.stages
         loops = stages.graph.nodes_of(["scan"])
+        # `stacks` gives pairs (stack of all layers, layer of one iteration); both can be gathered.
         known = {v for node in loops for pair in stacks(stages.graph, node) for v in pair}
         other = trials.other_layers if self.moved.value in known else None
         if other is None:
@@ -276,6 +277,7 @@ def _in_loop(moved: MovedValue, trials: Trials) -> str:
 
 
 def _trial_row(trial: Trial) -> tuple[object, ...]:
+    """Return the row of `CHANGE_COLUMNS` for one trial; several changes are joined by "and"."""
     steps, outcome = trial.change.steps, trial.outcome
     return (
         " and ".join(str(step.place) for step in steps),

@@ -71,6 +71,7 @@ def changes(
         if not fact.holds(point):
             rows.append((fact.kind, fact.where, "", str(fact), fact.otherwise(point)))
 
+    # Both graphs are of the same function, so their operators have the same numbers.
     first, second = _assignments(hints.program), _assignments(here.program)
     for number in sorted(first.keys() | second.keys()):
         pair = first.get(number, ""), second.get(number, "")
@@ -256,6 +257,7 @@ def difference(this: Stages, other: Stages) -> PlanDifference:
     Named sizes have the numbers at which the plans were made.
     """
     # Values and collectives are matched by name, because both plans may have different graphs.
+    # A value or a kind of collective that one plan lacks has an empty entry on that side.
     first, second = _layouts(this.sharded), _layouts(other.sharded)
     values = [
         (name, mine[0], its[0], mine[1], its[1])

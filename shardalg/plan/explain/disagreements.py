@@ -112,6 +112,7 @@ class _Reading:
             # chose. Then the operator's other tensors are the cause, not the value itself.
             at_result = tuple(d for d in own if dims_of(home, d) == dims_of(first.sharding, d))
             causes = [(value, at_result)] if at_result else [*self._made(first.index, own)]
+        # If no annotation leads to these digits, those that lead to the value at all are given.
         found = self._annotations(causes) or self._annotations([(value, None)])
         return Side(first.sharding, words, found)
 
@@ -156,6 +157,7 @@ class _Reading:
         else:
             words = self._kept(node)
             causes = [(value, held(layout, self.moved.digits) or None)]
+        # If no annotation leads to the causes, those of the operator's tensors are the next best.
         around = [(other, None) for other in (*node.results, *node.operands)]
         found = self._annotations(causes) or self._annotations(around)
         return Side(layout, f"{_operator(node)} {words}", found)
@@ -205,6 +207,7 @@ class _Reading:
         for tie in graph.region_arguments:
             tied[tie.source].append(tie.target)
             tied[tie.target].append(tie.source)
+        # Breadth-first search, so that values come in the order of their distance.
         waiting, seen = deque([self.moved.value]), {self.moved.value}
         while waiting:
             value = waiting.popleft()

@@ -115,8 +115,12 @@ def arrivals(
     changes = [change for change in sharded.changes.get(value, ()) if change[0] < before]
     if not changes:
         return []
+    # By number of a change, the digits that came with it. Without digits to look for, the last
+    # change alone is the answer.
     brought: dict[int, list] = {} if digits else {len(changes) - 1: []}
     for digit in digits:
+        # Walk back from the last change while the digit is on the same dimensions. The place where
+        # this run begins is the change with which the digit came.
         places = [dims_of(reason.layout, digit) for _, reason in changes]
         at = len(places) - 1
         while at and places[at - 1] == places[-1] != ():

@@ -167,7 +167,8 @@ def switch_table(stages: Stages, options: Options) -> Table:
         if name not in unread:
             other = Options.of({**settings, name: flipped})
             made = planned(stages.traced, stages.annotations, other, known=known)
-            # Most switches change nothing: an equal program has the same price.
+            # Most switches change nothing. An equal program has the same price, so it is not priced
+            # again.
             alike = [
                 priced
                 for other, priced in found

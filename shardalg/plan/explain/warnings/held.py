@@ -119,6 +119,8 @@ def _even_remedies(trials: Trials, group: _Uneven, *, equal: bool) -> Iterator[s
     kept = digits
     while kept and size % parts(kept):
         kept = kept[:-1]
+    # `cut` is the first axis that does not divide the rest of the dimension. It is split into two
+    # sub-axes: a major one of size gcd, which divides, and a minor one with the remaining factor.
     cut, *others = digits[len(kept) :]
     part = gcd(size // parts(kept), cut.size)
     major = Digit(cut.stride * cut.size // part, part)
@@ -148,6 +150,8 @@ def _evened(
     layout = _with_even(stages.sharded.shardings[value.index], uneven, over)
     if layout is None:
         return None
+    # Other annotations with the same uneven dimension have the same padding. Changing only one of
+    # them would add reshards, so all are changed likewise.
     sides = {side: list(getattr(stages.annotations, side)) for side in _SIDES}
     changed = 0
     for given in sides.values():
@@ -189,6 +193,7 @@ def _with_even(
         return None
     at = list(zip(layout.shape, layout.dims, strict=True)).index(uneven)
     dims[at] = split
+    # The digits `left` move to the first other dimension that they divide evenly.
     if left:
         extents = enumerate(zip(layout.shape, dims, strict=True))
         room = (
@@ -303,6 +308,7 @@ def _tried(trials: Trials, wanted: Sequence[tuple[int, Sharding]]) -> str:
     """
     stages = trials.stages
     value, layout = wanted[0]
+    # Each step adds one annotation to those of the step before.
     asked = reduce(
         lambda given, one: annotated_as(replace(stages, annotations=given), *one),
         wanted,

@@ -204,6 +204,7 @@ def _layouts(stages: Stages, one: Idle, *, even: bool) -> Iterator[tuple[int, Sh
             longer = (*layout.dims[dim], *digits)
             used = {d for dims in layout.dims for d in dims}
             size = layout.shape[dim]
+            # An uneven dimension of one element cannot be split, so it is left out.
             fits = size % parts(longer) == 0 if even else size % parts(longer) and size > 1
             if used.isdisjoint(digits) and size and fits:
                 yield value, layout.with_dims((*layout.dims[:dim], longer, *layout.dims[dim + 1 :]))

@@ -165,7 +165,7 @@ def _warning(
             "shardalg/graph/ops/local_parameters.py"
         )
     moved = sum(step.count * _sent(program, step) for step in caused)
-    # A loop that stays whole without traffic (an unsharded dimension) costs nothing.
+    # A loop over an unsharded dimension stays whole without traffic, so a warning would be noise.
     if rows is not None and not moved:
         return None
     trips = graph.trip_count(node)
@@ -187,6 +187,8 @@ def _along(program: SpmdProgram, node: Node, rule: Rule, step: Execution) -> boo
     attributes = step.instruction.attributes
     if not isinstance(attributes, GATHERS):
         return False
+    # A gather names dimensions of a tensor, but a row names loops. So the gathered value is found
+    # among the operands, and its gathered dimensions give their loops by the row.
     origin = program.locals[step.instruction.operands[0]].origin
     positions = [k for k, value in enumerate(node.operands) if value == origin]
     dims = (rule.operands.get(k, ()) for k in positions)

@@ -58,6 +58,8 @@ def _rows(trials: Trials) -> Iterator[tuple[object, ...]]:
         sent = sum(moved.step.count * moved.wire_bytes for moved in found)
         # Devices that compute the same block repeat all of its work except one share.
         repeating = _repeating(stages, node)
+        # All devices together compute the operator `repeating` times, so `local` is one device's
+        # share per execution.
         local = signature_flops(node.signature) * repeating / stages.mesh.size
         redundant = stages.graph.trip_count(node) * local * (1 - 1 / repeating)
         if sent >= SHARE * trials.now.wire_bytes or redundant >= SHARE * flops:
