@@ -50,7 +50,7 @@ class _Question:
 
     @property
     def divisors(self) -> tuple[int, ...]:
-        """The possible numbers of partitions of a place."""
+        """The divisors of the number of devices: a dimension has one of them as its parts."""
         size = len(self.devices)
         return tuple(n for n in range(1, size + 1) if size % n == 0)
 

@@ -36,18 +36,22 @@ class Rows:
     ids: Mapping[DimOrClass, Ids]
 
     def only(self, places: Iterable[DimOrClass]) -> Rows:
-        """Return the table of some of its dimensions and classes."""
+        """Return the part of the table for the given dimensions and classes."""
         kept = tuple(places)
         return Rows(self.size, {p: self.parts[p] for p in kept}, {p: self.ids[p] for p in kept})
 
     def is_balanced(self, places: tuple[DimOrClass, ...]) -> bool:
-        """Return whether every tile of these places is on the same number of devices."""
+        """Return whether every tile is on the same number of devices.
+
+        A tile is a combination of partition ids on the given dimensions and classes.
+        """
         counts = self.counts(places)
         return bool((counts == counts[0]).all()) if len(counts) else False
 
     def counts(self, places: tuple[DimOrClass, ...]) -> Ids:
         """Return the number of devices of each tile, in row-major order of the tiles.
 
+        A tile is a combination of partition ids on the given dimensions and classes.
         Empty if there are more tiles than devices: then they are not balanced.
         """
         total = math.prod(self.parts[place] for place in places)

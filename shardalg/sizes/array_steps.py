@@ -295,7 +295,10 @@ class _StepSchedule:
         return () if what in (NAME, NUMBER) else tuple(operands)
 
     def _block_steps(self) -> list[int]:
-        """Return the steps that must run for every block; evaluate the others that these need."""
+        """Return the numbers of the steps that must run for every block of points, in order.
+
+        The other steps that these read are evaluated here, once for all blocks.
+        """
         needed, here = set(self.roots), []
         # From the last step to the first, so that readers are visited before their operands.
         for number in range(len(self.all) - 1, -1, -1):

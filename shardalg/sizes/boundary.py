@@ -33,7 +33,10 @@ def branch(formula: Formula, values: Mapping[str, Number]) -> Formula:
     """
 
     def near(factor: Any) -> Formula:
-        """Return the replacement of one factor of the formula."""
+        """Return the formula that replaces one factor of the formula near the point.
+
+        A name stays, a ceiling becomes its quotient, and a maximum becomes its larger side.
+        """
         if type(factor) is str:
             return symbol(factor)
         if type(factor) is Ceil:

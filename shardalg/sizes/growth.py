@@ -100,7 +100,10 @@ def _positive(formula: Formula) -> list[Monomial]:
 
 
 def without_ceilings(rounding: int) -> Callable[[Any], Formula]:
-    """Return a function for `Formula.replace` that replaces `ceil(q)` by `q + rounding`."""
+    """Return a function for `Formula.replace` that replaces `ceil(q)` by `q + rounding`.
+
+    With a rounding of 0 this is a lower bound of the ceiling, with 1 an upper bound.
+    """
     return lambda f: f.ratio + rounding if type(f) is Ceil else symbol(f)
 
 

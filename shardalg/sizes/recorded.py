@@ -421,7 +421,14 @@ def first_least(
 def _least_number(
     bounds: Sequence[Callable[[], Any]], ranks: Sequence[Callable[[], tuple[Any, ...]]]
 ) -> int:
-    """Return the index of the least rank of plain numbers (see `first_least`)."""
+    """Return the index of the least rank, for ranks of plain numbers.
+
+    It is the first of equal ranks. `first_least` does the same for recorded sizes too.
+
+    Args:
+      bounds: for each rank, a function that returns a lower bound of its first number.
+      ranks: functions that return the ranks; only those are called that may be the least.
+    """
     best: tuple[Any, int] | None = None
     for least, place in sorted((bound(), place) for place, bound in enumerate(bounds)):
         # A rank begins with a number of at least its bound, and the bounds ascend: no later rank

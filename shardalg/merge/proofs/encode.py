@@ -57,7 +57,7 @@ class Space:
     symbolic: bool
 
     def size(self, atom: Atom) -> Number:
-        """Return the number of values of one coordinate."""
+        """Return the size of an axis or sub-axis: its number, or an unknown if it is symbolic."""
         return z3.Int(f"size[{atom.name}]") if self.symbolic else atom.digit.size
 
     def device(self, tag: str) -> dict[Atom, z3.ArithRef]:
@@ -87,11 +87,18 @@ class Space:
         )
 
     def partition_id(self, atoms: tuple[Atom, ...], device: Mapping[Atom, Number]) -> Number:
-        """Return the value of the atoms on a device: `radix` if symbolic, else `polynomial`."""
+        """Return a device's partition id on a dimension that is split along atoms, major first.
+
+        It is `radix` if sizes are symbolic, else `polynomial`.
+        """
         return self.radix(atoms, device) if self.symbolic else self.polynomial(atoms, device)
 
     def radix(self, atoms: tuple[Atom, ...], device: Mapping[Atom, Number]) -> Number:
-        """Return the mixed-radix value with uninterpreted steps `radix(q, r, m)`."""
+        """Return a device's partition id along atoms, without products of unknown sizes.
+
+        Each step `q*m + r` is written as `radix(q, r, m)`, a function that the solver does not
+        interpret.
+        """
         if not atoms:
             return z3.IntVal(0)
         total = device[atoms[0]]
@@ -100,14 +107,14 @@ class Space:
         return total
 
     def polynomial(self, atoms: tuple[Atom, ...], device: Mapping[Atom, Number]) -> Number:
-        """Return the mixed-radix value with steps `q*m + r`."""
+        """Return a device's partition id along atoms, computed by one step `q*m + r` per atom."""
         total: Number = z3.IntVal(0)
         for atom in atoms:
             total = total * self.size(atom) + device[atom]
         return total
 
     def count(self, atoms: tuple[Atom, ...]) -> Number:
-        """Return the number of values of the atoms together."""
+        """Return the number of partition ids along the atoms: the product of their sizes."""
         total: Number = z3.IntVal(1)
         for atom in atoms:
             total = total * self.size(atom)
@@ -119,7 +126,10 @@ class Space:
         first: Mapping[Atom, Number],
         second: Mapping[Atom, Number],
     ) -> list[z3.BoolRef]:
-        """Return the instances of `radix_injective` for two devices, one per step of the id."""
+        """Return the lemma `radix_injective` for two devices, once per step of their partition ids.
+
+        It states that equal results of `radix` have equal arguments `q` and `r`.
+        """
         return [self._lemma(atoms[:k], atoms[k], (first, second)) for k in range(1, len(atoms))]
 
     def _lemma(

@@ -146,7 +146,7 @@ class Names:
             self.name.append(None)
 
         def slot(place: tuple[int, int]) -> int:
-            """Return the slot of (tensor, dimension), or of an inner loop."""
+            """Return the slot of (tensor, dimension); a negative tensor means an inner loop."""
             return first + place[1] if place[0] < 0 else self.base[at[place[0]]] + place[1]
 
         for equation in found.equations:
