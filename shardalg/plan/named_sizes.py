@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shardalg.costs.topology import machine, machine_text
+from shardalg.costs.topology import Topology, machine, machine_text
 from shardalg.errors import ShardalgError, StrategyError
 from shardalg.plan.planning import refuse_fallbacks
 from shardalg.planner.stages import NO_CHANGES, planned_at
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from shardalg.costs.analyses.sweep import Sweep, Sweeper
     from shardalg.costs.hardware import Hardware
     from shardalg.costs.symbolic import Symbolised
-    from shardalg.costs.topology import Topology
     from shardalg.plan.plan import Plan
 
 PRICES = ("peak", "formula")
@@ -236,8 +235,8 @@ def _sweeper(
       known: the sizes that are the same at all points; they are put into the formulas.
     """
     from shardalg.costs.analyses.sweep import Sweeper
-    from shardalg.sizes.facts import NONZERO, Fact
-    from shardalg.sizes.formula import Formula
+    from shardalg.sizes.facts import NONZERO, ZERO, Fact
+    from shardalg.sizes.formula import Formula, symbol
 
     cost = plan.cost(chip, overlap=overlap)
     totals = cost.totals
@@ -252,4 +251,9 @@ def _sweeper(
         own = guards.whole.facts
         called = [fact for fact in guards.decisive if fact not in own]
         asked = ([*own], [*called, *guards.traced])
+    if isinstance(chip, Topology) and plan.mesh.symbolic:
+        # The links under an axis depend on the sizes of all axes: the formulas have the links of
+        # the mesh of the hints.
+        axes = [Fact(symbol(name) - size, ZERO) for name, size in plan.mesh.axes]
+        asked = ([*asked[0], *axes], asked[1])
     return Sweeper(cost._time(totals), peaks, asked, known)

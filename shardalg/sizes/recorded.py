@@ -441,6 +441,22 @@ def _least_number(
     return best[1]
 
 
+def equal_key(found: Iterable[Any], key: Any) -> Any:
+    """Return the first of the keys of a dictionary that equals `key`; `key` itself if none does.
+
+    A dictionary compares only keys with equal hashes. The hash of a recorded size is that of its
+    formula, so that `B` and `D` are never compared, and no fact says that they differ. A decision
+    that depends on equal shapes therefore looks up its key with this function.
+
+    >>> from shardalg.sizes.formula import symbols
+    >>> recorder = Recorder(Answers({"B": 8, "D": 4}))
+    >>> B, D = (recorder.size(size) for size in symbols("B D"))
+    >>> equal_key({(B, 2): "first"}, (D, 2)) == (D, 2), list(recorder.facts)
+    (True, [B - D != 0])
+    """
+    return next((other for other in found if other == key), key)
+
+
 def formula_of(size: Any) -> Formula:
     """Return the formula of a recorded size or of a number; a formula is returned unchanged."""
     return size.formula if type(size) is Recorded else Formula.of(size)

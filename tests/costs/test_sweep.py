@@ -137,6 +137,45 @@ def test_the_text_does_not_deny_what_the_plan_confirms():
     assert "(plan.holds decides at the others)" in repr(found)
 
 
+def test_equal_sizes_are_in_doubt_where_the_hints_differ():
+    """XLA's completion relates loop results of equal type: [L, B, D] and [L, D, D] at B = D."""
+    b, d, f = sa.dims("B D F", hint=(512, 256, 1024))
+
+    def step(up, down, x):
+        def layer(h, w):
+            return h + jnp.maximum(h @ w[0], 0) @ w[1], None
+
+        return jax.grad(lambda w: (jax.lax.scan(layer, x, w)[0] ** 2).mean())((up, down))
+
+    shapes = (8, d, f), (8, f, d), (b, d)
+    specs = P(None, None, "model"), P(None, "model"), P("data")
+    plan = sa.plan(
+        step,
+        *(jax.ShapeDtypeStruct(shape, "float32") for shape in shapes),
+        mesh=sa.Mesh({"data": 4, "model": 2}, symbolic=True),
+        in_shardings=specs,
+        out_shardings=specs[:2],
+        roles=("parameters", "parameters", "data"),
+    )
+    batches = np.array([128, 256, 384])
+    found = plan.sweep("h100", B=batches)
+    assert found.holds.tolist() == [True, False, True]
+    there = [plan.at(B=int(size)).cost("h100") for size in batches]
+    same = [
+        cost.step_time_s == pytest.approx(seconds, rel=1e-9) and cost.peak_memory_bytes == held
+        for cost, seconds, held in zip(
+            there, found.step_time_s, found.peak_memory_bytes, strict=True
+        )
+    ]
+    assert same == [True, False, True]
+
+
+def test_on_a_topology_other_axes_have_other_links():
+    plan = layers()
+    found = plan.sweep("h100:4", B=np.array([64, 128]), X=np.array([[4], [2]]))
+    assert found.holds.tolist() == [[True, True], [False, False]]
+
+
 WRONG = {
     "unknown": (lambda p: p.sweep("tpu_v3", Q=np.arange(1, 3)), sa.SymbolError, "Q is in no arg"),
     "no array": (lambda p: p.sweep("tpu_v3", B=8), sa.SymbolError, "needs an array of some size"),

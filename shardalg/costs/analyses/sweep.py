@@ -31,7 +31,8 @@ class Sweep:
       peak_memory_bytes: most bytes alive at once on a device, in double precision.
       holds: True where all conditions that planning recorded have the same answers as at the sizes
         for which the plan was made, so that the formulas are valid. False does not prove that the
-        plan differs; `Plan.holds` plans again at a point and compares.
+        plan differs; `Plan.holds` plans again at a point and compares. On a topology it is False at
+        other sizes of axes, because the axes have other links there.
       doubtful: True where only conditions inside of called functions have other answers. Such
         functions may still return the same; `Plan.holds` decides.
       machine: text that names the chip, the number of devices, and the source of both.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardalg.graph.ir import Graph, RegionArgument, ValueType
+from shardalg.sizes.recorded import equal_key
 
 Places = Callable[[int, tuple[int, ...]], int]
 """A function that adds a place of a tuple: (value that names it, its shape) to its number."""
@@ -224,7 +225,8 @@ def literals(graph: Graph) -> dict[int, dict[Literal, list[int]]]:
         if node.operands[0] in numbers:
             value = node.results[0]
             key = (numbers[node.operands[0]], graph.values[value].type)
-            found[node.region].setdefault(key, []).append(value)
+            group = found[node.region]
+            group.setdefault(equal_key(group, key), []).append(value)
     return found
 
 

@@ -20,6 +20,7 @@ from shardalg.planner.propagate.operator_classes import (
     operator_class,
     pass_through,
 )
+from shardalg.sizes.recorded import equal_key
 
 Rules = Callable[[Signature], tuple[Rule, ...] | None]
 Visit = tuple[int, tuple[int, ...], int | None]
@@ -320,12 +321,13 @@ def _zero_stacks(graph: Graph, kinds: _ClassTable) -> Iterator[Visit]:
 
     All of them begin as the same zeros, which XLA makes once.
     """
-    first: dict[tuple[int, ValueType], int] = {}
+    first: dict[int, dict[ValueType, int]] = {}
     for position, region_arguments in sorted(kinds.region_arguments.items()):
+        stacks = first.setdefault(graph.nodes[position].region, {})
         for tie in region_arguments:
             if tie.kind == "ys":
                 kind = graph.values[tie.target].type
-                other = first.setdefault((graph.nodes[position].region, kind), tie.target)
+                other = stacks.setdefault(equal_key(stacks, kind), tie.target)
                 if other != tie.target:
                     yield kinds.of_zeros(kind.shape), (other, tie.target), position
 

@@ -27,6 +27,7 @@ from shardalg.planner.propagate.operator_classes import (
     stack_update_class,
     tuple_class,
 )
+from shardalg.sizes.recorded import equal_key
 
 Shape = tuple[int, ...]
 ARGUMENTS = ("argmax", "argmin")
@@ -125,7 +126,7 @@ class Computations(Instructions):
           groups: per (number, type), the values so far; a new place is added.
           name: the value after which a new place is named.
         """
-        group = groups.setdefault(key, [])
+        group = groups.setdefault(equal_key(groups, key), [])
         if not group:
             group.append(self._place(name, key[1].shape))
         return group[0]
