@@ -223,7 +223,10 @@ def _devices(on: Machine) -> int | None:
 def _entries(
     strategies: Mapping[str, Any], on: Sequence[Machine], meshes: Sequence[Mesh]
 ) -> tuple[list[_Entry], list[tuple[str, str, Machine, str]]]:
-    """Return what is to be planned, and what is refused at once: name, mesh, machine, reason."""
+    """Return the pairs of strategy and mesh to plan, and the strategies without a mesh.
+
+    A strategy without a mesh is refused: an entry is (name, "no mesh", machine, reason).
+    """
     entries, refused = [], []
     for name, strategy in strategies.items():
         for machine_ in on:
@@ -276,7 +279,10 @@ def _refused(name: str, mesh: str, on: Machine, why: str) -> ComparedStrategy:
 
 
 def _named(on: Machine) -> str:
-    """Return the text by which options name a machine; the default chip for one without a file."""
+    """Return the text for `Options.hardware` that names a machine.
+
+    If the user built the chip in Python, no name finds it, and the text names the default chip.
+    """
     return _machine_text(on) if on.chip.name in names() else Options().hardware
 
 
@@ -295,10 +301,11 @@ def _row(
     options: tuple[Options | None, Options],
     counts: _Counts,
 ) -> ComparedStrategy:
-    """Plan and price one strategy; a refused one has its reason.
+    """Plan and price one strategy on a mesh; a strategy without a plan has the reason.
 
     Args:
-      options: the user's options, and the same after the trace (`traced_call`).
+      options: the options as the user gave them or None, and the options to plan with.
+      counts: samples and tokens of a step.
     """
     asked, base = options
     try:
@@ -377,7 +384,12 @@ def _current(
     on: Sequence[Machine],
     counts: _Counts,
 ) -> ComparedStrategy | None:
-    """Return the row of the user's own annotations under `jax.jit`; None without any."""
+    """Return the row of the user's own annotations under `jax.jit`; None if there are none.
+
+    Args:
+      given: the positional and the keyword arguments of `fn`.
+      settings: roles, donated arguments and options, as of `sa.plan`.
+    """
     roles, donated, options = settings
     own = replace(options or Options(hardware=_named(on[0])), policy="jit")
     try:
@@ -385,7 +397,8 @@ def _current(
             fn, given, roles, donated, one_strategy(None, None, None, None), own
         )
     except StrategyError:
-        # Neither the function nor its arguments name a mesh.
+        # Without a mesh of the function or of its arguments, there are no own annotations to
+        # compare.
         return None
     try:
         plan = plan_of(*planned_strategy(traced, strategy, own))

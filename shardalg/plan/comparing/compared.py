@@ -83,12 +83,15 @@ class ComparedStrategy:
 
     @cached_property
     def step_s(self) -> float:
-        """Seconds of a step, at the hints of named sizes; infinite if the strategy is refused."""
+        """Seconds of a step; infinite if the strategy is refused.
+
+        Named sizes have the numbers at which the strategy was planned.
+        """
         return float("inf") if self.cost is None else float(self.cost.at_hints.step_time_s)
 
     @property
     def order(self) -> float:
-        """Seconds by which strategies are ranked: of a sample if the samples are known."""
+        """Seconds by which strategies are ranked: per sample if samples are known, else per step."""
         return self.step_s / (self.samples or 1)
 
     @cached_property
@@ -184,7 +187,7 @@ class ComparedStrategy:
             "step": seconds_text(self.step_s),
             "tokens_per_s": f"{tokens:,.0f}" if tokens else "",
             "mfu": f"{self.cost.mfu:.0%}",
-            # A strategy that leaves devices idle shows it here.
+            # Bytes and memory do not show that devices are idle, but the largest cause does.
             "largest_cause": self.cost.limits.largest,
             "exposed": ", ".join(
                 f"{axes} {seconds_text(s)}" for axes, s in self.exposed_s.items() if s
@@ -502,12 +505,14 @@ class StrategyDifference(Answer):
     def sentence(self) -> str:
         """Say which strategy is faster, and because of which cause and collective."""
         fast, slow = sorted((self.first, self.second), key=lambda row: row.step_s)
-        # Rows of one name differ by their mesh or chip.
+        # Rows of one name differ by their mesh or chip. The sentence uses the shortest form of the
+        # names that tells the two rows apart.
         level = next((n for n in range(3) if fast.names[n] != slow.names[n]), 0)
         fast_name, slow_name = fast.names[level], slow.names[level]
         apart = slow.step_s - fast.step_s
         if not apart:
             return f"{self.first.name} and {self.second.name} take the same time."
+        # Differences in the tables are "second minus first". The sign makes them "slow minus fast".
         sign = 1 if slow is self.second else -1
         cause = max(self.causes, key=lambda row: sign * row["difference_s"])
         gained = seconds_text(sign * cause["difference_s"])

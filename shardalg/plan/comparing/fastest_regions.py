@@ -80,7 +80,8 @@ class StrategyRegions(Answer):
 
         `because` is "time" where the steps take equally long, and "memory" where the faster one
         stops to fit. Inequalities leave out terms below 1 % at that point, and they take ceilings
-        as quotients. The guards of both plans hold there, unless `where` says otherwise.
+        as quotients. Both plans make the same decisions at the point as where they were planned,
+        unless `where` says otherwise.
         """
         return Table(COLUMNS, tuple(self._boundaries()))
 
@@ -115,14 +116,15 @@ class StrategyRegions(Answer):
         text = ", ".join(f"{name}={size}" for name, size in point.items())
         names = (faster.name, slower.name)
         for number, at in ((one, at_other), (other, at_one)):
-            # The winner here is faster there too, but it does not fit there.
+            # Beyond the boundary, this strategy does not fit. It may still be the faster one there,
+            # so memory and not time makes the boundary.
             if not self.fits[(number, *at)]:
                 row = self.strategies[number]
                 where = self._fitting(row, self._point(at))
                 rest = slower if row is faster else faster
                 return row.name, rest.name, where, "memory", text
         if not self._has_formulas((one, other), (at_one, at_other)):
-            # The point at which the other strategy wins, because no inequality says the side.
+            # Without an inequality, two points show on which side each strategy wins.
             beyond = ", ".join(f"{n}={size}" for n, size in self._point(at_other).items())
             where = f"at {text}, not at {beyond}: a plan decides otherwise, so there is no formula"
             return (*names, where, "time", text)
@@ -157,7 +159,7 @@ class StrategyRegions(Answer):
         return {name: int(values[i]) for (name, values), i in pairs}
 
     def _all(self, point: Mapping[str, int]) -> dict[str, int]:
-        """Return the hints of all sizes, with those of a point in their place."""
+        """Return a number for every named size: that of `point`, or that of the plans."""
         hints: dict[str, int] = {}
         for row in self.strategies:
             hints |= row.cost.sizes.hints if row.cost is not None and row.cost.sizes else {}
@@ -238,7 +240,7 @@ def regions(
 
 
 def _values(name: str, given: Any, hint: int) -> np.ndarray:
-    """Return the sizes of an axis of the grid: those given, or powers of two around the hint.
+    """Return the values of a named size on the grid: `given`, or `hint` times powers of two.
 
     Raises:
       TableError: a value is no size.

@@ -73,14 +73,15 @@ class BatchSearch:
         there = self.named.on(mesh, before=self.named.first_mesh or mesh)
         plan = plan_of(*planned_strategy(there, row.strategy, options))
         cost = plan.cost(row.on)
-        # A reserve makes the device smaller, and nothing else.
+        # The search compares peaks with the memory of the chip. A smaller chip is the way to tell
+        # it about the reserve.
         chip = replace(cost.hardware, hbm_bytes=row.capacity_bytes)
         elsewhere = cost.elsewhere and replace(cost.elsewhere, fits=_within(plan, row))
         return replace(cost, hardware=chip, elsewhere=elsewhere).largest_batch_that_fits(NAME)
 
 
 def _within(plan: Any, row: ComparedStrategy) -> Callable[[Mapping[str, int]], bool]:
-    """Return a function that says whether the plan at other sizes is within the capacity."""
+    """Return a function of sizes: True if the plan at these sizes fits a device's memory."""
 
     def fits(point: Mapping[str, int]) -> bool:
         peak = plan.at(**point).cost(row.on).peak_memory_bytes

@@ -186,7 +186,10 @@ def is_misspelt(given: str, meant: str) -> bool:
 
 
 def check_rules(laid: AppliedRules) -> Iterator[Finding]:
-    """Yield the faults of single rules: they apply nowhere, or name axes in vain."""
+    """Yield the faults of single rules: they apply to no array, or their axes have no effect.
+
+    An axis has no effect if the mesh does not have it, or if its size is 1.
+    """
     mesh = laid.rules.mesh
     for i, rule in enumerate(laid.rules.rules):
         for axis in rule.axes:
@@ -208,7 +211,8 @@ def _without_arrays(laid: AppliedRules, i: int) -> Iterator[Finding]:
     rule = laid.rules.rules[i]
     ruled = {one.name for one in laid.rules.rules}
     near = [name for name in laid.having if name not in ruled and is_misspelt(rule.name, name)]
-    # A rule without axes says what a missing rule says. Shared rules have names of other models.
+    # Without axes, a rule means the same as no rule. A list for several models has names of other
+    # models, so an unknown name is a fault only if it is nearly the name of an array's dimension.
     if not rule.axes or (laid.is_shared and not near):
         return
     hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -229,6 +233,8 @@ def _unused(laid: AppliedRules, i: int) -> Iterator[Finding]:
         "array": groups[0].arrays[0].key,
         "num_arrays": sum(len(group.arrays) for group in groups),
     }
+    # Per group, the rule that applies to the dimension. If it is one and the same earlier rule, no
+    # array can ever get this rule.
     winners = {group.applied.get(group.names.index(rule.name)) for group in groups}
     first = next(iter(winners))
     if len(winners) == 1 and first is not None and first < i:
@@ -293,6 +299,8 @@ def _collisions(laid: AppliedRules, group: Group) -> Iterator[Finding]:
     for i, rule in enumerate(laid.rules.rules):
         if rule.name not in group.names or group.names.index(rule.name) in group.applied:
             continue
+        # Losing an axis is normal for activations and fallbacks. It is a fault if the rule then has
+        # no effect at all, or if a large array stays whole along an axis that the rule names.
         dead = i not in laid.in_use and not group.has_batch and not laid.is_fallback(i)
         if not laid.live(i) or not (dead or (lost and laid.is_large(group))):
             continue

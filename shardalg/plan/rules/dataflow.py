@@ -48,7 +48,11 @@ class NamedValues(NamedTuple):
 
 
 def check_flow(laid: AppliedRules, graph: Graph, named: NamedValues) -> Iterator[Finding]:
-    """Yield the findings about values of a graph, one per pair of rules."""
+    """Yield the faults of rules that show only in the function, one per pair of rules.
+
+    Each dimension of a value gets a label: the array and the dimension from which it comes. Labels
+    pass through elementwise operators, and two different labels that meet show a fault.
+    """
     groups = {one.key: group for group in laid.groups for one in group.arrays}
     labels: dict[int, Labels] = {}
     for value, key in zip(graph.arguments, named.arguments, strict=True):
@@ -129,7 +133,9 @@ def _at_site(
     """Yield a finding per axis that a dimension loses at a site because its new rule omits it.
 
     Args:
-      key: the name of the site. operand: the labels of the value before the site.
+      key: the name of the site, which is the key of an array with names.
+      operand: per dimension of the value before the site, the array and dimension that it comes
+        from.
     """
     site = groups.get(key)
     if site is None:
@@ -175,7 +181,11 @@ def _where_operands_meet(
     node: Node,
     labels: Mapping[int, Labels],
 ) -> Iterator[Finding]:
-    """Yield a finding per pair of operands that an elementwise operator combines on other axes."""
+    """Yield a finding per pair of operands of an elementwise operator with different shardings.
+
+    Args:
+      labels: per value, the array and the dimension from which each of its dimensions comes.
+    """
     known = [(k, labels[v]) for k, v in enumerate(node.operands) if any(labels.get(v, ()))]
     loops = _loops(graph, node) if len(known) > 1 else None
     if loops is None:
@@ -186,7 +196,8 @@ def _where_operands_meet(
             if loop is not None and label is not None:
                 of_loop.setdefault(loop, []).append(label)
     for met in of_loop.values():
-        # The array of fewer dimensions has to follow: the other one is the value.
+        # The array with fewer dimensions, such as a scale, is the cheaper one to reshard. So the
+        # finding is about it, and not about the value that it multiplies.
         ordered = sorted(dict.fromkeys(met), key=lambda one: len(groups[one.array].names))
         for one, other in pairwise(ordered):
             yield from _differ(laid, groups, one, other)
@@ -195,10 +206,12 @@ def _where_operands_meet(
 def _differ(
     laid: AppliedRules, groups: Mapping[str, Group], one: Label, other: Label
 ) -> Iterator[Finding]:
-    """Yield a finding if two dimensions that one operator combines are sharded along other axes.
+    """Yield a finding if two dimensions that an operator combines are sharded along other axes.
 
     Args:
-      one: of the array with fewer dimensions, which would have to follow. other: of the other one.
+      one: the label of a dimension of the array with fewer dimensions. This array has to be
+        resharded.
+      other: the label of the dimension of the larger array.
     """
     small, large = groups[one.array], groups[other.array]
     mine, theirs = small.applied.get(one.dim), large.applied.get(other.dim)

@@ -57,7 +57,8 @@ class PlannedFunction:
         """Plan a function under rules.
 
         Raises:
-          StrategyError: a parameter is no key of the arrays. Errors of the function pass.
+          StrategyError: a parameter is no key of the arrays. Errors of the function itself are
+            raised unchanged.
         """
         parameters = inspect.signature(fn).parameters
         gathers = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -67,6 +68,8 @@ class PlannedFunction:
         arguments = argument_trees(fn, tree, arrays, needed)
         by_key = {one.key: one for one in tree.arrays}
 
+        # The specs are a tuple over positional arguments, so keyword-only parameters become
+        # positional here.
         def call(*given: Any) -> Any:
             pairs = list(zip(needed, given, strict=True))
             named = {n: x for n, x in pairs if parameters[n].kind is inspect.Parameter.KEYWORD_ONLY}
@@ -89,7 +92,7 @@ class PlannedFunction:
 
     @cached_property
     def figures(self) -> Figures:
-        """The costs of the function under the rules themselves."""
+        """The costs of the function under the rules without any repair."""
         return _figures(self.plan)
 
     def repaired(self, finding: Finding) -> Finding:
@@ -134,7 +137,8 @@ def candidates(rules: LogicalRules, finding: Finding) -> Iterator[tuple[LogicalR
     mine = rules.rules[finding.rule]
     others = [rules.rules[i] for i in finding.by]
     if finding.kind == "replicated_by_omission":
-        # In the order of the other rule, so that blocks are numbered alike.
+        # Both arrays must number their blocks alike, or a permute is needed between them. So the
+        # axes are in the order of the other rule.
         wanted = {*mine.axes, *live}
         ordered = [axis for axis in others[0].axes if axis in wanted]
         rest = [axis for axis in mine.axes if axis not in ordered]

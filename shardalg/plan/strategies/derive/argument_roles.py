@@ -93,10 +93,14 @@ def _common(first: tuple[str, ...], second: tuple[str, ...]) -> int:
 
 
 def _in_order(graph: Graph, position: int, arguments: list[int]) -> int:
-    """Return the argument whose place among `arguments` is the place of the result's tree.
+    """Return the argument that belongs to a result by the order of their trees.
+
+    A step returns (params, momentum) in the order in which it takes them. So the result of tree 1
+    belongs to the second one of `arguments`.
 
     Args:
-      position: the result. arguments: positions of arguments with one ending of their paths.
+      position: the position of the result.
+      arguments: positions of the arguments whose paths end like the path of the result.
     """
     path = words(graph.result_paths[position])[1]
     # `(params, momentum)` go in and out in one order: the trees' first words number the results.

@@ -145,7 +145,10 @@ def _check_wishes(graph: Graph, wishes: Wishes, mesh: Mesh) -> None:
 
 
 def _trimmed(dims: tuple[Axes, ...]) -> tuple[Axes, ...]:
-    """Return a pin without the empty entries at its end, which say nothing."""
+    """Return the axes per dimension of a pin, without empty entries at its end.
+
+    Pins that differ only in these entries are equal.
+    """
     end = len(dims)
     while end and not dims[end - 1]:
         end -= 1
@@ -165,7 +168,13 @@ def _spec(dims: Sequence[Axes], mesh: Mesh, shape: tuple[int, ...] | None) -> An
 
 
 def _results(placing: Placing, entered: list[Any]) -> list[Any]:
-    """Return a spec or None per result; a next state has the spec of its argument (`entered`)."""
+    """Return a spec or None per result of the function.
+
+    A result that is the new value of an argument, such as a parameter, has the argument's spec.
+
+    Args:
+      entered: a spec or None per flat argument.
+    """
     graph, mesh = placing.named.graph, placing.mesh
     found: list[Any] = [None] * len(graph.results)
     levels = [part for part in placing.parts if part.kind == "zero" and part.level == 2]
@@ -182,7 +191,10 @@ def _results(placing: Placing, entered: list[Any]) -> list[Any]:
 
 
 def _trees(traced: Traced, entered: list[Any], left: list[Any]) -> tuple[Any, Any]:
-    """Return the specs as pytrees of arguments and results; flat if a framework splits the state.
+    """Return the specs as two pytrees: of the arguments and of the results.
+
+    They are flat (`PerLeaf`) if specs cannot stand in the places of the arrays, for example inside
+    of modules of flax or equinox.
 
     Args:
       entered, left: a spec per flat argument, and per flat result.

@@ -66,11 +66,15 @@ def _joins(signature: Signature) -> tuple[tuple[tuple[Place, Place], ...], tuple
 
 @dataclass(frozen=True, eq=False)
 class DimensionClasses:
-    """The classes of all dimensions of a graph.
+    """The classes of all dimensions of a graph; one mesh axis shards all dimensions of a class.
+
+    Dimensions are numbered over all values.
 
     Attributes:
       base: per value, the number of its first dimension.
-      fine, coarse: per dimension, its class in either partition.
+      fine: per dimension, its class of dimensions of equal size.
+      coarse: per dimension, its class if a dimension of several loops (heads times features) is in
+        the class of its major loop (heads), too.
       iterated: fine classes that a loop walks through (stacked layers, microbatches).
       nests: per fine class, the loops it consists of somewhere: per loop its extent and fine class.
     """
@@ -82,11 +86,11 @@ class DimensionClasses:
     nests: dict[int, frozenset[tuple[tuple[int, int | None], ...]]] = field(repr=False)
 
     def of(self, value: int) -> tuple[int, ...]:
-        """Return the coarse class of each dimension of a value."""
+        """Return the class of each dimension of a value; see `coarse`."""
         return self.coarse[self.base[value] : self.base[value + 1]]
 
     def fine_of(self, value: int) -> tuple[int, ...]:
-        """Return the fine class of each dimension of a value."""
+        """Return the class of each dimension of a value, by equal sizes; see `fine`."""
         return self.fine[self.base[value] : self.base[value + 1]]
 
     def is_iterated(self, value: int, dim: int) -> bool:
@@ -105,10 +109,15 @@ class DimensionClasses:
         return self._refusal(fine, parts, closed, frozenset())
 
     def _refusal(self, fine: int, parts: int, closed: frozenset[int], seen: frozenset[int]) -> str:
-        """Return `refusal` of a class; `seen` are outer classes, which are not visited again."""
+        """Return the result of `refusal`.
+
+        Args:
+          seen: the classes around this one, which are not visited again.
+        """
         if fine in self.iterated:
             return "a loop walks through this dimension"
         for loops in self.nests.get(fine, ()):
+            # Axes split the major loop first. Only the parts that remain split the next minor loop.
             left = parts
             for number, (extent, inner) in enumerate(loops):
                 if left == 1:
@@ -139,6 +148,7 @@ def dimension_classes(graph: Graph) -> DimensionClasses:
     >>> first[1] == second[0], second[1] == third[0], first[1] == third[1]
     (True, True, False)
     """
+    # Dimension d of value v has the number base[v] + d, as an element of the union-find.
     base = [0]
     for value in graph.values:
         base.append(base[-1] + len(value.type.shape))
@@ -156,6 +166,8 @@ def dimension_classes(graph: Graph) -> DimensionClasses:
                 for extent, place in parts
             )
             nests.append((base[at[i]] + d, inner))
+    # A value that enters a loop body loses its leading dimension if the loop takes one index of it
+    # per iteration (`source_drop`); the other dimensions correspond in their order.
     walked = set()
     for tie in graph.region_arguments:
         rank = len(graph.values[tie.source].type.shape) - tie.source_drop

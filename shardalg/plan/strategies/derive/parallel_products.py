@@ -167,6 +167,8 @@ def tensor_classes(named: NamedGraph, parts: int) -> frozenset[int]:
         for (value, dim), kinds in named.uses.kinds.items()
         if kinds & {COLUMN, ROW, LOOKUP}
     }
+    # The value of a class: the share of the parameter bytes that it shards, less the bytes of sums
+    # that it causes, as a share of all results of products.
     values = {
         name: (1 + MARGIN) * size / (total or 1.0) - sums.get(name, 0.0) / products - EPSILON
         for name, size in covered.items()

@@ -97,7 +97,8 @@ def _follow(at: Placing, layout: ArrayLayout, owner: ArrayLayout) -> None:
     if shape == whole:
         pairs = [(dim, dim) for dim in range(len(shape))]
     else:
-        # Factored moments lack dimensions of the parameter.
+        # Factored moments (Adafactor) lack dimensions of the parameter. The classes tell which of
+        # its dimensions they have.
         known = at.named.classes.fine_of(other)
         classes = enumerate(at.named.classes.fine_of(value))
         pairs = [(dim, known.index(name)) for dim, name in classes if name in known]
@@ -186,7 +187,8 @@ def check_used(at: Placing) -> None:
                 f"{part!r} finds no experts: no parameter has a loop that its product shares with "
                 "the tokens and the result."
             )
-        # Returned gradients and sites are no arguments.
+        # `zero` 2 shards returned gradients, and `sequence` shards sites. Both can have an effect
+        # that the arguments do not show.
         if part.level == 2 or (part.kind == "sequence" and has_sites):
             continue
         role = _SHARDED.get(part.kind, PARAMETERS)

@@ -47,7 +47,11 @@ class Placing:
         return [part for part in self.parts if part.kind == kind]
 
     def parts_axes(self, kind: str) -> Axes:
-        """Return the axes of the parts of one kind; of "tensor" also the second of `two_d`."""
+        """Return the axes of the recipe's parts of one kind.
+
+        For the kind "tensor", they include the second axis of `two_d`, which is tensor parallelism,
+        too.
+        """
         found = [axis for part in self.of_kind(kind) for axis in part.axes]
         if kind == "tensor":
             found += [part.axes[1] for part in self.of_kind("two_d")]

@@ -67,7 +67,7 @@ def product_uses(graph: Graph, argument_roles: tuple[str | None, ...]) -> Produc
 
 
 class _Reader:
-    """Collects the fields of `ProductUses`, node by node, from a forward pass."""
+    """A pass over the nodes of a forward pass that collects the fields of `ProductUses`."""
 
     def __init__(self, graph: Graph, argument_roles: tuple[str | None, ...]) -> None:
         self.graph = graph
@@ -154,6 +154,7 @@ class _Reader:
 
         Kinds are those of `ProductUses.kinds`; a dimension with another use is left out.
         """
+        # A pass-through loop that another operand has as well is a batch loop, such as experts.
         others = {
             name
             for k, dims in rule.operands.items()
@@ -216,7 +217,8 @@ class _Reader:
             if kind.shape[dim] == 1:
                 continue
             if not loops:
-                # A slice or a window: an axis exchanges parts of the operand, not all of it.
+                # A slice or a window: an axis would exchange only the borders of blocks, taken as
+                # an eighth of the operand.
                 if is_activation:
                     self.sums[name] += own_bytes / 8
                     self._close(item)
@@ -243,7 +245,7 @@ class _Reader:
             if loop_class(rule, loop) == CONTRACTING
         ]
         self.closed |= set(summed[1:])
-        # A single dimension may be heads and features in one.
+        # If heads and features are one dimension, its minor loops are the features.
         for loops in self.classes.nests.get(summed[0], ()) if len(summed) == 1 else ():
             self.closed |= {inner for _, inner in loops[1:] if inner is not None}
 
