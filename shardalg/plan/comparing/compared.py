@@ -91,7 +91,7 @@ class ComparedStrategy:
 
     @property
     def order(self) -> float:
-        """Seconds by which strategies are ranked: per sample if samples are known, else per step."""
+        """Seconds by which strategies are ranked: per sample if samples are known, or per step."""
         return self.step_s / (self.samples or 1)
 
     @cached_property

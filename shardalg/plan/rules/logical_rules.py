@@ -423,8 +423,8 @@ def _list(text: str, at: int, place: str) -> list[Any]:
     Raises:
       StrategyError: no list begins at the position, or it does not end.
     """
-    # A stack of open lists, outermost first; the result is the only element of `stack[0]`. PyYAML
-    # is no dependency, and only this part of the file is read.
+    # PyYAML is no dependency, and only this part of the file is read. `stack` has the open lists,
+    # outermost first; the result becomes the only element of `stack[0]`.
     stack: list[list[Any]] = [[]]
     while found := _TOKEN.match(text, at):
         at, token = found.end(), found["token"]

@@ -81,7 +81,8 @@ def named_arrays(arrays: Any, names: Any = None) -> NamedTree:
     if names is not None:
         given = jax.tree_util.tree_flatten_with_path(names, is_leaf=_is_names)[0]
         by_key = {jax.tree_util.keystr(p, simple=True, separator="/"): x for p, x in given}
-        # nnx.get_partition_spec keeps its variables around the specs, whose paths end in "value".
+        # `nnx.get_partition_spec` keeps a variable around each spec, so its path ends in "value", a
+        # word that the path of the array does not have.
         by_key |= {key.removesuffix("/value"): x for key, x in by_key.items()}
         missing = [one.key for one in found if one.names is None and one.key not in by_key]
         if missing:
@@ -112,7 +113,8 @@ def _array(key: str, leaf: Any) -> NamedArray:
     """
     if _is_names(leaf):
         return _checked(key, leaf, None, "float32")
-    # The dtype is optional: (shape, names) or (shape, dtype, names).
+    # A leaf is (shape, names) or (shape, dtype, names). A missing dtype counts as float32, because
+    # only the number of bytes depends on it.
     if isinstance(leaf, tuple) and len(leaf) in (2, 3) and _is_shape(leaf[0]):
         dtype = leaf[1] if len(leaf) == 3 else "float32"
         return _checked(key, leaf[-1], tuple(leaf[0]), _dtype_text(key, dtype))
@@ -145,7 +147,7 @@ def _checked(key: str, names: Any, shape: tuple[int, ...] | None, dtype: str) ->
             f"in {_EXAMPLE}."
         )
     given = tuple(names)
-    # A PartitionSpec may leave out trailing dimensions.
+    # JAX lets a PartitionSpec leave out trailing dimensions, which then have no name here.
     if shape is not None and isinstance(names, PartitionSpec):
         given += (None,) * (len(shape) - len(given))
     if shape is not None and len(given) != len(shape):
@@ -195,6 +197,8 @@ def argument_trees(
             f"parameter {missing[0]!r} of {getattr(fn, '__name__', fn)} is no key of `arrays`; "
             f"near: {', '.join(near[:4])}. Add it, or rename the key."
         )
+    # The key of an array is its path in `arrays`, so the arrays of a parameter are those whose path
+    # begins with the parameter's name.
     found = []
     for name in parameters:
         inside = [one for one in tree.arrays if one.key == name or one.key.startswith(f"{name}/")]
