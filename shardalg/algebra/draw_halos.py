@@ -282,6 +282,7 @@ def _key(figure: Figure, shown: Sequence[DimensionDrawing]) -> None:
     rows = [row for panel in shown for row in panel.rows]
     dots: dict[str, Any] = {"color": INK, "marker": "o", "ms": 3, "lw": 0.8}
     past: dict[str, Any] = {"color": FAINT, "marker": "o", "ms": 3, "lw": 0.8, "ls": ":"}
+    # Pairs of whether the mark occurs, and its entry: a mark without an example would confuse.
     keys = [
         (True, Patch(fc="none", ec=INK, lw=1.6, label="own block")),
         (

@@ -39,13 +39,13 @@ _CALLS: Mapping[str, tuple[Mapping[str, Any], int | None]] = {
     "shard_map": ({"axes": tuple[tuple[str, int], ...], "in_axes": _AXES, "out_axes": _AXES}, 1),
 }
 """For each call with bodies: its parameters, and its number of bodies (None: at least one)."""
-# Types of parameters that do not influence result types, so that JAX's type rules ignore them.
 _UNSEEN: Mapping[str, Any] = {
     **dict.fromkeys(
         ("indices_are_sorted", "is_stable", "reverse", "tiled", "unique_indices"), bool
     ),
     "mode": str,
 }
+"""Types of parameters that have no influence on result types, so JAX's type rules ignore them."""
 _COUNTS = {"scan": ("num_consts", "num_carry"), "while": ("cond_nconsts", "body_nconsts")}
 
 
@@ -281,6 +281,8 @@ def _border_fault(graph: Graph, node: Node, region_arguments: list[RegionArgumen
     values, length = graph.values, node.signature.param("length")
     for tie in region_arguments:
         ends = values[tie.source].type, values[tie.target].type
+        # A scan cuts its `xs` along their leading dimension, and stacks its `ys` along a new one:
+        # outside of the body, both have one element per iteration there.
         stacked = {"xs": ends[:1], "ys": ends[1:]}.get(tie.kind, ())
         if ends[0].dtype != ends[1].dtype or any(t.shape[:1] != (length,) for t in stacked):
             return f"ties {ends[0]} to {ends[1]} as {tie.kind}"
@@ -303,6 +305,7 @@ def _block_fault(graph: Graph, node: Node, region_arguments: list[RegionArgument
     """
     sizes = dict(node.signature.param("axes"))
     specs = (*node.signature.param("in_axes"), *node.signature.param("out_axes"))
+    # Each operand and each result has one spec, and crosses the border in one region argument.
     if (
         len(specs) != len(region_arguments)
         or len(sizes) != len(node.signature.param("axes"))

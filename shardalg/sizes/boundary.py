@@ -79,6 +79,8 @@ def inequality(difference: Formula, names: Sequence[str], values: Mapping[str, N
     )
     for name in names:
         powers = by_power(kept, name)
+        # The difference is then `name**k * (slope*name + rest)`, and the sign of the bracket is its
+        # own, because sizes are positive.
         if len(powers) == 2 and max(powers) - min(powers) == 1:
             rest, slope = powers[min(powers)], powers[max(powers)]
             if float(slope.at(values)) > 0:

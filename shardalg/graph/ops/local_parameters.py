@@ -371,6 +371,7 @@ def selections(
             names = guard.index.variables
             (symbol,) = (symbols[name] for name in names if name in symbols)
             width = max((rule.extents[name] for name in names if name in rule.extents), default=0)
+            # The start along operand dimension d is the symbol `$td`.
             dim = int(symbol.name[2:])
             found.append(SelectedDimension(dim, loop, symbol, components.index(dim), width))
     return tuple(found)

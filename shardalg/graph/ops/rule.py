@@ -294,6 +294,7 @@ class Rule:
     def __str__(self) -> str:
         """Return the row as text: what is read, the results, and the loops with restrictions."""
         reads = " | ".join(", ".join(map(str, term)) for term in self.terms)
+        # An operator without operands, such as an iota, reads nothing.
         line = [f"{self.primitive}: {reads} ->".replace(":  ->", ": ->")]
         line.append(", ".join(map(dims_text, self.results)))
         if self.reduced:

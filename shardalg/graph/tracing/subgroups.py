@@ -62,6 +62,7 @@ def sides_of(params: Mapping[str, Any]) -> tuple[Axes, tuple[Sequence[Dims], Seq
     mesh, manual = params["mesh"], params["newly_manual_axes"]
     sizes = zip(mesh.axis_names, mesh.axis_sizes, strict=True)
     axes = tuple((name, int(n)) for name, n in sizes if name in manual)
+    # The entry of a dimension is an axis name, a tuple of names, or None for no axis.
     sides = [
         [tuple((e,) if isinstance(e, str) else tuple(e or ()) for e in spec) for spec in specs]
         for specs in (params["in_specs"], params["out_specs"])
@@ -123,6 +124,8 @@ def _nested_region(params: Mapping[str, Any], operands: Sequence[Any]) -> list[A
     axes, sides = sides_of(params)
     mesh, own = params["mesh"], {name for name, _ in axes}
     sizes = dict(zip(mesh.axis_names, map(int, mesh.axis_sizes), strict=True))
+    # The body has blocks along its own axes only, so the specs are cut to these. Of the equal
+    # copies along outer axes, one is computed, and its results are copied again.
     inner = [
         [tuple(tuple(name for name in names if name in own) for names in dims) for dims in side]
         for side in sides

@@ -366,6 +366,7 @@ def _flatten_by_keys(prefix: Any, tree: Any, where: str) -> list[Any]:
     if prefix is None or treedef_is_leaf(tree_structure(prefix)):
         return [prefix] * _leaf_count(tree)
     entries, children = _children(prefix), _children(tree)
+    # A user may write a spec as a plain tuple. JAX reads that as a tree with an entry per child.
     is_spec = isinstance(prefix, tuple) and all(e is None or isinstance(e, str) for e in prefix)
     if not children and is_spec:
         words = ", ".join(map(repr, prefix))

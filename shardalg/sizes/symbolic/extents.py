@@ -186,6 +186,8 @@ class _IndexSorter:
 
         Such a dimension runs over two loops, one of which occurs in no other index.
         """
+        # A loop that occurs in no other index only counts repetitions: no other size contains its
+        # extent.
         found = [name for _, loops in self.nested for name, _ in loops]
         for place, loops in self.nested:
             sources = [self.loop_at[name] for name, _ in loops if name in self.loop_at]

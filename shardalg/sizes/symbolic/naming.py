@@ -282,6 +282,7 @@ class Names:
         if len(unknown) > 1 or not all(self.number[s] for side in sides for s in side):
             return False
         left, right = ([self._known(s) for s in side if s not in unknown] for side in sides)
+        # From `x * a = b`, x is b/a (`x + a = b`: b - a): the other side, without x's own side.
         if unknown:
             more, less = (right, left) if unknown[0] in sides[0] else (left, right)
             self.name[self.root(unknown[0])] = _solve_for(kind, tuple(more), tuple(less))

@@ -327,7 +327,8 @@ def from_json(graph: Graph, data: Mapping[str, Any]) -> Symbols:
     found = Symbols(shapes(saved.dims), lifted, saved.second)
     given = tuple(tuple(map(hint_of, shape)) for shape in found.dims)
     known = {*found.sizes, *sizes_of(size for shape in lifted.shapes for size in shape)}
-    # The file may be edited or of another graph: the formulas must give the graph's sizes.
+    # The file may be edited or of another graph: the formulas must give the graph's sizes. A second
+    # trace has a number for each size; without one, there are no numbers.
     agree = (
         lifted.shapes_at({}) == tuple(value.type.shape for value in graph.values),
         tuple(map(hint_of, trips)) == tuple(region.trip_count for region in graph.regions),

@@ -251,6 +251,7 @@ def _padded_slice(
     if len(padded) != 1 or has_gaps or zero is None or zero:
         return None
     ((dim, low),) = padded
+    # `bounds` is (x, start, limit).
     bounds = _slice_bounds(known.graph, node.operands[0], region, dim)
     return bounds and (low, bounds[0], dim, *bounds[1:])
 

@@ -139,6 +139,8 @@ def _reorder(graph: Graph, chain: list[Node], moved: list[Node]) -> Graph:
     The k-th operator of `moved` gets the node index and the result's value index of the k-th node
     of `chain`. Names and bindings move with their operators.
     """
+    # Readers of the chain refer to its last value by index, so the indices of nodes and values stay
+    # and the operators move.
     nodes, values, bindings = list(graph.nodes), list(graph.values), list(graph.bindings)
     read = chain[0].operands[_array_operand(chain[0])]
     for place, node in zip(chain, moved, strict=True):
@@ -241,6 +243,7 @@ def _slice_of_one_part(node: Node, inner: Node) -> Node | None:
 
 def _pad_by_fills(known: KnownValues, node: Node) -> Node | None:
     """Return `concatenate([full(c), x, full(c)])` as a pad of x; None for other concatenations."""
+    # A pad has one array and one number, so all operands except one must repeat the same scalar.
     fills = [known.fill(value, node.region) for value in node.operands]
     numbers = [fill for fill in fills if fill is not None]
     if len(numbers) != len(fills) - 1 or not numbers:

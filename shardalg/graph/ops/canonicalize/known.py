@@ -190,6 +190,7 @@ class KnownValues:
         if node.primitive == "broadcast_in_dim" and node.operands[0] in self.numbers:
             number = int(self.numbers[node.operands[0]])
             return (number,) * node.signature.results[0].shape[0]
+        # JAX makes the index vector of `x.at[1, 0].set(y)` by a concatenation of broadcast numbers.
         if node.primitive != "concatenate":
             return None
         parts = [part for v in node.operands if (part := self.vector(v)) is not None]

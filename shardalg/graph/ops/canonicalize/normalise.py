@@ -244,6 +244,7 @@ class _GraphRewriter:
             )
             for n in self.nodes
         ]
+        # If several nodes replace an old one, its references go to the last, which has its results.
         return replace(
             old,
             values=tuple(self.values),
@@ -315,6 +316,7 @@ class _GraphRewriter:
           number_of: new value index by old value index, which this method updates.
         """
         old = self.old
+        # A value has readers if a node reads it, or if a region, such as a loop body, returns it.
         read = {v for node in compress(old.nodes, self.live) for v in node.operands}
         ends = {v for region in old.regions for v in region.results}
         known: dict[object, int] = {

@@ -162,6 +162,8 @@ def wide_sum(signature: Signature) -> WideSum | None:
     if contracts and not ((rows := rules(signature)) and (rows[0].reduced or rows[0].local)):
         return None
     params = dict(signature.params)
+    # A product of narrow operands can have a wide result by a parameter. A sum has the type of its
+    # operands, so these are converted first.
     read = signature.operands
     if contracts:
         params |= {"preferred_element_type": WIDE}

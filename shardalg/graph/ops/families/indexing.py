@@ -289,6 +289,7 @@ def scatter(signature: Signature) -> tuple[Rule, ...]:
     n = numbers(signature)
     how = scatter_mode(signature.param("mode"))
     shape, updates = signature.operands[0].shape, signature.operands[2].shape
+    # The updates' dimensions outside of the window count the updates, by the loops u0, u1, ....
     spans = [d for d in range(len(updates)) if d not in n.window]
     batch = letters("u", len(spans))
     windows = n.window_of(len(shape))
@@ -344,6 +345,7 @@ def _dynamic(
       first: operand `first + d` is the start in dimension d.
     """
     shape = signature.operands[0].shape
+    # If the window covers a whole dimension, its start can only be 0, so one loop indexes both.
     moving = {d for d, n in enumerate(shape) if n != window[d]}
     full = [f"{loops[0]}{d}" if d in moving else f"o{d}" for d in range(len(shape))]
     part = [f"{loops[1]}{d}" if d in moving else f"o{d}" for d in range(len(shape))]

@@ -218,6 +218,7 @@ def _taps(signature: Signature) -> list[Taps]:
     window, ones = param["window_dimensions"], (1,) * len(param["window_dimensions"])
     dilations = [param.get(name, ones) for name in ("window_dilation", "base_dilation")]
     low = tuple(pair[0] for pair in param["padding"])
+    # A `select_and_scatter` has no dilations. The order is the one of the fields of `Taps`.
     spaced = (param["window_strides"], dilations[0], low, dilations[1])
     return [Taps(*row) for row in zip(window, *spaced, strict=True)]
 
