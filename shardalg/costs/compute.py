@@ -112,9 +112,13 @@ def executed(
         own = row or (rule if named else local_row(signature, shapes, params))
         # A dimension that is read through a window has index `stride*o + dilation*r - padding`. Its
         # size determines neither the loop over the image nor the loop over the window.
-        count, read = len(signature.operands), read_dims(own)
-        walked = (p for p in _places(own, count) if (p[1], p[2]) not in read or len(p[0]) == 1)
-        sizes = {**own.extents, **_loop_sizes(own, tuple(walked), shapes)}
+        through_window = read_dims(own)
+        sized = tuple(
+            (loops, tensor, dim)
+            for loops, tensor, dim in _places(own, len(signature.operands))
+            if (tensor, dim) not in through_window or len(loops) == 1
+        )
+        sizes = {**own.extents, **_loop_sizes(own, sized, shapes)}
         found.append(Executed(rule, sizes, flops(own, sizes, shapes)))
     return tuple(found)
 

@@ -90,7 +90,10 @@ def _largest_block(rule: Rule) -> frozenset[str]:
     # A reduction does one operation per element that it reads, other operators one per element of
     # their largest tensor.
     tensors = rule.operands if rule.reduced else rule.tensors
-    blocks = [frozenset(i.loop for i in rule.indices(t) if i.loop in rule.whole) for t in tensors]
+    blocks = [
+        frozenset(index.loop for index in rule.indices(tensor) if index.loop in rule.whole)
+        for tensor in tensors
+    ]
     return max(blocks, key=lambda names: math.prod(rule.extents[name] for name in names))
 
 
@@ -102,11 +105,13 @@ def _partial(rule: Rule) -> tuple[tuple[Index, int, int], ...]:
     """
     if not rule.operand_shapes or len(rule.terms) != 1:
         return ()
-    reads = [(a.operand, d) for a in rule.terms[0] for d in range(len(a.dims))]
-    moving = [(k, d) for k, d in reads if not covers(rule, k, d)]
-    # Whole loops are counted as blocks (`_largest_block`), not as windows.
-    found = ((rule.indices(k)[d], k, d) for k, d in moving)
-    return tuple((i, k, d) for i, k, d in found if not rule.whole & set(i.variables))
+    found = []
+    for access in rule.terms[0]:
+        for dim, index in enumerate(rule.indices(access.operand)):
+            # Whole loops are counted as blocks (`_largest_block`), not as windows.
+            if not covers(rule, access.operand, dim) and not rule.whole & set(index.variables):
+                found.append((index, access.operand, dim))
+    return tuple(found)
 
 
 def inside(index: Index, extents: Mapping[str, Any], size: Any) -> Any:

@@ -384,12 +384,20 @@ def from_json(data: Any, *, where: str = "hardware") -> Hardware:
     sources = tuple(_sources(data, where))
     # Reversed, so that the first of several values of a figure wins. The tuples below are reversed
     # back into the order of the file.
-    used = {s.figure: s.value for s in reversed(sources)}
-    peaks = tuple((k[len(_PEAK) :], v) for k, v in used.items() if k.startswith(_PEAK))
-    link = "link_bytes_per_s."
-    links = tuple((k[len(link) :], v) for k, v in used.items() if k.startswith(link))
-    plain = {k: v for k, v in used.items() if k in UNITS}
-    measured = [(k, v) for k, v in used.items() if k.split(".")[0] in OPERATOR_UNITS]
+    used = {source.figure: source.value for source in reversed(sources)}
+    plain: dict[str, float] = {}
+    peaks, links, measured = [], [], []
+    for figure, value in used.items():
+        # A detail may follow a dot: an item type, a mesh axis, or a class of operators.
+        base, _, detail = figure.partition(".")
+        if figure in UNITS:
+            plain[figure] = value
+        elif base == "peak_flops_per_s":
+            peaks.append((detail, value))
+        elif base == "link_bytes_per_s":
+            links.append((detail, value))
+        else:
+            measured.append((figure, value))
     calibrations = _calibrations(data.get("software", {}), where)
     return Hardware(
         data["name"],

@@ -235,21 +235,22 @@ def _roles(rule: Rule) -> _Roles | None:
     # Only a sum of products of two operands runs on the matrix unit.
     if others or len(term) != 2 or rule.combine != SUM or not rule.reduced:
         return None
-    first, second = ({v for i in read.dims for v in i.variables} for read in term)
+    first, second = ({loop for index in read.dims for loop in index.variables} for read in term)
     # In a grouped product (mixture of experts) each row is multiplied by the matrix of one group
     # only. The loop over groups, which a guard selects, adds neither rows nor columns.
     names = [name for name, _ in rule.loops if name not in rule.guarded]
     kept = [name for name in names if name not in rule.reduced]
-    rows = tuple(n for n in kept if n in first and n not in second)
-    columns = tuple(n for n in kept if n in second and n not in first)
-    many = tuple(n for n in kept if n in first and n in second)
+    rows = tuple(name for name in kept if name in first and name not in second)
+    columns = tuple(name for name in kept if name in second and name not in first)
+    many = tuple(name for name in kept if name in first and name in second)
+    summed = tuple(name for name in names if name in rule.reduced)
     # A product with a vector does not run on the matrix unit, so nothing is rounded up.
-    extents = (math.prod(rule.extents[n] for n in names) for names in (rows, columns))
+    extents = (math.prod(rule.extents[name] for name in side) for side in (rows, columns))
     if min(extents) == 1:
         return None
     # An index of several loops, such as position plus tap, is a window that slides.
-    slides = any(len(i.variables) > 1 for read in term for i in read.dims)
-    return _Roles(rows, columns, tuple(n for n in names if n in rule.reduced), many, slides)
+    slides = any(len(index.variables) > 1 for read in term for index in read.dims)
+    return _Roles(rows, columns, summed, many, slides)
 
 
 def _padded(one: Executed, unit: MatrixUnit, dtype: str) -> Any:

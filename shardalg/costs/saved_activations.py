@@ -151,13 +151,13 @@ def _kept(program: SpmdProgram, block: Block, bits: bytes, border: int) -> froze
     crossing = frozenset(v for ins in backward for v in ins.operands if v in made)
     if not crossing:
         return crossing
-    sent = [
-        {v for i in part if type(i.attributes) in APART for v in i.operands}
+    read_forward, read_backward = (
+        {value for ins in part if type(ins.attributes) in APART for value in ins.operands}
         for part in (forward, backward)
-    ]
+    )
     # Collectives and loops of both passes read these values from memory, so they are kept anyway.
     # For the cut they cost nothing.
-    again = crossing & sent[0] & sent[1]
+    again = crossing & read_forward & read_backward
     span = _ForwardSpan(made, crossing, again)
     sizes = [0 if v in span.free else program.locals[v].bytes for v in span.values]
     return again | _least_cut(span, tuple(sizes))

@@ -202,12 +202,14 @@ def less(first: Formula, second: Formula) -> str:
     above, _ = difference.fraction
     # A positive factor of all terms does not change the sign, so the inequality is divided by it.
     powers = [dict(monomial) for monomial in above.terms]
-    least = {f: min(found.get(f, 0) for found in powers) for f in {f for p in powers for f in p}}
-    numbers = [Fraction(c).numerator for c in above.terms.values()]
-    shared = Formula({frozenset((f, e) for f, e in least.items() if e): math.gcd(*numbers)})
+    factors = {factor for monomial in powers for factor in monomial}
+    least = {factor: min(monomial.get(factor, 0) for monomial in powers) for factor in factors}
+    numbers = [Fraction(coefficient).numerator for coefficient in above.terms.values()]
+    shared_factors = frozenset((factor, power) for factor, power in least.items() if power)
+    reduced = above / Formula({shared_factors: math.gcd(*numbers)})
     # Sizes are positive, so terms of a single sign decide.
-    if all(c > 0 for c in (above / shared).terms.values()):
+    if all(coefficient > 0 for coefficient in reduced.terms.values()):
         return "always"
-    if all(c < 0 for c in (above / shared).terms.values()):
+    if all(coefficient < 0 for coefficient in reduced.terms.values()):
         return "never"
-    return words(Fact(above / shared, POSITIVE))
+    return words(Fact(reduced, POSITIVE))

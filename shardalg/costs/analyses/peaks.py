@@ -177,15 +177,17 @@ def _covers(difference: Formula) -> bool:
     This is so if each negative term is matched by positive terms whose monomials are at least as
     large.
     """
-    spare = {m: c for m, c in difference.terms.items() if c > 0}
-    for monomial, lacking in difference.terms.items():
-        need = -lacking
+    # A positive term can match several negative ones, until its coefficient is used up.
+    spare = {monomial: c for monomial, c in difference.terms.items() if c > 0}
+    for monomial, coefficient in difference.terms.items():
+        need = -coefficient
         for other in spare if need > 0 else ():
             if need <= 0 or not spare[other]:
                 continue
             # A monomial is at least another one if their quotient is a product of sizes.
-            left = Formula({other: 1}) / Formula({monomial: 1})
-            if all(type(f) is str and e > 0 for m in left.terms for f, e in m):
+            ratio = Formula({other: 1}) / Formula({monomial: 1})
+            powers = [power for product in ratio.terms for power in product]
+            if all(type(factor) is str and exponent > 0 for factor, exponent in powers):
                 taken = min(need, spare[other])
                 spare[other] -= taken
                 need -= taken

@@ -162,9 +162,12 @@ def coefficient(formula: Formula, name: str) -> Formula:
     Raises:
       FormulaError: the formula is not linear in the size.
     """
-    found: Mapping[Any, Any] = {m: c for m, c in formula.terms.items() if (name, 1) in m}
-    others = Formula({m: c for m, c in formula.terms.items() if m not in found})
-    part = Formula({monomial - {(name, 1)}: c for monomial, c in found.items()})
-    if name in others.names | part.names:
+    # A monomial is a set of (size, power), so the linear terms are those with (name, 1).
+    linear: dict[Any, Any] = {}
+    others: dict[Any, Any] = {}
+    for monomial, number in formula.terms.items():
+        (linear if (name, 1) in monomial else others)[monomial] = number
+    part = Formula({monomial - {(name, 1)}: number for monomial, number in linear.items()})
+    if name in Formula(others).names | part.names:
         raise FormulaError(f"{formula} is not linear in {name}: it has no coefficient of it.")
     return part

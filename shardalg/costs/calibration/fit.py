@@ -341,9 +341,11 @@ class _Problem:
         """Return the constants of each chip with the least squares of relative errors."""
         from scipy.optimize import least_squares
 
-        bounds = [(CONSTANTS[c[0]].least, CONSTANTS[c[0]].most) for c, _ in self.free]
-        low, high = np.array(bounds).T
-        typical = np.array([TYPICAL.get(c[0], CONSTANTS[c[0]].default) for c, _ in self.free])
+        # Constants that share a value have the bounds and the typical value of the first one.
+        firsts = [one.constants[0] for one in self.free]
+        low = np.array([CONSTANTS[name].least for name in firsts])
+        high = np.array([CONSTANTS[name].most for name in firsts])
+        typical = np.array([TYPICAL.get(name, CONSTANTS[name].default) for name in firsts])
 
         # Constants have different units, so each x is a place between a constant's bounds, 0 to 1.
         def errors(x: Any) -> list[float]:

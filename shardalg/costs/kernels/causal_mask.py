@@ -128,17 +128,14 @@ def _orders(graph: Graph, node: Node, givers: Givers) -> bool:
     """
     if node.primitive not in ORDERS:
         return False
-    sides = [[*_sources(graph, v, givers)] for v in node.operands]
-    if all(
-        any(n is not None and n.primitive == "iota" for _, n in side)
-        and all(n is not None for _, n in side)
-        for side in sides
-    ):
+    sides = [[*_sources(graph, operand, givers)] for operand in node.operands]
+    # The data, and the primitives, from which each side of the comparison is computed.
+    data = [{value for value, maker in side if maker is None} for side in sides]
+    primitives = [{maker.primitive for _, maker in side if maker is not None} for side in sides]
+    if not any(data) and all("iota" in found for found in primitives):
         return True
     # A program may get its positions as an argument: `p[:, None] >= p[None, :]`.
-    data = [{value for value, maker in side if maker is None} for side in sides]
-    makers = {n.primitive for side in sides for _, n in side if n is not None}
-    is_one = data[0] == data[1] and len(data[0]) == 1 and makers <= _ARRANGE
+    is_one = data[0] == data[1] and len(data[0]) == 1 and primitives[0] | primitives[1] <= _ARRANGE
     return is_one and node.operands[0] != node.operands[1] and elements(graph, *data[0]) > 1
 
 

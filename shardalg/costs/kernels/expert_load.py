@@ -122,12 +122,13 @@ def of_named_groups(signature: Signature, sides: tuple[Any, Any], amount: Any) -
             # The number of groups is the size of the dimension that the loop over groups indexes,
             # on one device and globally. A negative tensor number means a result.
             tensor, dim = next(
-                (t if t >= 0 else len(signature.operands), d)
-                for t in rule.tensors
-                for d, index in enumerate(rule.indices(t))
+                (tensor, dim)
+                for tensor in rule.tensors
+                for dim, index in enumerate(rule.indices(tensor))
                 if index == guard.loop
             )
-            own, whole = (shapes[tensor][dim] for shapes in sides)
+            place = tensor if tensor >= 0 else len(signature.operands)
+            own, whole = (shapes[place][dim] for shapes in sides)
             if type(own) is Formula:
                 amount = busiest(amount, rule.load, own, whole)
     return amount

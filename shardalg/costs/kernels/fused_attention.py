@@ -70,11 +70,11 @@ def fused_attention(graph: Graph) -> FusedAttention:
     reads: dict[frozenset[int], int] = defaultdict(int)
     for node in graph.nodes:
         if node.kernel and contracts(node.signature):
-            of = NONE.union(*(roots.get(v, NONE) for v in node.operands))
-            if of:
-                reads[of] += 1
+            products = NONE.union(*(roots.get(v, NONE) for v in node.operands))
+            if products:
+                reads[products] += 1
     scores = NONE.union(*reads)
-    found = {v for v, of in roots.items() if of and of <= scores}
+    found = {v for v, products in roots.items() if products and products <= scores}
     found |= _masks(graph, found, handed)
     return FusedAttention(frozenset(found - _read_outside(graph, handed)), _again(graph, reads))
 
@@ -92,13 +92,13 @@ def _again(graph: Graph, reads: Mapping[frozenset[int], int]) -> dict[int, Fract
     # product as its only member. The gradient of the weights is read only together with the
     # weights, because the gradient of the scores is computed from both.
     found = {}
-    alone = {root for of in reads for root in of if len(of) == 1}
-    for of in reads:
-        for gradient in of - alone:
+    alone = {root for products in reads for root in products if len(products) == 1}
+    for products in reads:
+        for gradient in products - alone:
             # If two products read the weights, one is in the backward pass, whose kernel must
             # compute the scores again. If only one does (remat), the backward pass has a product
             # of its own for the scores, which already counts.
-            for scores in sorted(of & alone):
+            for scores in sorted(products & alone):
                 if reads[frozenset((scores,))] > 1:
                     flops = (signature_flops(graph.nodes[n].signature) for n in (scores, gradient))
                     found[gradient] = Fraction(*flops)
@@ -116,12 +116,12 @@ def _roots(graph: Graph, handed: Mapping[int, list[int]]) -> dict[int, frozenset
     """
     roots: dict[int, frozenset[int]] = {}
 
-    def give(value: int, of: frozenset[int]) -> None:
+    def give(value: int, products: frozenset[int]) -> None:
         """Add products to the roots of a value and of all values that are equal to it."""
-        if not of <= roots.get(value, NONE):
-            roots[value] = roots.get(value, NONE) | of
+        if not products <= roots.get(value, NONE):
+            roots[value] = roots.get(value, NONE) | products
             for target in handed.get(value, ()):
-                give(target, of)
+                give(target, products)
 
     # Bodies come before their loop, and after all operators before it, so one pass is enough.
     for node in graph.nodes:

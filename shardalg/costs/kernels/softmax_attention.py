@@ -77,29 +77,30 @@ class _Search:
             self._give(node.results[0], frozenset((node.index,)), is_power=False)
             return
         for value in node.results:
+            # A smaller operand, such as the maximum of a row, is no score itself.
             size = elements(self.graph, value)
-            same = [v for v in node.operands if elements(self.graph, v) == size]
-            of = NONE.union(*(self.roots.get(v, NONE) for v in same))
-            is_power = node.primitive == "exp" or not self.powers.isdisjoint(same)
-            if of and len(of) <= _MOST:
-                self._give(value, of, is_power=is_power)
+            same_size = [v for v in node.operands if elements(self.graph, v) == size]
+            products = NONE.union(*(self.roots.get(v, NONE) for v in same_size))
+            is_power = node.primitive == "exp" or not self.powers.isdisjoint(same_size)
+            if products and len(products) <= _MOST:
+                self._give(value, products, is_power=is_power)
         if node.primitive == "reduce_sum" and len(node.signature.param("axes", ())) == 1:
             self.summed.update(node.operands)
 
-    def _give(self, value: int, of: frozenset[int], *, is_power: bool) -> None:
+    def _give(self, value: int, products: frozenset[int], *, is_power: bool) -> None:
         """Record that a value, and all values equal to it, are computed from some products.
 
         Args:
-          of: nodes of the products.
+          products: nodes of the products.
           is_power: whether the value is computed from an exponential.
         """
         waiting = [value]
         while waiting:
             target = waiting.pop()
             recorded = self.roots.get(target, NONE)
-            if of <= recorded and (not is_power or target in self.powers):
+            if products <= recorded and (not is_power or target in self.powers):
                 continue
-            self.roots[target] = recorded | of
+            self.roots[target] = recorded | products
             self.powers.update((target,) if is_power else ())
             waiting += self.handed.get(target, ())
 
@@ -109,7 +110,7 @@ class _Search:
         if not scores:
             return frozenset()
         kernels = scores | self._gradients(scores)
-        inner = {v for v, of in self.roots.items() if of <= kernels}
+        inner = {v for v, products in self.roots.items() if products <= kernels}
         found = {
             node.index
             for node in self._candidates()
@@ -130,10 +131,10 @@ class _Search:
             if not contracts(node.signature):
                 continue
             for at, value in enumerate(node.operands):
-                of = self.roots.get(value, NONE)
-                if len(of) != 1 or value not in self.powers or not of <= summed:
+                products = self.roots.get(value, NONE)
+                if len(products) != 1 or value not in self.powers or not products <= summed:
                     continue
-                (root,) = of
+                (root,) = products
                 # The gradient of a softmax loss multiplies by operands of the first product again.
                 own = {self._base(v) for v in graph.nodes[root].operands}
                 others = {self._base(v) for v in node.operands[:at] + node.operands[at + 1 :]}
@@ -156,8 +157,9 @@ class _Search:
             if contracts(node.signature)
             for value in node.operands
         ]
-        alone = NONE.union(*(of for of in read if len(of) == 1))
-        mixed = NONE.union(*(of for of in read if len(of) > 1 and not of.isdisjoint(scores)))
+        alone = NONE.union(*(products for products in read if len(products) == 1))
+        shared = [products for products in read if len(products) > 1]
+        mixed = NONE.union(*(products for products in shared if not products.isdisjoint(scores)))
         return mixed - alone - scores
 
     def _masks(self, found: set[int], inner: set[int]) -> set[int]:

@@ -93,22 +93,28 @@ def _route(spans: tuple[DigitSpan, ...], permute: Permute) -> _Route | None:
     # `Runs` of pairs have an array. A pair that occurs in several collections is sent once.
     pairs = [np.array(getattr(each, "arrays", each), int).reshape(-1, 2) for each in permute]
     ends = np.unique(np.concatenate(pairs), axis=0)
-    levels = sorted({s.level.number: s.level for s in spans}.values(), key=lambda v: v.number)
+    by_number = {span.level.number: span.level for span in spans}
+    levels = [by_number[number] for number in sorted(by_number)]
     # Axes that share a level are digits of one place on this level, so their parts add up.
     places = {level: np.zeros_like(ends) for level in levels}
     for span in spans:
         along = ends // span.digit.stride % span.digit.size
         places[span.level] += along * span.stride
     # Levels that some message crosses, outermost first: its source and target differ there.
-    leaving = [(v, p) for v, p in places.items() if (p[:, 0] != p[:, 1]).any()]
+    leaving = [
+        (level, place) for level, place in places.items() if (place[:, 0] != place[:, 1]).any()
+    ]
     if not leaving or leaving[0][0].medium == CHIP:
         return None
     # Links of outer levels are slower, so the messages on the outermost level decide.
     level, crossed = leaving[0]
     if level.medium == TORUS:
-        slices = sum((p[:, 0] for v, p in places.items() if v.medium == SLICES), ends[:, 0] * 0)
-        dims = [v for v in levels if v.medium == TORUS]
-        return _torus_route(dims, np.stack([places[v] for v in dims]), slices)
+        slices = np.zeros_like(ends[:, 0])
+        for outer in levels:
+            if outer.medium == SLICES:
+                slices += places[outer][:, 0]
+        dims = [dim for dim in levels if dim.medium == TORUS]
+        return _torus_route(dims, np.stack([places[dim] for dim in dims]), slices)
     # Through a switch, each device sends and receives one message over a link of its own. Devices
     # of one host share its link into the data center network. Which devices these are is unknown:
     # in the worst case, all senders, or all receivers, of a slice.

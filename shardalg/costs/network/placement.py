@@ -137,8 +137,10 @@ def exact(sizes: Mapping[str, int], levels: Sequence[int]) -> Placement | None:
     found: Placement = {name: [] for name in sizes}
     # The innermost axis first: in JAX it takes neighbouring devices.
     for name in reversed(list(sizes)):
-        ways = (c for n in range(len(free), 0, -1) for c in combinations(free, n))
-        taken = next((c for c in ways if math.prod(levels[i] for i in c) == sizes[name]), ())
+        # As many levels as possible, as in JAX: an axis has more links then.
+        ways = (way for count in range(len(free), 0, -1) for way in combinations(free, count))
+        sized = (way for way in ways if math.prod(levels[i] for i in way) == sizes[name])
+        taken = next(sized, ())
         if sizes[name] > 1 and not taken:
             return None
         found[name] = [(i, levels[i], 1) for i in taken]
