@@ -134,6 +134,7 @@ def _prices(cost: Cost) -> Iterator[tuple[tuple[Any, ...], Any]]:
     A key is a tuple that ends in the name of the quantity, for example "wire_bytes".
     """
     totals = cost.totals
+    # Items are compared one by one: equal totals could hide two differences that cancel.
     for item in totals.items:
         key = (item.kind, item.axes, item.role, item.phase)
         yield (*key, "count"), item.count

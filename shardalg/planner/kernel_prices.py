@@ -119,6 +119,7 @@ def without_given_prices(graph: Graph) -> Graph:
     is_same = True
     for node in graph.nodes_of(OPAQUE):
         price = price_of(node.signature)
+        # Prices from the code of a kernel stay; only those of `Options(prices=...)` are removed.
         if price is not None and price.source == GIVEN:
             old = node.signature
             params = tuple(pair for pair in old.params if pair[0] != PRICE)
@@ -172,6 +173,7 @@ def _operations(jaxpr: Any, times: int = 1) -> Iterator[tuple[int, bool]]:
     """
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         params = equation.params
+        # One branch runs, and which one is known at run time only: the price is an upper bound.
         if equation.primitive.name == "cond":
             cases = [[*_operations(case, times)] for case in params["branches"]]
             yield from max(cases, key=lambda case: sum(flops for flops, _ in case))
@@ -187,6 +189,7 @@ def _operations(jaxpr: Any, times: int = 1) -> Iterator[tuple[int, bool]]:
 
 def _signature(equation: Any) -> Signature | None:
     """Return the signature of a kernel's equation; None if it reads or writes a reference."""
+    # Equations on references are loads and stores, which count as no arithmetic.
     ends: list[list[ValueType]] = []
     for variables in (equation.invars, equation.outvars):
         types: list[Any] = [getattr(variable, "aval", None) for variable in variables]

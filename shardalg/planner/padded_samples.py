@@ -309,6 +309,7 @@ class _Region:
                 major = (name, 1) if index.loop == name else _major(rule, index)
                 if major is None or major[0] != name:
                     return None
+                # One element per sample: the samples are a dimension of their own here.
                 if major[1] * count == 1:
                     ends[tensor] = dim
                 else:

@@ -99,6 +99,7 @@ def annotations_at(annotations: Annotations, graph: Graph, mesh: Mesh) -> Annota
 
     The graph must have as many arguments, results and sites as the annotations.
     """
+    # A site marks the result of its node, whose shape may differ at other sizes.
     sites = [graph.nodes[site.node].results[0] for site in graph.sites]
     sides = (
         (annotations.arguments, graph.arguments),
@@ -152,6 +153,7 @@ def _partners(graphs: tuple[Graph, Graph], moved: Sequence[int], there: Mesh) ->
     """
     if graphs[0] is graphs[1]:
         return [i if i in moved else None for i in range(len(graphs[1].sites))]
+    # Two traces number sites differently, but both meet the sites of one name in the same order.
     found: list[int | None] = [None] * len(graphs[1].sites)
     for name in dict.fromkeys(graphs[0].sites[i].name for i in moved):
         first, second = ([i for i, s in enumerate(g.sites) if s.name == name] for g in graphs)

@@ -101,6 +101,7 @@ class Traced:
         Raises:
           StrategyError: `wide` is True, and sizes have names.
         """
+        # `narrow` is None exactly if the sums have the types of the trace.
         if not wide:
             return self if self.narrow is None else replace(self, graph=self.narrow, narrow=None)
         if self.narrow is not None:
@@ -355,6 +356,7 @@ def _tracer(call: Call, given: Given, hints: _Hints) -> Callable[[Mapping[str, i
     from shardalg.algebra.dims import evaluate
     from shardalg.graph.arguments import with_shapes
 
+    # `call.inside` converts the user's arguments to arrays, so the sizes are replaced afterwards.
     def tracer(point: Mapping[str, int]) -> Graph:
         def traced(*arrays: Any) -> Graph:
             return _graph(call, with_shapes(arrays, lambda size: evaluate(size, point)), hints)
@@ -408,6 +410,7 @@ def with_own_shardings(annotations: Annotations, traced: Traced) -> Annotations:
     An argument without an annotation gets the NamedSharding of its array, if it has one.
     """
     types = [traced.graph.values[v].type for v in traced.graph.arguments]
+    # The user's annotation wins over the sharding that the array has by chance.
     own = traced.own_shardings or (None,) * len(types)
     arguments = tuple(
         given

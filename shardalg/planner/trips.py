@@ -156,6 +156,7 @@ def _check_known(loops: tuple[WhileLoop, ...], given: Trips) -> None:
     Raises:
       StrategyError: a key identifies no loop.
     """
+    # A line with several loops is a valid key, too: it then means all of them.
     known = {name for loop in loops for name in (loop.name, loop.node.source)}
     wrong = [name for name in given if name not in known]
     if wrong:

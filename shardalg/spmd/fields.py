@@ -125,6 +125,8 @@ class FieldTests:
 
     def _union_test(self, args: tuple[Any, ...]) -> Test:
         """Return the test for a union of types; the value's own class selects a dataclass."""
+        # The union of all kinds of instructions has dozens of classes, of which only the value's
+        # own is tested.
         classes: dict[Any, Any] = {arg: arg for arg in args if is_dataclass(arg)}
         others = [arg for arg in args if not is_dataclass(arg)]
 

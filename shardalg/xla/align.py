@@ -89,6 +89,7 @@ def _inside(done: ShardedGraph, module: HloModule) -> Iterator[Match]:
 
 def _arguments(done: ShardedGraph, module: HloModule) -> Iterator[Match]:
     """Yield a match per argument whose sharding completion decides."""
+    # The literal of a parameter is its number, by which arguments of the two programs correspond.
     entry = module.computations[module.entry].values()
     numbered = {int(i.literal): i for i in entry if i.opcode == "parameter"}
     for number, value in enumerate(done.graph.arguments):

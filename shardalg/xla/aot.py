@@ -230,6 +230,8 @@ def _gpus(topology: Topology, mesh: Mesh) -> Target:
             f"XLA's GPU compiler needs a description of {topology.hardware.name}, and shardalg has "
             f"none. It has descriptions of {known}: compile for one of these."
         )
+    # JAX names a topology of GPUs by slices, hosts and devices of a host. Autotuning would need a
+    # GPU, so it is off.
     islands, inside = topology.shape
     name = f"1x{islands}x{inside}"
     options = {"topology": name, "target_config": described.read_text()}

@@ -101,6 +101,7 @@ class Figures:
           cost: its predicted cost. sent: its table of collectives.
           platform: "tpu", where arguments are padded to tiles, or another platform.
         """
+        # A TPU's compiler reports arguments with the padding of tiles, so the plan's get it, too.
         rows = ((r["kind"], r["mesh_axes"], r["executions"], r["wire_bytes"]) for r in sent)
         products = (item.flops for item in cost.totals.items if item.kind == CONTRACTION)
         arguments = [program.locals[local] for local in program.block.arguments]
@@ -166,6 +167,7 @@ class BesideCompiler(Answer):
         slice in place of a reduce-scatter, or choose another collective. It counts the flops of
         elementwise operators differently, and includes those that its fusions compute again.
         """
+        # A program that does not fit in memory was not compiled, so that it has no collectives.
         programs = (("compiled", self.compiled), ("xla", self.xla))
         rows = (
             (name, *row)

@@ -87,6 +87,7 @@ def compiled(module: bytes, devices: list[Any], text: Path, more: dict[str, Any]
     from jax.interpreters.mlir import make_ir_context
     from jaxlib.xla_client import DeviceList
 
+    # `jax.jit` would need the devices, so the module goes to the plugin's compiler directly.
     with make_ir_context():
         parsed = ir.Module.parse(module)
     options = get_compile_options(

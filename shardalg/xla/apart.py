@@ -57,6 +57,7 @@ def compile_apart(stage: Any, dumping: Dumping, asked: Request) -> CompiledApart
     Raises:
       LoweringError: XLA ends without an answer.
     """
+    # Bytecode is shorter than text, above all for large constants.
     module = BytesIO()
     stage.compiler_ir("stablehlo").operation.write_bytecode(module)
     request = asked._asdict() | {"options": dumping.options}

@@ -229,6 +229,7 @@ def read(
                 f"XLA does not compile this function for the devices of this process ({error}), so "
                 "that its program cannot be compared. plan.cost and plan.verify need no compiler."
             ) from None
+        # XLA chooses the shardings of results without annotation, so the executable is asked.
         given = zip(jax.tree.leaves(compiled.output_shardings), _shapes(stage), strict=True)
         texts = [(str(s._to_xla_hlo_sharding(len(shape))), shape) for s, shape in given]
         made = _completion(dumping.read(), partitioner, mesh, texts, loops=loops)

@@ -102,6 +102,10 @@ class GraphSide:
     _above: dict[int, Above] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Set, per value at the border of a region, the values from which it comes.
+
+        Each argument of the function is an anchor of its own.
+        """
         graph = self.graph
         self._sources: dict[int, list[int]] = defaultdict(list)
         # A value that enters a region has the anchors above its source outside. Carries are left

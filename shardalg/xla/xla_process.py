@@ -36,6 +36,7 @@ def compiled(module: bytes, request: dict[str, Any], options: dict[str, str]) ->
     from jax.extend.backend import get_backend, get_compile_options
     from jaxlib.xla_client import DeviceList
 
+    # There is no Python function to jit, so XLA's own options say which shardings it may choose.
     backend, count = get_backend("cpu"), request["devices"]
     made = get_compile_options(
         num_replicas=1,

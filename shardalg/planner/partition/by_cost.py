@@ -244,6 +244,7 @@ class CostProblem:
         graph = self.graph
         for value, given in zip(graph.results, self.sharded.results, strict=True):
             yield value, plain(given)
+        # The shardings at other borders stay as completed, so that their readers require these.
         decided = {(one.call, v) for one, _ in self.region_arguments for v, _ in one.asks}
         for node in graph.walk():
             if node.bodies:

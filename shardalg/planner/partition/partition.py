@@ -72,6 +72,12 @@ class Partitioner(BodyPartitioner):
         *,
         kept: Kept = NONE,
     ) -> None:
+        """Set the shardings of values, the classes of nodes and an empty program.
+
+        Args:
+          roles: the role of every graph value, such as "parameters".
+          kept: gathered copies that later phases may read, too.
+        """
         self.sharded = sharded
         self.graph = sharded.graph
         self.value_shardings = list(self._plain(sharded.shardings))
@@ -137,6 +143,7 @@ class Partitioner(BodyPartitioner):
         given = _in_device_order(result_sharding, order)
         if given is result_sharding:
             return context.given(value, result_sharding)
+        # The value as it is passed is no available copy: operators use the program's order only.
         dtype = self.graph.values[value].type.dtype
         first = context.new_local(result_sharding.shard_shape, dtype, given, value)
         cause = Cause(None, "forward", context.roles[value], Why(Purpose.ARGUMENT_ORDER))
@@ -308,6 +315,7 @@ class Partitioner(BodyPartitioner):
         context, (result,) = self.context, node.results
         why = Why(Purpose.WRITTEN)
         cause = context.cause(node, why)._replace(role=context.roles[node.operands[0]])
+        # In a manual region a value is the device's own block, which counts as a whole value.
         given = [context.required(v, whole(self.value_shardings[v]), cause) for v in node.operands]
         layout, dtype = whole(self.value_shardings[result]), self.graph.values[result].type.dtype
         made = context.new_local(layout.shard_shape, dtype, layout, result)
@@ -361,6 +369,8 @@ class Partitioner(BodyPartitioner):
         if producer is None or not repeats(self.graph.nodes[producer].signature):
             return None
         node = self.graph.nodes[producer]
+        # Both prices are bytes that a device sends: for the broadcast with its operand's moves, and
+        # for the cheapest move of the result.
         key = self.key(node, (layout,))
         plan, price = node_plan(key), partial(reshard_price, padded=key.padded)
         least = min([price(source, layout) for source in context.sources(value)])

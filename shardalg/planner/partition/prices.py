@@ -122,6 +122,7 @@ def _without_sums(program: SpmdProgram) -> SpmdProgram:
 
 def _graph_of(signature: Signature) -> Graph:
     """Return the graph of a function whose only node is an operator with this signature."""
+    # Two equal operands become two arguments: their moves are priced apart, by `move_s`.
     types = (*signature.operands, *signature.results)
     count = len(signature.operands)
     values = tuple(

@@ -115,6 +115,7 @@ def _inner_nodes(graph: Graph) -> tuple[Node, ...]:
 
     Nodes with bodies, annotations and barriers are excluded.
     """
+    # The two sides of a border must agree on a sharding, and annotations and barriers keep theirs.
     crossing = border_values(graph)
     return tuple(
         node

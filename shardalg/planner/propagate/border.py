@@ -24,6 +24,8 @@ def visiting_facts(graph: Graph, annotations: Annotations, policy: str) -> Visit
       For GSPMD, whether some result is annotated. For Shardy, the annotated values, and per
       annotated site (node, number that equal annotations share, whether no dimension is open).
     """
+    # GSPMD counts the readers of results only if results are annotated. Shardy's order of visits
+    # depends on the annotations themselves.
     if policy != "shardy":
         return any(s is not None for s in annotations.results)
     own = frozenset(

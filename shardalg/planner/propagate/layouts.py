@@ -104,6 +104,7 @@ class Layouts:
 
     def sharding(self, number: int) -> Sharding:
         """Return a layout as a `Sharding`; one object per number."""
+        # The sweeps need numbers only, so `Sharding` objects are made on demand.
         known = self._shardings
         while len(known) <= number:
             new = len(known)

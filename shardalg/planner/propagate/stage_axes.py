@@ -109,6 +109,8 @@ def _without(
 ) -> dict[int, Sharding]:
     """Return the value's sharding without stage axes on other dimensions; {} if it is the same."""
     layout = sharded.shardings[value]
+    # A dimension that operators connect with another dimension of the shifted carry must not have
+    # the axis of the stages.
     dims = tuple(
         tuple(
             digit
@@ -125,6 +127,7 @@ class _DimensionClasses:
     """The equivalence classes of the dimensions of a body's values that operators pass on."""
 
     def __init__(self, graph: Graph, region: Region) -> None:
+        """Join the dimensions that operators of the region pass from operand to result."""
         self.ranks = {v: len(graph.values[v].type.shape) for v in region.arguments}
         # Union-find, because the dimensions of a class are found pair by pair, in any order.
         self.parent: dict[Place, Place] = {}

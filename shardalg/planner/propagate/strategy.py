@@ -52,6 +52,8 @@ class Strategy:
         return card(f"Strategy on {self.mesh!r}.", Table(("what", "layout"), shown))
 
     def __post_init__(self) -> None:
+        """Raise StrategyError unless the mesh is one of shardalg's or of JAX's."""
+        # JAX's classes are told by name, so that this module need not import JAX.
         if type(self.mesh).__name__ in ("Mesh", "AbstractMesh") and hasattr(
             self.mesh, "axis_types"
         ):

@@ -67,6 +67,7 @@ class _SearchQueue(Generic[State, How]):
     def __init__(
         self, problem: SearchProblem[State, How], limit: Cost | None, *, latest: bool
     ) -> None:
+        """Make an empty queue; the arguments are those of `best_first`."""
         self.problem, self.limit = problem, limit
         self.best: dict[State, Cost] = {}
         self.came: dict[State, tuple[State, How]] = {}

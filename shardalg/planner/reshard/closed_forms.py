@@ -204,6 +204,7 @@ def primes(digits: Digits) -> Digits:
     """
     found = []
     for stride, size in digits:
+        # Factors are split off at the major end, so that the pieces are major first.
         top, factor = stride * size, 2
         while top > stride:
             if top // stride % factor == 0:

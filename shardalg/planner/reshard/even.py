@@ -229,6 +229,8 @@ class Linked(EvenBlocks):
         """Yield reduce-scatters along several digits at once, which use their links together."""
         dims, pending = state
         todo = tuple(d for d in pending if d not in self.goal[1])
+        # The order of the digits matters: they become the minor digits of the dimension. With many
+        # digits there would be too many orders to try.
         for count in range(2, min(len(todo), EVERY_ORDER) + 1):
             for digits, dim in product(permutations(todo, count), range(len(dims))):
                 cut = dims[dim] + digits

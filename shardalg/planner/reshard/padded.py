@@ -137,6 +137,7 @@ def _one_by_one(start: State, steps: Iterable[SearchStep]) -> Iterator[tuple[Mov
     dims = start[0]
     for step in steps:
         if isinstance(step.move, AllToAlls):
+            # The exchanges share no dimension, so the digits after each of them follow one by one.
             for one in step.move.exchanges:
                 held, arriving = dims[one.concat_dim], one.arriving or one.digits
                 dims = replaced(dims, one.concat_dim, held[: len(held) - len(one.digits)])

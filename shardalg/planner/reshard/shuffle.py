@@ -268,6 +268,7 @@ def together(exchanges: Iterable[Swap | Other]) -> list[list[Swap] | Other]:
     found: list[list[Swap] | Other] = []
     for exchange in exchanges:
         last = found[-1] if found else None
+        # One all-to-all of several pairs sends each element at most once, and so sends less.
         if not isinstance(exchange, Swap):
             found.append(exchange)
         elif isinstance(last, list) and not {*exchange[:2]} & {d for s in last for d in s[:2]}:

@@ -104,6 +104,7 @@ def _reduce_scatters(a: ReduceScatters, x: Stack) -> Stack:
     """Combine the blocks of each group, and give every member its piece of the combination."""
 
     def scattered(blocks: Stack) -> Stack:
+        """Return the piece of the combined blocks that each member of a group keeps."""
         # Member k gets piece k. The digits of the first pair are the major ones of a member's
         # number, so the first pair is cut first.
         found = [combine_blocks(blocks, a.combine)]

@@ -23,6 +23,7 @@ def _apply(run: HostRun, instruction: Instruction[Apply], *stacks: Stack) -> lis
     """Run a JAX primitive on the blocks of every position."""
     primitive = instruction.attributes.primitive
     binding, params = bound(run.graph, instruction)
+    # Replicated operands are one object per group of devices, for which JAX runs once.
     done: dict[tuple[int, ...], list[np.ndarray]] = {}
     rows = []
     for position in run.positions:

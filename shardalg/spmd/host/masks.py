@@ -104,6 +104,7 @@ def _choose(a: Choose, *stacks: Stack) -> Stack:
     """Take each place of the block from the operand whose tensor contains the element."""
 
     def choose(position: int, *blocks: np.ndarray) -> np.ndarray:
+        """Return one device's block, each place from the operand that contains its element."""
         place = a.start.at(position) + np.arange(blocks[0].shape[a.dim])
         shape = [-1 if i == a.dim else 1 for i in range(blocks[0].ndim)]
         # From the last piece to the first, so that the first end behind a place wins.

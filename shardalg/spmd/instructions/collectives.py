@@ -226,6 +226,7 @@ class AllToAlls(Collective):
         return tuple([dim for one in self.exchanges for dim in one.dims])
 
     def with_digits(self, rename: Callable[[Digits], Digits]) -> Collective:
+        """Return the same exchanges along renamed digits."""
         # An `arriving` of () means the same order, and stays () because it has no digit to rename.
         return AllToAlls(
             tuple(
@@ -237,6 +238,11 @@ class AllToAlls(Collective):
         )
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape:
+        """Return the shape after all exchanges.
+
+        Raises:
+          ProgramError: two exchanges share a dimension or digits.
+        """
         if len({*self.dims}) < len(self.dims) or len({*self.digits}) < len(self.digits):
             raise ProgramError(f" has exchanges that share a dimension or digits: {self}.")
         for one in self.exchanges:

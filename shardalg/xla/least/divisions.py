@@ -41,6 +41,7 @@ class Affine(NamedTuple):
 
         The result is None if there are more than `MOST_READ`.
         """
+        # The sums of one value per loop: the set grows loop by loop, without repeated elements.
         found = np.array([self.at.constant])
         for _, factor, extent, digits in self.loops:
             block = -(-extent // parts(digits))

@@ -53,6 +53,7 @@ def least_sent(stages: Stages) -> int:
 
 def _explicit(graph: Graph, traffic: Traffic, devices: int) -> Iterator[float]:
     """Yield the bytes of the user's collectives in a `shard_map`; equal ones count once."""
+    # XLA computes equal operators once, and one branch of a condition may never run.
     seen = set()
     for moved in traffic.collectives:
         number = moved.step.instruction.node
@@ -214,6 +215,8 @@ class _Least:
         """
         if not fact.counted:
             return 0.0
+        # Along summed loops only shares are known: `need` of the elements are read, `both` of them
+        # are read and held.
         devices, need, both = int(self.sharded.mesh.size), 1.0, 1.0
         found = []
         for size, own, index in zip(fact.shape, fact.layout, reads.dims, strict=True):

@@ -88,6 +88,7 @@ class Values:
         arguments without an annotation, whose layout XLA chooses; and results of operators that XLA
         may compute whole because it cannot divide them, such as a triangular solve.
         """
+        # Formatting and operators of known values give known values: a device computes them itself.
         graph = self.graph
         known = bytearray(len(graph.values))
         for one in graph.values:

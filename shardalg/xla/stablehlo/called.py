@@ -51,6 +51,7 @@ def _well(x: Any) -> Any:
 
 
 def _cholesky(step: TextStep, x: Any) -> Any:
+    """Return the lower Cholesky factor and the status, as LAPACK's `potrf` does."""
     if _said(step, "uplo") != "L":
         raise step.refused(" of the upper triangle")
     # LAPACK reads the lower triangle only, so the operand is not made symmetric first.

@@ -22,6 +22,7 @@ def _dot(step: TextStep, x: Any, y: Any) -> Any:
     """Compute a `dot_general` by `lax`; one with an algorithm of its own is refused."""
     if step.has("algorithm"):
         raise step.refused(" of an algorithm of its own")
+    # StableHLO lists contracting and batch dimensions per operand; `lax` takes them in pairs.
     dims = stablehlo.DotDimensionNumbers(step.op.attributes["dot_dimension_numbers"])
     numbers = (
         (tuple(dims.lhs_contracting_dimensions), tuple(dims.rhs_contracting_dimensions)),
@@ -34,6 +35,7 @@ def _dot(step: TextStep, x: Any, y: Any) -> Any:
 
 def _convolution(step: TextStep, x: Any, kernel: Any) -> Any:
     """Compute a convolution by `lax`, which has no reversed windows: the kernel is reversed."""
+    # Two dimensions of each tensor are batch and features (or output and input features).
     dims = stablehlo.ConvDimensionNumbers(step.op.attributes["dimension_numbers"])
     rank = x.ndim - 2
     reversal = step.ints("window_reversal", (0,) * rank)

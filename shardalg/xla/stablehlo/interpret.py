@@ -50,6 +50,7 @@ class StablehloProgram:
         Raises:
           NotationError, ShardingError: the sharding does not fit the shape or the mesh.
         """
+        # A sharding of Shardy names its mesh or contains it; one of HLO does neither.
         names = [name or inlined for name, inlined in _MESH.findall(str(said))]
         own = self.meshes.get(names[0]) if names else self.mesh
         if own is not None and not own.axes:
@@ -121,6 +122,7 @@ class StablehloProgram:
 
     def _operator(self, op: Any, env: Env, operands: Sequence[Any]) -> tuple[Any, ...]:
         """Run an operator; called functions are inlined in the scopes and lines of the call."""
+        # Errors of an inner operator name its place already, so that they pass unchanged.
         location = str(op.location)
         run, step = self._found(op, env, location)
         try:

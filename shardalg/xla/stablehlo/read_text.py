@@ -75,6 +75,7 @@ def _text(text: str | Path) -> tuple[str, str]:
         raise TraceError(
             f"{text!r:.80} is no text: pass what jax.jit(f).lower(...).as_text() prints, or a path."
         )
+    # Every module has a brace, and no path has a line break.
     if isinstance(text, str) and ("\n" in text or "{" in text):
         return text, _NO_PATH
     try:
@@ -156,6 +157,7 @@ def _layouts(
     """
     found = []
     for each, shape, (what, location) in zip(attributes, shapes, places, strict=True):
+        # A text exported with Shardy may have both kinds of shardings; Shardy's say more.
         layout = each[SHARDY] if SHARDY in each else each[HLO].value if HLO in each else None
         place = f"{shown(location, program.path)}: {what} of shape {tuple(shape)}"
         try:

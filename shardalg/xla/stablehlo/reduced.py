@@ -33,6 +33,7 @@ _RUNNING = {
 
 def _computation(step: TextStep) -> Any:
     """Return the function of `lax` that the region computes, or else the region itself."""
+    # The planner has cheaper collectives for these functions than for an unknown region.
     known = _MONOIDS.get(step.only())
     if known is not None:
         return known
@@ -68,6 +69,7 @@ def _arg_reduce(step: TextStep, operands: tuple[Any, ...], dims: tuple[int, ...]
 
     JAX lowers them to a reduction of the values and an iota, which keeps the first extreme value.
     """
+    # As `argmax`, the operator has the planner's rule for it, unlike a reduction by a region.
     if len(operands) != 4 or len(dims) != 1:
         return None
     iota = step.op.operands[1].owner

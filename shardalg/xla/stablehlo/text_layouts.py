@@ -44,6 +44,7 @@ def split_axes(mesh: Mesh, text: str) -> Mesh:
     >>> split_axes(Mesh({"a": 2, "b": 8}), '[{"b":(1)2}, {"b":(4)2}]')
     Mesh(a=2, b.0=2, b.1=2, b.2=2)
     """
+    # `"b":(4)2` is the factor of size 2 behind a factor of size 4: it cuts the axis at 4 and at 8.
     cuts: dict[str, set[int]] = {}
     for name, before, size in _SUB_AXIS.findall(text):
         cuts.setdefault(name, set()).update((int(before), int(before) * int(size)))
@@ -78,6 +79,8 @@ def hlo_mesh(texts: Sequence[str]) -> Mesh | None:
     >>> hlo_mesh(["{devices=[2,1,4]<=[8] last_tile_dim_replicate}", "{devices=[4,2]<=[2,4]T(1,0)}"])
     Mesh(d0=2, d1=4)
     """
+    # A digit begins at its stride and ends at stride * size. Each such number is the border of an
+    # axis, so it must divide the next larger one.
     ends = {1}
     for text in texts:
         if "devices=" not in text:

@@ -59,6 +59,7 @@ def candidates(
     available, results = tuple((h,) for h in value_shardings[:count]), value_shardings[count:]
     rates = hardware.chip.rates(operand_type(signature))
     key = NodeKey(signature, tuple(range(count)), available, results, rates, finite=finite)
+    # Different choices may agree on the operands and results of this component.
     found: dict[ComponentCandidate, None] = {}
     for choice in allowed_choices(key, component, list(_assignments(key, component))):
         for made in (choice, *_with_pending_operands(choice, component, key)):

@@ -157,6 +157,7 @@ class Component:
         The entry of a dimension is None if it has several loops, or if its loop is reduced or may
         not be sharded.
         """
+        # Digits on a reduced loop would leave partial sums, which is communication later.
         reduced = {name for rule in self.rules for name in rule.reduced}
         split = frozenset(self.loops) - reduced
         one = [[e[0][0] if len(e) == 1 else None for e in t.dims] for t in self.tensors]
@@ -276,6 +277,7 @@ def _unshardable(rule: Rule) -> Iterator[str]:
     There are three kinds: loops whose blocks are not blocks of a dimension that they index; reduced
     loops whose partial results no collective combines; reduced loops without iterations.
     """
+    # A window may be read from neighbours by an exchange, so windowed dimensions exclude no loop.
     for tensor in rule.tensors:
         for dim, index in enumerate(rule.indices(tensor)):
             if windowed(rule, tensor, dim):

@@ -62,6 +62,7 @@ def idle_axes_of_equal_size(key: NodeKey, component: Component) -> dict[str, Dig
     """
     if not (component.is_whole and contracts(key.signature)):
         return {}
+    # Without these axes, a contraction whose digits conflict would repeat its work on all of them.
     idle = _idle_axes(key, component)
     found: dict[str, Digits] = {}
     for name, sides in _contracting_digits(key, component).items() if idle else ():
@@ -90,6 +91,8 @@ def contracted_then_idle(
       name: the loop.
       idle: the idle axes.
     """
+    # Only a contracting loop leaves a partial sum, which a reduce-scatter then moves to the
+    # result's digits.
     wanted = {digit for layout in key.value_shardings for dim in layout.dims for digit in dim}
     if name not in component.rule.reduced:
         return
@@ -126,6 +129,8 @@ def _idle_axes_for_result(
     It has the loops whose digits a contracting loop uses in both operands. The result cannot be
     computed along them.
     """
+    # A digit that both operands have on a contracting loop divides the sum: each device would have
+    # a part of every element of the result instead of a block of it.
     contracted = _contracting_digits(key, component).values() if idle else ()
     taken = {d for sides in contracted for d in set.intersection(*(own for _, own in sides))}
     found: dict[str, Digits] = {}
@@ -334,6 +339,7 @@ def _suggested_digits(
     Args:
       of_result: whether dimensions of the result are listed, or those of the operands.
     """
+    # Only the first available copy counts, as in XLA, where a value has one sharding.
     found: dict[str, list[set[Digit]]] = {}
     for tensor in component.tensors:
         if (tensor.operand is None) == of_result:

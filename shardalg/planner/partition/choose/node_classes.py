@@ -285,6 +285,8 @@ def elementwise(signature: Signature) -> bool:
     if len(rows) != 1 or signature.primitive in KEPT:
         return False
     row = rows[0]
+    # Every index must be one loop or a constant, and every loop must index the result: nothing is
+    # shifted, selected or summed.
     indices = (index for tensor in row.tensors for index in row.indices(tensor))
     loops = {name for name, _ in row.loops}
     marked = row.guards or row.symbols or row.whole or row.local or row.prefix

@@ -72,6 +72,8 @@ def _while(
     The condition's carry has the sharding of the body's carry. Its result is replicated, because
     all devices must leave the loop together.
     """
+    # Operands are (constants of the condition, constants of the body, carry). Each region has its
+    # own constants first, then the carry.
     condition, body = regions
     first, second = (node.signature.param(n) for n in ("cond_nconsts", "body_nconsts"))
     own = tuple(value_shardings[v] for v in condition.arguments[:first])
@@ -298,6 +300,7 @@ class _BodySums:
 
         None if there is no such node, or if it cannot compute on partial sums of the value.
         """
+        # With a second reader, the sum would have to be reduced for that one anyway.
         users = self.graph.users[value]
         if len(users) != 1 or users[0] not in self.inside or value in self.region.results:
             return None
@@ -387,6 +390,7 @@ def layouts(completed: Sharding) -> Iterator[Sharding]:
     yield completed
     mesh, shape = completed.mesh, completed.shape
     digits = [mesh.digit(name) for name, size in mesh.axes if size > 1]
+    # Every function from axes to dimensions, where None leaves an axis unused.
     for picked in itertools.product((None, *range(len(shape))), repeat=len(digits)):
         pairs = tuple(zip(digits, picked, strict=True))
         dims = tuple(tuple(d for d, at in pairs if at == dim) for dim in range(len(shape)))

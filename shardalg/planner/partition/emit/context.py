@@ -401,6 +401,7 @@ class PartitionContext(BlockListing):
 
         With `Options(keep_gathers=True)` each of them would be computed once.
         """
+        # A copy that every phase may read is made once. Values of numbers alone cost nothing again.
         phases: dict[tuple[int, Sharding], set[str]] = {}
         for value, layout, phase in self.copies:
             if phase != ANY_PHASE:

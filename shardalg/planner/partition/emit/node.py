@@ -441,6 +441,8 @@ def recipe(
     """Return the recipe of `node`, which also holds for nodes of its class with equal copies."""
     if not plan.is_bare:
         return Recipe(plan, value_shardings, _emit_any)
+    # All that follows from the class and the available copies is computed once here, so that
+    # `_emit_bare` only copies it.
     required_shardings = zip(node.operands, plan.choice.required_shardings, strict=True)
     moved = [
         k for k, (v, layout) in enumerate(required_shardings) if layout != context.sources(v)[0]

@@ -278,6 +278,7 @@ def _places(signature: Signature, loops: LoopDigits, result: int) -> tuple[Padde
     rule, indices = row_of(rows, result) if rows else (None, ())
     if rule is None or not moves_none(rule):
         return ()
+    # No loop has the name "": the entry for all elements needs no dimension of the operands.
     split, every = dict(loops), operands_along(rule, "")
     found: list[PaddedDim] = [] if every is None else [(None, None, every)]
     for dim, index in enumerate(indices):

@@ -79,6 +79,7 @@ def elements(graph: Graph, place: Places) -> dict[int, list[Element]]:
 
     Stacks that trips write come before stacks that they read.
     """
+    # A manual region has no tuple: XLA has its body in the computation around it.
     ties: dict[int, list[RegionArgument]] = defaultdict(list)
     for tie in graph.region_arguments:
         if not tie.is_manual:
@@ -116,6 +117,7 @@ class _Loop:
     place: Places
 
     def __post_init__(self) -> None:
+        """Set empty tables, and the body of each argument; a `while` has its condition first."""
         graph, bodies = self.graph, self.graph.nodes[self.call].bodies
         self.bodies = bodies
         self.body = bodies[-1]

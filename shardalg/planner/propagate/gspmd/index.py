@@ -245,6 +245,8 @@ class _ClassTable:
 
     def of_node(self, signature: Signature, results: tuple[int, ...]) -> int | None:
         """Return the number of a node's operator class, or None if nothing passes through it."""
+        # A class depends on whether its results have single readers, because XLA replaces the
+        # shardings of such values more readily.
         single = self.single
         key = (
             signature,
@@ -409,6 +411,7 @@ def _operand_places(
     steps_of, place = where
     count = [kind.num_operands for kind in kinds]
     operands = [places[: count[kind]] for places, (kind, _, _) in zip(place, steps, strict=True)]
+    # Most values have one step, whose tuple serves without a copy.
     return [
         operands[positions[0]]
         if len(positions) == 1

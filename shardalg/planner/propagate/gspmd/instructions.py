@@ -36,6 +36,8 @@ class Instructions:
           place: adds an entry of a tuple and returns its number.
         """
         self.elements = elements(self.graph, place)
+        # In HLO, a body's argument and a call's result are instructions that read a tuple. So each
+        # of these values is found with its element.
         self.entering = {
             value: (element, region)
             for found in self.elements.values()
@@ -136,6 +138,7 @@ class Instructions:
         They are those of the carries, of the stacks, and of the arguments that only pass through.
         """
         results = self.graph.regions[region].results
+        # A body with a tuple of its own is an inlined call, whose results are taken out one by one.
         if self._returns_tuple(region):
             made = [("part", region, k) for k in range(len(results))]
         else:

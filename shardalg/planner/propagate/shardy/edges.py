@@ -97,6 +97,7 @@ class _IndexBuilder:
     def index(self) -> SweepIndex:
         """Return the steps, and the steps to visit after a change of each value."""
         builder = self.builder
+        # Operators without a class only count as readers, which `uses` has counted already.
         kept = [(*row, made) for made in self.operators if (row := self._step(made)) is not None]
         steps: list[Visit] = [
             (kind, self._tensors(values), made.node) for kind, values, made in kept

@@ -268,6 +268,8 @@ def _without(digits: Digits, used: Sequence[Digit]) -> Digits:
 
     Of the overlapping digit itself, the part above the used one is kept.
     """
+    # One mesh axis cannot partition two loops, and a more minor digit without its major one would
+    # not give contiguous blocks: the first overlap ends the list.
     kept: list[Digit] = []
     for digit in digits:
         left: Digit | None = digit

@@ -64,6 +64,7 @@ def shardy_class(node: Node, kind: OperatorClass) -> OperatorClass:
 
 def _moved(node: Node, kind: OperatorClass) -> frozenset[str]:
     """Return the loops along which elements move, so that a device reads others' elements."""
+    # A slice or a pad shifts the borders of blocks only along dimensions whose size it changes.
     if node.primitive in ("slice", "split", "pad"):
         sizes = zip(kind.shapes[0], kind.shapes[-1], kind.maps[-1], strict=True)
         return frozenset(loop for old, new, at in sizes if old != new for loop, _ in at)
@@ -122,6 +123,7 @@ def reshape_class(shape: Shape, drop: tuple[int, int]) -> OperatorClass:
 
 def stack_class(shape: Shape) -> OperatorClass:
     """Return the class of a write into a stack: the stack, its slice, the stack after it."""
+    # The slice has size 1 along the stack's first dimension, so that no digits pass along it.
     whole: Map = tuple(((f"d{i}", 0),) for i in range(len(shape)))
     part: Map = ((), *whole[1:])
     kind = pass_through(shape, False)
@@ -167,6 +169,7 @@ def widening_broadcast(rest: Shape, wide: Shape, node: Node) -> OperatorClass:
     """
     small = node.signature.operands[0].shape
     at = node.signature.param("broadcast_dimensions")
+    # The squeeze has removed the widened dimensions from the operand.
     dims = [d for size, d in zip(small, at, strict=True) if not (size == 1 and wide[d] != 1)]
     whole: Map = tuple(((f"d{i}", 0),) for i in range(len(wide)))
     kind = pass_through(wide, False)

@@ -144,6 +144,8 @@ class ShardyModuleBuilder(Instructions):
 
     def _outside(self, call: int, value: int) -> int:
         """Return the value that a loop reads from outside: an open copy of an annotated value."""
+        # An annotation outside must not fix the value inside, so the loop reads a copy of it whose
+        # sharding may change. A copy of an outer loop is copied again.
         outer = self.read(value)
         is_copy = any(outer == copy for copy in self.copies.values())
         if not (is_copy or outer in self.annotated) or not self.shape(outer):
@@ -183,6 +185,7 @@ class ShardyModuleBuilder(Instructions):
 
     def _operator(self, node: Node, operands: tuple[int, ...]) -> Iterator[ShardyOperator]:
         """Yield the operators of one node without a region: several if XLA lowers it to several."""
+        # Shardy applies a site's annotation to the value that the site reads, so sites are noted.
         kind = self._kind(node)
         if node.index in self.sites:
             self.site_rows.setdefault(operands[0], []).append(self.sites[node.index])
@@ -248,6 +251,7 @@ class ShardyModuleBuilder(Instructions):
         Args:
           products: the factors of each product, as `lowered.power_products` returns them.
         """
+        # Each product is a value of its own in XLA's module. The graph has the last one only.
         (result,) = node.results
         shape, made = self.shape(result), [operand]
         is_divided = node.signature.param("y", 2) < 0
@@ -379,6 +383,8 @@ class ShardyModuleBuilder(Instructions):
 
     def _part(self, region: int, number: int) -> Iterator[ShardyOperator]:
         """Yield the operators with which a trip writes into a stack."""
+        # JAX lowers the write to a reshape of the slice and a `dynamic_update_slice`. The slice of
+        # a vector is a scalar, which has no sharding to pass on.
         if (region, number) in self.written:
             stack, written = self.written[region, number]
             made = self.read(self.graph.regions[region].results[number])
@@ -392,6 +398,8 @@ class ShardyModuleBuilder(Instructions):
 
     def _root(self, region: int, _: int) -> Iterator[ShardyOperator]:
         """Yield an operator without a class, which only counts as the reader of the results."""
+        # Shardy's first stage visits an operator only if no operand has another user, and the
+        # return of a body counts as a user.
         results = self.graph.regions[region].results
         if not self._returns_tuple(region):
             for number in range(len(results)):

@@ -51,6 +51,7 @@ class Worklist:
     changes: list[ShardingChange] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        """Set an empty stack and empty memos, and find the steps to the results' annotations."""
         index = self.index
         self.level = 0
         steps = range(len(index.tensors))
@@ -79,6 +80,7 @@ class Worklist:
 
     def _copy_to_related(self) -> None:
         """Give the values that share a value's sharding this sharding."""
+        # Steps name one value of each group only, so the others get their sharding at the end.
         layouts = self.layouts
         for value, others in self.index.related.items():
             dims = layouts.dims[self.numbers[value]]
