@@ -90,6 +90,7 @@ def annotations_on_mesh(
             f"the annotations on {given.mesh!r} cannot be expressed on {there!r}: {error} Give a "
             "Strategy with shardings for that mesh."
         ) from None
+    # All other sites keep the shardings that the function states on the other mesh.
     rows = zip(moved, here, made.sites, strict=True)
     return replace(made, sites=tuple(own if new is None else site for new, own, site in rows))
 

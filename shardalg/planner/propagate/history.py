@@ -103,6 +103,7 @@ def conflicts(record: Record) -> tuple[Conflict, ...]:
     for value, number in record.border_changes.restored:
         final[value] = number
     for position in range(len(steps.tensors)):
+        # Equal operators with equal shardings refuse the same offers.
         numbers = steps.pick[position](final)
         key = (steps.kind_of_step[position], numbers)
         if key not in memo:

@@ -101,6 +101,7 @@ def _one_swap(shape: Shape, ends: tuple[Dims, Dims, Dims], arc: tuple[int, int])
     """
     (start, goal, longer), (source, target) = ends, arc
     held, added = start[source], goal[target][len(start[target]) :]
+    # Blocks must stay contiguous, so the digits behind the first one that leaves (`at`) leave, too.
     at = min([held.index(digit) for digit in added if digit in held])
     before = next(i for i, digit in enumerate(added) if digit in held)
     # An all-to-all appends digits at the minor end of the target. The target's more major new
@@ -285,6 +286,7 @@ def _swapped(shape: Shape, ends: tuple[Dims, Dims], among: Pool, best: Priced) -
     start_bits, goal_bits = (
         tuple([tuple([bits[d] for d in digits if d in bits]) for digits in dims]) for dims in ends
     )
+    # While blocks are exchanged, the tensor has `used` parts. Prices are in parts of a block.
     used = prod([d.size for digits in (*start, placed) for d in digits])
     search = Shuffle(goal_bits, shape=shape, parts=_parts(tuple(map(parts, units))), pieces=used)
     # The limit of the search, in exchanged blocks: a path that sends U*(x - 1) elements more than
@@ -328,6 +330,8 @@ def _units(start: Dims, goal: Dims, pool: Digits, *, ample: bool) -> list[Digits
     """
     if not ample:
         return [(digit,) for digit in pool]
+    # Two neighbours may be grouped only if on both sides one follows the other directly, or both
+    # are unused. `behind` has the digit before each digit.
     behind, used = [], []
     for dims in (start, goal):
         behind.append({b: a for digits in dims for a, b in pairwise(digits)})

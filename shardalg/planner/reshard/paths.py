@@ -486,6 +486,8 @@ def _by_block(digits: Digits, positions: int, first: Digits = ()) -> tuple[int, 
         return tuple(np.argsort(ids, kind="stable").tolist())
     cuts = sorted({cut for d in first for cut in (d.stride, d.stride * d.size)}, reverse=True)
     rest = [piece for digit in free for piece in _pieces(digit, cuts) if piece not in first]
+    # A position is a mixed-radix number of all digits, the largest stride first. Moving the block's
+    # digits to the front sorts the positions by their blocks.
     every = sorted((*digits, *first, *rest), reverse=True)
     grid = np.arange(positions).reshape([size for _, size in every])
     return tuple(

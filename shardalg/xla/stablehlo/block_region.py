@@ -42,6 +42,7 @@ def _manual(step: TextStep, *operands: Any) -> Any:
         for name, shapes in sides
     ]
     inputs, outputs = shardings
+    # The specs of a `shard_map` name manual axes only. The planner decides about all other axes.
     specs = [tuple(_on(named(each).spec, axes) for each in side) for side in shardings]
     layouts = [*inputs, *outputs]
     if not layouts or not block.arguments:
@@ -176,6 +177,8 @@ def _while(step: TextStep, *carry: Any) -> Any:
 
 def _turns(step: TextStep, carry: tuple[Any, ...]) -> int | None:
     """Return the trip count if a carried counter goes up by one to a constant, else None."""
+    # JAX writes a scan as `while (i < stop) { ...; i = i + 1 }`. The number of its iterations is a
+    # constant if start and stop are.
     condition, body = (region.blocks[0] for region in step.op.regions)
     *_, compare, end = condition.operations
     compare = compare.operation

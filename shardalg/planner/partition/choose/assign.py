@@ -119,6 +119,7 @@ def communication_free_choice(key: NodeKey, component: Component) -> Choice | No
     )
     if assigned is None or regroup.regrouped(key.signature):
         return None
+    # One digit cannot divide two loops, and a window would be read by an exchange.
     digits = tuple([digit for own in assigned.values() for digit in own])
     if _overlapping(digits) or not component.allows(assigned) or component.reads_windows(assigned):
         return None
@@ -134,6 +135,7 @@ def unanimous_choice(key: NodeKey, component: Component, by_loop: LoopCandidates
     """
     if pending_sums(key, component) or regroup.regrouped(key.signature):
         return None
+    # Suggestions agree if each is a prefix of the longest one: it then splits the others' blocks.
     longest = {name: max(known, key=len) for name, known in by_loop.items()}
     if any(longest[name][: len(own)] != own for name, known in by_loop.items() for own in known):
         return None

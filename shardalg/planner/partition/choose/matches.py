@@ -168,7 +168,8 @@ def _matches(key: NodeKey, component: Component) -> tuple[LoopSets, LoopSets]:
     }
     used = {digit for digits in matched.values() for digit in digits}
     # Contracting loops match if all operands have the same digits there, or begin with the same
-    # digits and the result has none of them. The taps of a window have no digits.
+    # digits and the result has none of them. Digits that another loop has matched (`used`) do not
+    # count, because one digit cannot divide two loops.
     contracting = _contracting_digits(key, component)
     unmatched = {
         name: [digits - used for _, digits in readers] for name, readers in contracting.items()

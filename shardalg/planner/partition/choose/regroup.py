@@ -200,6 +200,7 @@ def exchange(group: ReshapeGroup, held: Sharding, made: Sharding) -> Exchange:
       held, made: the shardings of the operand and of the result.
     """
     first, last = group.leads[0], group.split_dim(made)
+    # One index of the operand's leading dimension has `inner` flat elements.
     inner = prod(group.sizes[leading(group.sizes) + 1 :])
     block = held.shard_shape[first] * inner
     # A block's flat elements are one interval, because every dimension before `last` has one

@@ -235,6 +235,7 @@ def _window(
     split = {n: assigned[n] for n in index.variables if n in assigned}
     extents = {n: rule.extents[n] for n in index.variables}
     blocks = {n: -(-extents[n] // parts(split.get(n, ()))) for n in extents}
+    # In a selection, a window that is shorter than the stride counts with the gap behind it.
     blocks |= {n: max(blocks[n], index.div) for n in extents if rule.whole and n in rule.local}
     counts = {n: parts(digits) for n, digits in split.items()}
     size = rule.operand_shapes[operand][dim]

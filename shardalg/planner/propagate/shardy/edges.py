@@ -161,6 +161,8 @@ class _IndexBuilder:
             makers.update(dict.fromkeys(values[count:], step))
             for value in values[:count]:
                 readers.setdefault(value, []).append(step)
+        # `inner` has, per loop result, the body arguments that share its sharding. Their readers
+        # are visited after the result's own.
         notified = {}
         inner = self.builder.inner
         for value in dict.fromkeys((*makers, *readers)):
