@@ -118,7 +118,7 @@ class ArrayBorder:
         return _padder(self.padded_shape, self.inner)(put(array, self.outer))
 
     def blocks(self, array: Any) -> Blocks | None:
-        """Return the host's blocks of `array`; None if the devices hold it."""
+        """Return the blocks of an array in the host's memory; None if it is on devices already."""
         item = item_type(self.dtype)
         if callable(array):
             return Blocks(self.path, self.sharding.shape, item, array, checked=True)
@@ -139,11 +139,14 @@ class ArrayBorder:
         return array if np.shape(array) == shape else array[tuple(map(slice, shape))]
 
     def taken(self, array: jax.Array) -> jax.Array:
-        """Return the result of `placed` with the sharding that the executable takes."""
+        """Return an array that `placed` returned, with the sharding that the executable takes."""
         return _seen(array, self.seen)
 
     def handed(self, array: jax.Array) -> jax.Array:
-        """Return the executable's result with sharding `inner` instead of `seen`."""
+        """Return a result of the executable on the user's mesh, in the user's order of devices.
+
+        Each device keeps its block; only the sharding of the array is another object (`inner`).
+        """
         return array if self.seen is None else _seen(array, self.inner)
 
     def leave(self, array: jax.Array) -> jax.Array:
@@ -161,9 +164,10 @@ def without_empty(
     arguments: Sequence[ArrayBorder],
     results: Sequence[ArrayBorder],
 ) -> Callable[..., list[Array]]:
-    """Return `function` of blocks without empty arguments and results.
+    """Return a function like `function`, but without the arguments and results that are empty.
 
-    The returned function makes its empty arguments itself, and leaves out empty results.
+    It makes the arguments without elements itself, and leaves out the results without elements.
+    Arguments and results are blocks of one device.
     """
 
     def run(*blocks: Array) -> list[Array]:
@@ -179,7 +183,10 @@ def with_empty(
     arguments: Sequence[ArrayBorder],
     results: Sequence[ArrayBorder],
 ) -> Callable[..., list[Array]]:
-    """Return `function` of global arrays with its empty arguments and results."""
+    """Return a function like `function`, with the arguments and results that have no elements.
+
+    `function` takes and returns only global arrays with elements.
+    """
 
     def run(*arrays: Array) -> list[Array]:
         given = zip(arguments, arrays, strict=True)
@@ -194,11 +201,15 @@ def _empty(shape: tuple[int, ...], dtype: str) -> Array:
 
 
 def border(path: str, dtype: str, sharding: Sharding, *, run: Axes, user: Axes) -> ArrayBorder:
-    """Return the border of one value, on the user's mesh if its axes can name the sharding.
+    """Return the border of one value: its shardings inside and outside of the program.
+
+    They are on the user's mesh if axes of that mesh can name them, else on the program's mesh.
 
     Args:
-      path: name of the value in the user's pytree. dtype: name of its item type.
-      run: axes of the mesh that the program runs on. user: axes of the user's mesh.
+      path: name of the value in the user's pytree.
+      dtype: name of its item type.
+      run: axes of the mesh that the program runs on.
+      user: axes of the user's mesh.
     """
     held = whole(sharding) if 0 in sharding.shape else sharding
     outer = even_prefix(sharding)
@@ -211,8 +222,10 @@ def turned(
     """Return the border of a value in another device order than the program's mesh.
 
     Args:
-      plain: border of the value in the program's order. sharding: sharding in the other order.
+      plain: border of the value in the program's order.
+      sharding: sharding in the other order.
       mesh: the program's mesh.
+      run, user: axes of the program's mesh, and of the user's mesh.
     """
     places = sharding.mesh.places(mesh)
     there = {"run": run.turned(places), "user": user.turned(places)}
@@ -220,7 +233,10 @@ def turned(
 
 
 def on_axes(plain: ArrayBorder, axes: Axes) -> ArrayBorder:
-    """Return the same border with `seen` on these axes, for a program that names no others."""
+    """Return the border with a sharding on the program's own axes for the executable (`seen`).
+
+    JAX requires it of some programs, in which all shardings must name the same axes.
+    """
     held = whole(plain.sharding) if plain.is_empty else plain.sharding
     return replace(plain, seen=axes.named(held))
 
@@ -256,7 +272,10 @@ def put(array: Any, target: NamedSharding) -> jax.Array:
 def place(
     graph: Graph, borders: Sequence[ArrayBorder], args: Sequence[Any], *, padded: bool = True
 ) -> list[jax.Array]:
-    """Flatten, check, pad (unless told otherwise) and shard the arguments by their `borders`.
+    """Return the flattened arguments, checked, and sharded as their `borders` say.
+
+    Args:
+      padded: whether uneven arguments are padded to blocks of equal size.
 
     Raises:
       LoweringError: JAX traces the call, an argument has no numbers, is masked or is deleted, or

@@ -45,7 +45,7 @@ class Axes:
     mesh: JaxMesh | AbstractMesh
 
     def names(self, digits: Digits) -> tuple[str, ...]:
-        """Return the axes that write the partition id of `digits`, major first."""
+        """Return the axes, major first, whose index on a device is its partition id."""
         return tuple(name for digit in digits for name in _inside(self.places, digit))
 
     @property
@@ -96,12 +96,18 @@ def on_whole_axes(mesh: Mesh, digits: Iterable[Digit]) -> bool:
 
 
 def run_axes(program: SpmdProgram, jax_mesh: JaxMesh | AbstractMesh) -> Axes:
-    """Return the user's mesh if it can name every digit of `program`, else a mesh of places."""
+    """Return the axes of the mesh that a program runs on.
+
+    It is the user's mesh if each digit of the program is an axis of it. Otherwise its axes are cut
+    into smaller ones, so that every digit is a sequence of axes.
+    """
     return axes_of(program.mesh, set(used_digits(program)), jax_mesh)
 
 
 def axes_of(mesh: Mesh, digits: set[Digit], jax_mesh: JaxMesh | AbstractMesh) -> Axes:
-    """Return the user's mesh if it can name every one of `digits`, else a mesh of places.
+    """Return the axes of the user's mesh, cut into smaller axes if the digits need it.
+
+    Every digit is then a sequence of neighbouring axes.
 
     Raises:
       LoweringError: two digits cut the position at borders of which neither divides the other.
@@ -132,7 +138,10 @@ def axes_of(mesh: Mesh, digits: set[Digit], jax_mesh: JaxMesh | AbstractMesh) ->
 
 
 def _cut(jax_mesh: JaxMesh | AbstractMesh, places: tuple[tuple[str, Digit], ...]) -> Any:
-    """Return a mesh with an axis per place and the devices of `jax_mesh`; abstract if it is."""
+    """Return a mesh with an axis per place and the devices of `jax_mesh`.
+
+    The mesh is abstract if `jax_mesh` is. Each place has the name and the digit of an axis.
+    """
     shape, names = tuple(place.size for _, place in places), tuple(name for name, _ in places)
     types = (AxisType.Auto,) * len(names)
     if isinstance(jax_mesh, AbstractMesh):
@@ -210,6 +219,7 @@ class Blocks:
         """
 
         def block(index: Any) -> np.ndarray:
+            """Return one device's block of the padded array, given its slices."""
             # JAX asks for blocks of the padded array, and `read` knows the array without padding.
             full = [range(*i.indices(n)) for i, n in zip(index, padded, strict=True)]
             kept = [slice(r.start, min(r.stop, n)) for r, n in zip(full, self.shape, strict=True)]

@@ -112,7 +112,7 @@ class Breakdown:
         return max(self.rows, key=lambda row: abs(row.difference_s))
 
     def table(self) -> Table:
-        """Return a row per collective and contraction, and one of all other compute."""
+        """Return a table with a row per collective and contraction, and one for the rest."""
         rows = tuple(
             (r.name, r.kind, ",".join(r.axes), r.predicted_s, r.measured_s,
              r.predicted_s / r.measured_s if r.measured_s else None)
@@ -122,6 +122,7 @@ class Breakdown:
         return Table(names, rows)
 
     def __repr__(self) -> str:
+        """Return the step's time, its prediction, the largest difference, and the table."""
         ratio = self.predicted_s / self.timing.median_s
         shared = f", whose devices share {os.cpu_count()} cores" if self.device == "cpu" else ""
         worst = self.largest
@@ -171,7 +172,9 @@ def recorded(run: Callable[[], Any], module: HloModule) -> list[DeviceEvent]:
 
 
 def events(folder: Path, module: HloModule) -> Iterable[DeviceEvent]:
-    """Yield a trace's events of a program's operators; enclosing operators are left out.
+    """Yield the events of a trace that belong to operators of a program.
+
+    Operators around others, such as loops, are left out, because their time contains the others'.
 
     Args:
       folder: folder into which JAX's profiler wrote the trace.
@@ -179,7 +182,8 @@ def events(folder: Path, module: HloModule) -> Iterable[DeviceEvent]:
     """
     ops = {name: op for ops in module.computations.values() for name, op in ops.items()}
     for file in folder.rglob("*.xplane.pb"):
-        data = jax.profiler.ProfileData.from_file(str(file))  # a name keeps its planes alive
+        # The planes are freed with their `ProfileData`, so the loop below needs a name for it.
+        data = jax.profiler.ProfileData.from_file(str(file))
         for plane in data.planes:
             for event in (event for line in plane.lines for event in line.events):
                 stats = dict(event.stats)

@@ -120,7 +120,7 @@ def each_alone(
 
 
 def table(rows: Sequence[Alone]) -> Table:
-    """Return a row per operator: measured and predicted seconds of all its executions in a step."""
+    """Return a table with a row per operator: its measured and predicted seconds in a step."""
     names = ("instruction", "kind", "mesh_axes", "shapes", "executions", "predicted_s", "alone_s")
     return Table(
         names,
@@ -196,6 +196,7 @@ def _timed(lowered: Lowered, sort: InstructionKind, repeats: int) -> Alone:
     emitter = Emitter(lowered.program, lowered.graph, lowered.run, lowered.tiled)
 
     def emitted(*blocks: Any) -> list[Any]:
+        """Return the results of the group's instructions on a device's blocks."""
         env = dict(zip(operands, blocks, strict=True))
         made = (
             EMIT[type(one.attributes)](emitter, one, *(env[v] for v in one.operands))
@@ -313,6 +314,7 @@ class OneShard:
     device: jax.Device
 
     def __post_init__(self) -> None:
+        """Raise LoweringError if the program has a loop that ends by its values."""
         loops = [
             s for s in walk(self.lowered.program) if isinstance(s.instruction.attributes, While)
         ]

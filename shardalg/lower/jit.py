@@ -103,8 +103,9 @@ def platforms(named: str | None) -> tuple[str, ...] | None:
 class Twin:
     """`jax.jit` of the traced function with our shardings at its border and at its sites.
 
-    JAX takes no uneven arguments or results: at the border each has its longest even prefix, and
-    an uneven one is constrained to its full sharding right inside.
+    JAX takes no arguments or results with uneven shardings. There, such a value is sharded only
+    along the longest prefix of its axes that divides each dimension. Right inside, it is
+    constrained to its full sharding.
 
     Attributes:
       arguments, results: borders of the flattened arguments and results.
@@ -178,7 +179,7 @@ class Twin:
     def leave(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
         """Return the results at their true sizes.
 
-        Results without elements leave XLA whole, and get their sharding here.
+        XLA returns results without elements unsharded, so they get their sharding here.
         """
         pairs = zip(self.results, outputs, strict=True)
         return [b.leave(x) if b.is_empty else x for b, x in pairs]

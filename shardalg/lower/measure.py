@@ -195,7 +195,7 @@ class Measurement:
     amounts: Mapping[str, float] = field(default_factory=dict)
 
     def timeline(self) -> Any:
-        """One step as it ran on the first device, in the shape of `plan.timeline`.
+        """Return one step as it ran on the first device, drawn like the plan's timeline.
 
         Raises:
           LoweringError: no step was traced, or it was lowered without a plan.
@@ -207,7 +207,7 @@ class Measurement:
         return self.drawn(self.events, self.mesh)
 
     def split(self) -> Split:
-        """Split the prediction's error into an error of rates and the rest.
+        """Return the error of the predicted step, split into an error of rates and the rest.
 
         Raises:
           LoweringError: nothing was run alone, or nothing was predicted.
@@ -240,7 +240,7 @@ class Measurement:
         return self.ours.median_s / self.xla.median_s
 
     def table(self) -> Table:
-        """One row per executable."""
+        """Return a table with a row per executable: its times and its memory."""
         rows = (
             _row("shardalg", self.ours, self.memory),
             _row("xla", self.xla, self.xla_memory),
@@ -248,6 +248,7 @@ class Measurement:
         return Table(_COLUMNS, rows)
 
     def __repr__(self) -> str:
+        """Return the times and the memory of both executables, their ratio and their difference."""
         return (
             f"Measurement on {self.device}, {len(self.ours.seconds)} runs each, in turns\n"
             f"  shardalg {self.ours}   memory {bytes_text(self.memory.total_bytes)} per device\n"

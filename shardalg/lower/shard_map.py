@@ -57,7 +57,8 @@ class Lowered:
       program: the SPMD program. graph: the traced function that it computes.
       user, run: axes of the user's mesh, and of the mesh that the collectives name.
       donate: flattened arguments whose memory the results may take.
-      sites: graph node of an annotation to its sharding; the XLA twin constrains them.
+      sites: for each graph node that is an annotation, its sharding. `jit()` constrains the values
+        to these shardings.
       verified: how far the plan was proved, in words; every measurement has a copy.
       platform: platform to lower for if the mesh has no devices ("tpu", "cuda"); None for that of
         the devices.
@@ -92,20 +93,23 @@ class Lowered:
 
     @cached_property
     def arguments(self) -> tuple[ArrayBorder, ...]:
-        """One border per flattened argument."""
+        """For each flattened argument, its shardings in the user's call and in the program."""
         dtypes = [self.program.locals[index].dtype for index in self.program.block.arguments]
         return self._borders(self.graph.argument_paths, dtypes, self.program.argument_shardings)
 
     @cached_property
     def results(self) -> tuple[ArrayBorder, ...]:
-        """One border per flattened result."""
+        """For each flattened result, its shardings in the program and in the user's call."""
         dtypes = [self.program.locals[index].dtype for index in self.program.block.results]
         return self._borders(self.graph.result_paths, dtypes, self.program.result_shardings)
 
     def _borders(
         self, paths: Sequence[str], dtypes: Sequence[str], shardings: Sequence[Sharding]
     ) -> tuple[ArrayBorder, ...]:
-        """Return a border per value; a sharding may have another device order than the program."""
+        """Return for each value its shardings in the user's call and in the program.
+
+        A sharding may have another order of devices than the program.
+        """
         mesh, found = self.program.mesh, []
         for path, dtype, sharding in zip(paths, dtypes, shardings, strict=True):
             plain = replace(sharding, mesh=mesh)
@@ -226,7 +230,10 @@ class Lowered:
         return differences(self.program, self.compiled.as_text()).df
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the results on the user's mesh; uneven ones on their longest even prefix.
+        """Return the results on the user's mesh.
+
+        JAX has no uneven arrays. A result whose planned sharding is uneven is therefore sharded
+        only along the longest prefix of its axes that divides each dimension.
 
         Args:
           args, kwargs: the function's own arguments, with global arrays of numpy or JAX; padded
@@ -319,7 +326,7 @@ class Lowered:
         return checkpoint.load(path, borders, tree.unflatten(borders))
 
     def _argument(self, number: int) -> tuple[Sequence[ArrayBorder], Any]:
-        """Return the borders of one argument of the function, and its pytree."""
+        """Return the shardings of the leaves of one argument (`arguments`), and its pytree."""
         if self.graph.trees is None:
             return self.arguments[number : number + 1], jax.tree.structure(0)
         arguments = self.graph.trees[0].children()
@@ -361,7 +368,8 @@ class Lowered:
     def _twin_axes(self) -> Axes:
         if self._names_one_mesh:
             return self.run
-        # Sites may need sub-axes, which only the mesh of places can name.
+        # Annotations may shard along a part of an axis. The user's mesh has no axis for it, but the
+        # mesh of the program has.
         digits = [d for s in self.sites.values() for dim in s.dims for d in dim]
         return self.user if on_whole_axes(self.program.mesh, digits) else self.run
 
@@ -455,7 +463,7 @@ def lower(
       donate: numbers of the *flattened* arguments that a call may consume.
       mesh: the user's own JAX mesh, whose axes results are named on; None: made from `devices`. On
         an abstract one the program is lowered for a `Lowered.platform`, and does not run.
-      sites: annotation node to sharding, for the XLA twin.
+      sites: for each graph node that is an annotation, its sharding; only `Lowered.jit` needs them.
 
     Raises:
       LoweringError: the graph was loaded from a file and has no functions to run, `mesh` has other

@@ -65,7 +65,7 @@ class Comparison(Answer):
 
 @dataclass(frozen=True, eq=False)
 class DumpedTwin:
-    """The XLA twin, compiled with a dump of its partitioner."""
+    """The same function as XLA partitions it, compiled so that its collectives can be read."""
 
     twin: Twin
     mesh: Mesh

@@ -32,6 +32,7 @@ class _LoweredRing:
     """
 
     def __init__(self, emitter: Emitter, a: CollectiveMatmul, env: dict[int, Array]) -> None:
+        """Read the dimension, members and block size of the ring from the instruction."""
         self.emitter, self.a, self.env = emitter, a, env
         self.product, self.collective = a.product, a.collective
         self.dim, self.n = self.collective.attributes.dim, a.members
@@ -94,7 +95,9 @@ class _LoweredRing:
         return direction.block(self.id, t, self.n) * self.block + direction.first
 
     def multiplied(self, direction: Direction, t: int, travelling: Array | None) -> Array:
-        """Return product `t` of a direction, on one piece of each operand that blocks shard.
+        """Return product number `t` in one direction of the ring.
+
+        Each operand that is sharded in the ring is read at the piece that this product needs.
 
         Args:
           travelling: the piece of the gathered operand; None if sums travel instead.

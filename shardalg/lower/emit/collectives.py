@@ -57,10 +57,10 @@ def all_to_all(x: Array, names: tuple[str, ...], a: AllToAll) -> Array:
 
 
 def all_to_alls(x: Array, names: tuple[str, ...], a: AllToAlls) -> Array:
-    """Return the block after several all-to-alls, as one exchange of pieces.
+    """Return the block after several all-to-alls, which are sent as one exchange.
 
-    Each split dimension is cut, and the numbers of the pieces lead, those of the first exchange
-    major, as the digits of a member are.
+    Each split dimension is cut into one piece per member. The numbers of the pieces become leading
+    dimensions, in the order of the exchanges, and together give the number of the receiver.
     """
     sizes: list[int] = []
     sent = x
@@ -80,10 +80,10 @@ def all_to_alls(x: Array, names: tuple[str, ...], a: AllToAlls) -> Array:
 
 
 def _side_by_side(blocks: Array, dims: Sequence[int]) -> Array:
-    """Return blocks that leading dimensions number, each concatenated along its own dimension.
+    """Return one block, concatenated from blocks that the leading dimensions number.
 
     Args:
-      dims: per leading dimension, the dimension of a block along which it is concatenated.
+      dims: for each leading dimension, the dimension of a block along which it is concatenated.
     """
     # The last leading dimension moves first, so that the others keep their places.
     for left, dim in reversed([*enumerate(dims)]):
@@ -101,8 +101,9 @@ def pieces(x: Array, dim: int, n: int) -> Array:
 def swapped(sent: Array, names: tuple[str, ...]) -> Array:
     """Send piece `k` to member `k`; return the received pieces in the order of their senders.
 
-    Pieces with dimensions of size 1 may get different layouts, which XLA's verifier then refuses
-    (jaxlib 0.10.2, where one exchange reads another): on one dimension there is no choice.
+    Pieces with dimensions of size 1 are sent as flat arrays. XLA could give them different layouts
+    before and after the exchange, which its verifier refuses (jaxlib 0.10.2, where one exchange
+    reads another).
     """
     if 1 not in sent.shape:
         return lax.all_to_all(sent, names, 0, 0, tiled=True)
@@ -129,9 +130,10 @@ EXTREMA = {"max": (lax.pmax, "max"), "min": (lax.pmin, "min")}
 def extremum(x: Array, names: tuple[str, ...], combine: str) -> Array:
     """Return `pmax` or `pmin` over mesh axes, with NaN where any device has a NaN.
 
-    XLA's collectives on CPU keep what compares as larger or smaller, which a NaN never does (jaxlib
-    0.10.2). So the collective is of integers in the order of the floats: their bits, those of
-    negative numbers mirrored, and for a NaN the end of the integers that wins.
+    XLA's collectives on CPU lose a NaN, because it never compares as larger or smaller (jaxlib
+    0.10.2). So the collective compares integers in the order of the floats: their bits, with those
+    of negative numbers mirrored. A NaN becomes the largest integer for `pmax`, and the smallest for
+    `pmin`.
     """
     # Items of less than 8 bits have no integer type of their `itemsize`; float8 is exact for them.
     if jnp.finfo(x.dtype).bits < 8:
@@ -163,8 +165,8 @@ def _halo_exchange(
     a, names = instruction.attributes, emitter.axes.all_names
     arrived = []
     for edges in a.permutes:
-        # One permute may send blocks of several operands: select the operand by the sender's
-        # position.
+        # A permute has one buffer, but devices may send blocks of different operands in it. So each
+        # device first selects the operand that it sends, by its position.
         first = edges[0][2] if edges else 0
         sent = xs[first]
         for operand in {k for _, _, k in edges} - {first}:
@@ -177,17 +179,22 @@ def _halo_exchange(
 def _read(
     emitter: Emitter, digits: Digits, reading: Reading, x: Array, arrived: list[Array]
 ) -> Array:
-    """Return the block that a reading needs; a device that needs none may return any block.
+    """Return one result of a halo exchange: on each device, the block that it needs.
+
+    It is the device's own block, or one of the received blocks. A device that needs none may return
+    any block.
 
     Args:
-      x: the device's own block of the reading's operand.
+      reading: the description of the result, by the device from which each device needs a block.
+      x: the device's own block of the operand.
       arrived: the received block of each permute.
     """
     everyone = range(emitter.program.mesh.size)
     served = [[target for _, target in pairs] for pairs in reading.permutes]
     found = [(block, targets) for block, targets in zip(arrived, served, strict=True) if targets]
     own = [p for p in everyone if reading.source.at(p) == partition_id(digits, p)]
-    # Every device that needs its own block receives it, so the first arrival needs no select.
+    # If permutes also bring each device the own block that it needs, the first received block can
+    # replace the own one as a start, which saves a select.
     if found and not set(own).difference(*served):
         (x, _), *found = found
     for block, targets in found:
@@ -196,7 +203,7 @@ def _read(
 
 
 def _at(emitter: Emitter, positions: list[int]) -> Array:
-    """Return True on the devices at the given positions."""
+    """Return a boolean that is True on the devices at the given positions, and False on others."""
     chosen = np.isin(np.arange(emitter.program.mesh.size), positions)
     return jnp.asarray(chosen)[lax.axis_index(emitter.axes.all_names)]
 
@@ -257,9 +264,10 @@ def _reduced(x: Array, names: tuple[str, ...], combine: str) -> Array:
 
 
 def as_bits(x: Array, send: Callable[[Array], Array]) -> Array:
-    """Send the bits as integers if at most one device has nonzero bits; this keeps a zero's sign.
+    """Return the result of a collective that sums, computed on the bits of `x` as integers.
 
-    A sum of floats would start from +0 (CPU), or add the +0 of a device that has no value.
+    At most one device may have nonzero bits. A sum of floats would lose the sign of -0: it would
+    start from +0 (CPU), or add the +0 of a device that has no value.
 
     Args:
       send: the collective, which sums integers.
@@ -269,7 +277,7 @@ def as_bits(x: Array, send: Callable[[Array], Array]) -> Array:
         return lax.complex(pairs[..., 0], pairs[..., 1])
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return send(x)
-    # At most one device has nonzero bits, so that the integer sum is its value, bit for bit.
+    # All other devices have zero bits, so the integer sum is the value of one device, bit for bit.
     whole = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
     return lax.bitcast_convert_type(send(lax.bitcast_convert_type(x, whole)), x.dtype)
 
@@ -297,7 +305,7 @@ _FOLDS: dict[str, Callable[..., Array]] = {
 
 
 def _keeps_nan(extreme: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
-    """Return the function with NaN where its first operand is NaN.
+    """Return `extreme`, changed to return NaN where its first operand is NaN.
 
     `lax` would return the second operand, which may be the identity from a device without elements.
     """
@@ -380,22 +388,25 @@ def _scattered(emitter: Emitter, a: ReduceScatter, x: Array) -> Array:
 
 
 def _scattered_pieces(sent: Array, names: tuple[str, ...]) -> Array:
-    """Return the sum, over the members, of the piece whose number is the device's own.
+    """Return the device's piece of the sum over all members: piece k for member k.
 
     The leading dimension of `sent` numbers the pieces.
     """
     shape = sent.shape[1:]
-    if 1 in sent.shape:  # XLA may give these dimensions other layouts on both sides (`swapped`)
+    # XLA could give dimensions of size 1 different layouts before and after (see `swapped`).
+    if 1 in sent.shape:
         sent = sent.reshape(len(sent), -1)
     return lax.psum_scatter(sent, names, scatter_dimension=0, tiled=False).reshape(shape)
 
 
 @emits(AllToAll)
 def _all_to_all(emitter: Emitter, instruction: Instruction[AllToAll], x: Array) -> list[Array]:
+    """Emit an all-to-all: as one tiled operation, or piece by piece where that is faster."""
     a = instruction.attributes
     names = emitter.axes.names(a.digits)
     if not names:
         return [x]
+    # JAX's tiled form cannot change the order of the digits, and is slow on CPU.
     if emitter.tiled and not a.arriving:
         return [lax.all_to_all(x, names, a.split_dim, a.concat_dim, tiled=True)]
     return [all_to_all(x, names, a)]

@@ -83,7 +83,7 @@ def _loop(emitter: Emitter, instruction: Instruction[Loop], *operands: Array) ->
 
 
 def _inside(emitter: Emitter, block: Block, *arguments: Array) -> list[Array]:
-    """Return the results of a block inside an instruction."""
+    """Return the results of the body of a loop or a branch, given its arguments."""
     env = constants(emitter) | dict(zip(block.arguments, arguments, strict=True))
     return run_block(emitter, block, env)
 

@@ -20,7 +20,10 @@ from shardalg.spmd.instructions import ArgReduce, ExclusiveScan, Fold, Join, Top
 def _exclusive_scan(
     emitter: Emitter, instruction: Instruction[ExclusiveScan], x: Array
 ) -> list[Array]:
-    """Gather all blocks on a new leading dimension, and fold the earlier members' blocks."""
+    """Return the combination of the blocks of all members before the device.
+
+    All blocks are gathered on a new leading dimension. In reverse, the members after it count.
+    """
     a = instruction.attributes
     every = lax.all_gather(x, emitter.axes.names(a.digits), axis=0, tiled=False)
     member, own = lax.broadcasted_iota(jnp.int32, every.shape, 0), emitter.partition_id(a.digits)
@@ -34,7 +37,10 @@ def _exclusive_scan(
 def _arg_reduce(
     emitter: Emitter, instruction: Instruction[ArgReduce], value: Array, place: Array
 ) -> list[Array]:
-    """Return the best of the members' best values, with its place."""
+    """Return the place of the largest or smallest element of a dimension, on every member.
+
+    Each member gives the best element of its own block, and its place there.
+    """
     a = instruction.attributes
     names = emitter.axes.names(a.digits)
     values, places = (lax.all_gather(x, names, axis=0, tiled=False) for x in (value, place))

@@ -15,6 +15,8 @@ from shardalg.spmd.instructions import Choose, FirstMember, Mask, MaskAt, MaskIn
 def _offset(emitter: Emitter, instruction: Instruction[Offset], x: Array) -> list[Array]:
     """Shift indices by a number that depends on the device; -1 if they are out of bounds."""
     a = instruction.attributes
+    # Bounds are those of the whole tensor, so indices are clamped and compared before the shift,
+    # which makes them places in the device's block.
     shift = jnp.asarray(emitter.partition_id(a.digits) * a.scale + a.more).astype(x.dtype)
     part = x if a.component is None else x[..., a.component]
     if a.clamp is not None:
@@ -31,6 +33,8 @@ def _mask_indexed(
 ) -> list[Array]:
     """Keep gathered elements whose indices are in the device's block; others are 0 or the fill."""
     a = instruction.attributes
+    # `here`: all components of an index are places in the device's block. `outside`: the index is
+    # outside of the whole tensor, where the result has the fill value.
     here = jnp.ones(indices.shape[:-1], bool)
     outside = jnp.zeros(indices.shape[:-1], bool)
     member = 0
@@ -63,6 +67,10 @@ def _mask(emitter: Emitter, instruction: Instruction[Mask], x: Array) -> list[Ar
 def _mask_at(
     emitter: Emitter, instruction: Instruction[MaskAt], x: Array, *fill: Array
 ) -> list[Array]:
+    """Overwrite the elements of a block that lie outside of the tensor along a dimension.
+
+    They become the identity of a combination, such as 0, or the number in `fill`.
+    """
     a = instruction.attributes
     place = lax.broadcasted_iota(jnp.int32, x.shape, a.dim) + emitter.start(a.start)
     value = fill[0] if a.fill is None else jnp.asarray(identity(a.fill, x.dtype.name), x.dtype)
@@ -71,8 +79,13 @@ def _mask_at(
 
 @emits(Choose)
 def _choose(emitter: Emitter, instruction: Instruction[Choose], *pieces: Array) -> list[Array]:
+    """Return a block of the concatenation of several tensors, given a piece of each.
+
+    An element is from the piece of the tensor in which its place in the concatenation is.
+    """
     a = instruction.attributes
     place = lax.broadcasted_iota(jnp.int32, pieces[0].shape, a.dim) + emitter.start(a.start)
+    # From the last tensor to the first, so that a place before several ends belongs to the first.
     result = pieces[-1]
     for piece, end in zip(pieces[-2::-1], a.ends[-2::-1], strict=True):
         result = jnp.where(place < end, piece, result)

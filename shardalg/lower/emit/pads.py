@@ -25,6 +25,7 @@ def _concatenate(
 
 @emits(Resize)
 def _resize(emitter: Emitter, instruction: Instruction[Resize], x: Array) -> list[Array]:
+    """Cut a dimension to a size, or pad it with zeros at its end."""
     a = instruction.attributes
     grow = a.size - x.shape[a.dim]
     if grow <= 0:
@@ -37,6 +38,10 @@ def _resize(emitter: Emitter, instruction: Instruction[Resize], x: Array) -> lis
 def _dilate(
     emitter: Emitter, instruction: Instruction[Dilate], x: Array, *fill: Array
 ) -> list[Array]:
+    """Insert places between the elements of a dimension, and at its two ends.
+
+    They have the identity of a combination, such as 0, or the number in `fill`.
+    """
     a = instruction.attributes
     value = fill[0] if a.fill is None else jnp.asarray(identity(a.fill, x.dtype.name), x.dtype)
     widths = [(a.low, a.high, a.factor - 1) if i == a.dim else (0, 0, 0) for i in range(x.ndim)]

@@ -34,9 +34,14 @@ Ids = Callable[[Digits], Array]
 def extracted(a: Extract, ids: Ids, x: Array, starts: Sequence[Array]) -> Array:
     """Return the elements of a box that are in this block; the box's other elements are 0.
 
+    The box is the part of the tensor that an operator reads, with the sizes `a.sizes`.
+
     Args:
-      x: the device's block. starts: the box's first element per dimension of the tensor.
+      ids: returns the device's partition id along digits.
+      x: the device's block.
+      starts: the box's first element per dimension of the tensor.
     """
+    # The part of the block nearest to the box is read, then shifted to its place in the box.
     first = _starts(a.places, ids, (x.shape, a.sizes), starts)
     shape = _met(a.places, x.shape, a.sizes)
     result, at = _read(x, first, shape)
@@ -46,10 +51,14 @@ def extracted(a: Extract, ids: Ids, x: Array, starts: Sequence[Array]) -> Array:
 
 
 def inserted(a: Insert, ids: Ids, x: Array, new: Array, starts: Sequence[Array]) -> Array:
-    """Return the block with the elements of the box that are in it overwritten.
+    """Return the block with the elements of a box that are in it overwritten.
+
+    The box is the part of the tensor that an operator writes, with the shape of `new`.
 
     Args:
-      x: the device's block. new: elements of the box.
+      ids: returns the device's partition id along digits.
+      x: the device's block.
+      new: the new elements of the box.
       starts: the box's first element per dimension of the tensor.
     """
     first = _starts(a.places, ids, (x.shape, new.shape), starts)
@@ -69,7 +78,8 @@ def _met(places: Places, block: Sequence[int], box: Sequence[int]) -> tuple[int,
     """Return the shape of the largest intersection of a block and a box.
 
     Args:
-      places: the sharded dimensions. block, box: shapes.
+      places: (dimension, its digits, largest start) of each sharded dimension.
+      block, box: shapes.
     """
     cut = {dim for dim, _, _ in places}
     return tuple(
@@ -80,12 +90,16 @@ def _met(places: Places, block: Sequence[int], box: Sequence[int]) -> tuple[int,
 def _starts(
     places: Places, ids: Ids, shapes: tuple[Sequence[int], Sequence[int]], starts: Sequence[Array]
 ) -> list[Array]:
-    """Return the box's first element per dimension, in places of the block, in 32 bits.
+    """Return the first element of a box per dimension, counted from the start of the block.
 
-    Starts are clamped in their own type, which may not count to the end of a dimension.
+    Starts are clamped in their own type, which may not count to the end of a dimension. The result
+    has 32 bits.
 
     Args:
-      shapes: of the block and of the box.
+      places: (dimension, its digits, largest start) of each sharded dimension.
+      ids: returns the device's partition id along digits.
+      shapes: the shape of the block, and of the box.
+      starts: the box's first element per dimension of the tensor.
     """
     cut = {dim: (digits, high) for dim, digits, high in places}
     found = []
@@ -105,7 +119,8 @@ def _read(
     """Return the part of a block that is nearest to a box, and the first element of the part.
 
     Args:
-      first: the box's first element per dimension, counted from the block's; it may be outside.
+      first: the box's first element per dimension, counted from the start of the block; it may be
+        outside of the block.
       shape: shape of the part.
     """
     at = tuple(

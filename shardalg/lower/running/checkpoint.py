@@ -156,7 +156,10 @@ class StoredArray:
 
 
 def save(path: str | Path, borders: Sequence[ArrayBorder], state: Any) -> None:
-    """Write `state`, whose leaves have these borders, into a new folder.
+    """Write the pytree `state` into a new folder.
+
+    Args:
+      borders: for each leaf, its shardings in the user's call and in the program.
 
     Raises:
       CheckpointError: the folder exists, or orbax is not installed.
@@ -181,7 +184,10 @@ def save(path: str | Path, borders: Sequence[ArrayBorder], state: Any) -> None:
 
 
 def load(path: str | Path, borders: Sequence[ArrayBorder], state: Any) -> Any:
-    """Read the state into the pytree of `state`, sharded by its `borders`.
+    """Return the state in a folder, as a pytree with the structure of `state`.
+
+    Args:
+      borders: for each leaf, its shardings in the user's call and in the program.
 
     Raises:
       CheckpointError: the checkpoint is not complete, a file is cut, missing or changed, or cannot
@@ -224,6 +230,7 @@ def _arrays(borders: Sequence[ArrayBorder], state: Any) -> list[StoredArray]:
 
 
 def _orbax() -> Any:
+    """Return the module `orbax.checkpoint`; raise CheckpointError if it is not installed."""
     if find_spec("orbax") is None or find_spec("orbax.checkpoint") is None:
         raise CheckpointError(
             "checkpoints need orbax: pip install 'shardalg[checkpoint]' (orbax-checkpoint)."
@@ -239,7 +246,11 @@ def _files(folder: Path) -> dict[str, int]:
 
 
 def _checked(folder: Path, arrays: Sequence[StoredArray]) -> Mapping[str, str]:
-    """Return the digests of the arrays; raise unless the folder holds exactly these, complete."""
+    """Return the digests of the arrays that a folder has.
+
+    Raises:
+      CheckpointError: a file is missing or has another size, or the arrays are not these.
+    """
     content = _listed(folder)
     there = _files(folder)
     for file, size in content["files"].items():

@@ -40,10 +40,12 @@ _NOISE = ("[Gloo]",)  # Gloo logs every connection: these lines would hide the p
 
 @dataclass(frozen=True)
 class LocalProcesses:
-    """The number of processes, CPU devices of each, port, and time limit.
+    """Processes of this machine that run one command together.
 
     Attributes:
-      port: of the first process, to which the others connect; None takes a free one.
+      count: number of processes.
+      devices: number of CPU devices of each process.
+      port: port of the first process, to which the others connect; None takes a free one.
       limit_s: seconds from the start to the end of all.
     """
 

@@ -46,7 +46,11 @@ class Sent:
     wire_bytes: int
 
     def equals(self, other: Sent, mesh: Mesh) -> bool:
-        """Return True if the other one, as compiled, has the kind, axes and bytes of this one."""
+        """Return whether compiled collectives have the kinds, axes and bytes of these planned ones.
+
+        Args:
+          other: the compiled collectives of the same instruction.
+        """
         near = abs(self.wire_bytes - other.wire_bytes) <= _TOLERANCE * max(1, len(other.kinds))
         if not near or set(self.kinds) != set(other.kinds):
             return False
@@ -56,7 +60,7 @@ class Sent:
         return _digits(self.axes, mesh) == _digits(other.axes, mesh)
 
     def cells(self) -> tuple[str, str, int]:
-        """Return the cells of a row."""
+        """Return the cells of a table row: kinds, axes and bytes."""
         return ", ".join(dict.fromkeys(self.kinds)), ",".join(self.axes), self.wire_bytes
 
 
@@ -118,7 +122,7 @@ def compiled(text: str, program: SpmdProgram) -> dict[int | None, Sent]:
 
 
 def differences(program: SpmdProgram, text: str) -> Table:
-    """Return a row per instruction whose compiled collectives are not the planned ones.
+    """Return a table with a row per instruction whose compiled collectives are not as planned.
 
     Args:
       text: the compiled program as HLO text, `lowered.compiled.as_text()`.

@@ -189,7 +189,7 @@ def _sliced_by(module: HloModule, instruction: HloInstruction) -> float | None:
 
 
 def layout(text: str, shape: Sequence[int], mesh: Mesh) -> Sharding | None:
-    """Parse XLA's sharding; None if no digits of the mesh express it.
+    """Return the `Sharding` that a text of XLA describes; None if axes of the mesh cannot.
 
     The mesh's positions are XLA's partition ids, also if the mesh has an order of its devices.
 
@@ -199,7 +199,8 @@ def layout(text: str, shape: Sequence[int], mesh: Mesh) -> Sharding | None:
     numbered = mesh if mesh.device_ids is None else Mesh(mesh.axes)
     try:
         read = Sharding.from_hlo(text, shape, numbered)
-    except NotationError:  # GSPMD reverses the devices of a reversed value, as no digits do
+    except NotationError:
+        # GSPMD reverses the order of devices for a reversed value; axes have only one order.
         return None
     return replace(read, mesh=mesh) if read.mesh == numbered else None
 
@@ -266,7 +267,10 @@ def total_wire_bytes(records: Iterable[HloCollective]) -> int | float:
 
 
 def table(records: Iterable[HloCollective]) -> Table:
-    """Return a row per collective, with the columns of `plan.collectives()` that HLO can fill."""
+    """Return a table with a row per collective.
+
+    It has those columns of `plan.collectives()` that HLO has values for.
+    """
     rows = [
         (
             r.kind, ", ".join(r.axes), r.group_size, r.count, r.operand_bytes, r.result_bytes,

@@ -91,6 +91,8 @@ def group_axes(groups: Sequence[Sequence[int]], mesh: Mesh) -> tuple[str, ...] |
     >>> group_axes([[0, 2], [1, 3]], Mesh({"x": 2, "y": 2}))
     ('x',)
     """
+    # Axes give all groups the same form, so the group of device 0 determines the digits. The other
+    # groups are then compared with those that the digits give.
     members = sorted(next((g for g in groups if 0 in g), ()))
     digits = _radix(members)
     same = {frozenset(g) for g in digit_groups(digits, mesh.size)} == set(map(frozenset, groups))
@@ -105,6 +107,8 @@ def _radix(members: Sequence[int]) -> Digits:
     """Return the digits, major first, whose positions are `members`; empty if there are none."""
     digits: list[Digit] = []
     covered = 1
+    # The digits found so far give the first `covered` members. The next member is one step of the
+    # next digit, whose size is the number of equal steps that follow.
     while covered < len(members):
         stride = members[covered]
         size = 1
@@ -282,6 +286,7 @@ def parse(text: str) -> HloModule:
             entry = current if header[1] else entry
         match = _INSTRUCTION.match(line)
         if match and current:
+            # Long tuples have comments such as /*index=5*/ between their elements.
             rest = re.sub(r"/\*.*?\*/", "", line[match.end() :])
             try:
                 instruction = _instruction(match[2], rest, current)
@@ -415,6 +420,8 @@ def trip_count(module: HloModule, loop: HloInstruction) -> int | None:
         return int(noted[1])
     name = loop.attributes.get("condition", "").lstrip("%")
     root = module.roots.get(name)
+    # XLA may fuse the comparison with other operators. The bound is then the largest constant in
+    # the condition or in the fusion.
     if root is not None and root.opcode == "fusion":
         inner = root.attributes.get("calls", "").lstrip("%")
         bounds = _constants(module, name) + _constants(module, inner)
