@@ -433,6 +433,7 @@ def _record(kind: Any) -> Reader:
     readers = {name: _reader(hints[name]) for name in names}
 
     def reader(data: Any) -> Any:
+        """Return a JSON object as an instance of the dataclass."""
         if type(data) is not dict or set(data) != set(names):
             raise _WrongValue(data, f"not an object with {', '.join(names)}")
         found = {name: _at(name, readers[name], data[name]) for name in names}

@@ -78,6 +78,7 @@ class Table(metaclass=TableType):
     rows: tuple[tuple[Any, ...], ...] = ()
 
     def __post_init__(self) -> None:
+        """Check that names of columns differ, and that each row has a value per column."""
         # Tuples, so that tables are equal by content and a later change of a list has no effect.
         object.__setattr__(self, "columns", tuple(self.columns))
         object.__setattr__(self, "rows", tuple(tuple(row) for row in self.rows))
@@ -376,6 +377,7 @@ class Answer(ABC):
         return "\n".join(map(html_part, self._shown()))
 
     def _shown(self) -> Iterator[str | Table]:
+        """Yield the parts that are printed; only the first rows of a long table."""
         for part in self.parts():
             if isinstance(part, str):
                 yield part

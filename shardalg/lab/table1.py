@@ -106,7 +106,9 @@ def paper_order(denominators: Denominators) -> Order:
 def table(
     found: Mapping[str, Costs], paper: Mapping[str, Sequence[Denominators]] | None = None
 ) -> Table:
-    """Return a row per strategy and quantity: formula, bytes per device at the hints, order.
+    """Return a row per strategy and cost: its formula, bytes per device, and order of growth.
+
+    Bytes are for the sizes at which the strategies are planned (hints).
 
     Args:
       found: the costs by strategy.
@@ -127,9 +129,11 @@ def table(
 
 
 def difference(found: Mapping[str, Scaling], hints: Mapping[str, int]) -> Table:
-    """Return a row per strategy and nonzero quantity: formula, and bytes at the hints.
+    """Return a row per strategy and cost that is not 0: its formula and its bytes.
 
-    `found` has differences of costs by strategy.
+    Args:
+      found: by strategy, the difference of two costs.
+      hints: the sizes for which the bytes are computed.
     """
     rows = (
         (name, quantity, *_priced(value, hints))
@@ -141,7 +145,7 @@ def difference(found: Mapping[str, Scaling], hints: Mapping[str, int]) -> Table:
 
 
 def _priced(value: Formula | int, hints: Mapping[str, int]) -> tuple[sympy.Expr, int]:
-    """Return a cost as a sympy expression, and its number of bytes at the hints."""
+    """Return a cost as a sympy expression, and its bytes for the sizes `hints`."""
     formula = Formula.of(value)
     return formula.sympy(), round(formula.at(hints))
 
@@ -161,7 +165,10 @@ class BigO(sympy.Function):
         return rf"O\left({printer.doprint(self.args[0])}\right)"
 
     def _mathml_presentation(self, printer: Any) -> Any:
+        """Return the MathML element for `O(argument)`; sympy's printer calls this method."""
+
         def element(tag: str, *parts: Any) -> Any:
+            """Return a new MathML element with a tag and its content."""
             node = printer.dom.createElement(tag)
             for piece in parts:
                 node.appendChild(piece)

@@ -168,6 +168,7 @@ def tensors_per_layer(config: Config) -> int:
     step = training.part("train_step")
 
     def tensors(layers: int) -> int:
+        """Return the number of tensors in the HLO text of a model with so many layers."""
         sized = replace(config, L=layers, scan=False)
         lowered = jax.jit(step.function(sized)).lower(*step.arguments(sized))
         program: Any = lowered.compiler_ir("hlo")

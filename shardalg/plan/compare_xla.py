@@ -195,7 +195,8 @@ class BesideXla(Answer):
         block. The log comes from another process, which runs only if XLA's program has all-gathers
         or all-reduces.
         """
-        # Replication needs one of these kinds; without them the second process is not started.
+        # XLA can replicate a tensor only by an all-gather or an all-reduce. Without them, no
+        # warning is possible, and the slow second process is not started.
         moves = any(c.kind in _WHOLE for c in self.told.collectives)
         log = (self.told.log if self.told.log is not None else self._apart().log) if moves else ""
         stages = self._trials.stages

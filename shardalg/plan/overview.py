@@ -185,7 +185,8 @@ def headline(plan: Plan) -> str:
     moved = sum(row["wire_bytes_per_step"] for row in table)
     hints = hints_text(plan, (n for n in plan.sizes if n not in plan.mesh.axis_names))
     notes = [f"at the hints {hints}"] if hints else []
-    # Prices differ because decisions do: rows of prices are counted only in the absence of others.
+    # A changed decision also changes prices. So rows of prices are counted only if no decision
+    # changed, or one change would count twice.
     decided = [row for row in plan.changes if row["kind"] not in PRICES]
     if decided:
         notes += [f"{counted(len(decided), 'decision')} changed"]

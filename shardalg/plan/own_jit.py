@@ -119,6 +119,7 @@ class OwnJit:
         return any(abs(a - b) > _DIFFERS * max(a, b) for a, b in pairs)
 
     def __str__(self) -> str:
+        """Return bytes sent and peak memory of `jax.jit` and of this plan, as text."""
         # XLA's own bytes need a compilation, so without `compare_xla` only a bound and an estimate
         # of them are known.
         about = bytes_text(self.theirs.wire_bytes)
@@ -194,6 +195,11 @@ def xla_prices(
 
 
 def _rows(sums: dict[tuple[str, str], list[Any]]) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of `xla_prices`, and a row with their sums.
+
+    Args:
+      sums: executions, bytes and seconds by (kind, axes); seconds are None if unknown.
+    """
     yield from ((*key, *row) for key, row in sums.items())
     count, sent, time_s = (
         sum(row[at] for row in sums.values() if row[at] is not None) for at in range(3)

@@ -161,6 +161,7 @@ class Plan:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
+            """Return the attribute with an old name, or raise an error with similar names."""
             if name in OLD_NAMES:
                 return getattr(self, f"_{name}")
             # Python calls this method too if a property raises AttributeError: that error is kept.
@@ -770,7 +771,7 @@ class Plan:
 
     @property
     def unguarded(self) -> str:
-        """Return why `at` and `holds` must plan again at other sizes; "" if guards are known.
+        """Return why `at` and `holds` must plan again at all other sizes; "" if they need not.
 
         The reason is a parameter of an operator that differs in a second trace and has no formula.
         The text names the operator, the parameter and the source line. Other sizes of mesh axes are

@@ -151,6 +151,7 @@ def parsed(text: str, path: object) -> PlanFile:
 
 
 def _check_digest(path: object, told: object, text: str) -> None:
+    """Raise a `PlanFileError` unless `told` is the digest of `text`."""
     found = digest(text)
     # The digest detects damage and edits by hand. It is no protection against an attacker.
     if found != told:

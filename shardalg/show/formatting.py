@@ -125,7 +125,8 @@ def with_borders(table: Table, program: SpmdProgram, graph: Graph) -> Table:
         dropped = tuple(d for dim in layout.dims for d in dim if d not in kept)
         left = Local(held.index, even.shard_shape, held.dtype, even)
         sent = number(_sent(layout, even) * value.type.itemsize)
-        # In the order of the columns: kind, axes, group size and executions.
+        # Kind, axes, group size and executions. The reshard follows the program, outside of all
+        # loops, so it runs once.
         what = ("border", ",".join(layout.mesh.texts(dropped)), parts(dropped), 1)
         why = WHY.format(value.name, layout.text(), even.text())
         rows.append((*what, held.bytes, left.bytes, sent, sent, *AFTER_FUNCTION, why))

@@ -166,6 +166,7 @@ def _inline(text: str) -> str:
 
 
 def _picture(picture: Picture) -> str:
+    """Return a picture with its caption as HTML."""
     # Inside of the page, so that the page is one file that loads nothing.
     data = base64.b64encode(picture.png).decode("ascii")
     caption = html.escape(picture.caption)

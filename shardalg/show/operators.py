@@ -98,6 +98,7 @@ def _cells(rule: Rule) -> Iterator[str]:
 
 
 def _movement(rule: Rule) -> str:
+    """Return the communication that combines the partial results of all blocks, as text."""
     if rule.prefix:
         return "carry of block totals"
     if rule.combine in SENT:

@@ -123,6 +123,7 @@ class ProgramView:
             yield f"<details{' open' * opened}><summary>{head}</summary>{lines}</details>"
 
     def _inside(self, instructions: tuple[Instruction, ...]) -> Iterator[MovedValue]:
+        """Yield the collectives among instructions and in their bodies, in order."""
         for one in instructions:
             for body in one.attributes.bodies:
                 yield from self._inside(body.instructions)

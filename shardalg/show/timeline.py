@@ -142,6 +142,7 @@ class Timeline:
         return drawn
 
     def __repr__(self) -> str:
+        """Return the timeline in one line: seconds of a step, and shares of compute and bubbles."""
         rows = f"{self.stages} stages" if self.stages > 1 else "all devices the same"
         return (
             f"Timeline {self.of} on {self.mesh}: {rows}, step {seconds_text(self.step_s)}, "

@@ -145,6 +145,7 @@ def _listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     """Return a function from an option's text, "a,b", to the list of its parts as `kind`."""
 
     def values(text: str) -> list[Any]:
+        """Return the parts of an option's text; a part that `kind` refuses is an error."""
         try:
             return [kind(part.strip()) for part in text.split(",")]
         except ValueError:

@@ -92,6 +92,7 @@ def _derived(settings: Settings, parts: Mapping[str, Costs]) -> Section:
 
 
 def _annotations(settings: Settings) -> str:
+    """Return text: how many tensors of a layer each strategy annotates, as a share of all."""
     counts = sorted(
         count_annotations(settings.config, STRATEGIES[name](settings.mesh, settings.config))
         for name in settings.strategies

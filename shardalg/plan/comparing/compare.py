@@ -355,7 +355,7 @@ def _priced(name: str, plan: Plan, on: Machine, counts: Mapping[str, Any]) -> Co
 def _of_plans(
     plans: Mapping[str, Any], on: Sequence[Machine], counts: _Counts
 ) -> StrategyComparison:
-    """Return the comparison of plans that exist.
+    """Return the comparison of plans that the user gives, each priced on every machine.
 
     Raises:
       StrategyError: there are none, or a value is no plan.

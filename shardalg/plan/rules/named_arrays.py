@@ -113,8 +113,8 @@ def _array(key: str, leaf: Any) -> NamedArray:
     """
     if _is_names(leaf):
         return _checked(key, leaf, None, "float32")
-    # A leaf is (shape, names) or (shape, dtype, names). A missing dtype counts as float32, because
-    # only the number of bytes depends on it.
+    # A leaf is (shape, names) or (shape, dtype, names). Without a dtype, an array counts as
+    # float32, the usual type of parameters.
     if isinstance(leaf, tuple) and len(leaf) in (2, 3) and _is_shape(leaf[0]):
         dtype = leaf[1] if len(leaf) == 3 else "float32"
         return _checked(key, leaf[-1], tuple(leaf[0]), _dtype_text(key, dtype))
@@ -208,6 +208,7 @@ def argument_trees(
 
 
 def _dtype_text(key: str, dtype: Any) -> str:
+    """Return the name of a dtype, such as "bfloat16"; `key` names the array in an error."""
     try:
         return str(item_type(dtype) if isinstance(dtype, str) else jax.numpy.dtype(dtype))
     except (TypeError, StopIteration):

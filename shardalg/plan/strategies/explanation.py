@@ -62,6 +62,7 @@ class RecipeExplanation:
         return f"{self.recipe} on {self.strategy.mesh!r}: {counts}{roles}."
 
     def __repr__(self) -> str:
+        """Return the first rows of the table and the notes, as lines of text."""
         lines = [self._head]
         for row in self._rows.rows[:MOST_ROWS]:
             path, role, kind, spec, reason, refused = row

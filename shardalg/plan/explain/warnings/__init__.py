@@ -41,7 +41,8 @@ def warnings_table(plan: Plan) -> Table:
     fallbacks = roundabout.warnings(program, graph)
     quiet = (*roundabout.unread(graph).rows, *roundabout.left_out(graph).rows)
     trips = roundabout.unknown_trips(program, graph).rows
-    # Trials are cached and shared: rows are computed in this order, and printed in another.
+    # Computed before the table is put together, because the printed order is another: warnings
+    # about lost or useless work first, and the comparison with `jax.jit` last.
     own = plan._own_jit.warnings().rows
     held = held_rows(trials)
     idle = (*idle_rows(trials), *whole_rows(trials))

@@ -34,6 +34,7 @@ class Placing:
     mesh: Mesh
 
     def __post_init__(self) -> None:
+        """Create a layout without axes for each argument."""
         graph = self.named.graph
         rows = zip(graph.arguments, graph.argument_paths, self.named.argument_roles, strict=True)
         self.layouts = [

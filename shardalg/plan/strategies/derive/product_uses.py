@@ -70,6 +70,11 @@ class _Reader:
     """A pass over the nodes of a forward pass that collects the fields of `ProductUses`."""
 
     def __init__(self, graph: Graph, argument_roles: tuple[str | None, ...]) -> None:
+        """Prepare the collection of `ProductUses`: fields with the same names begin empty.
+
+        `origins` has, per value, the parameter that it is a copy or a slice of (None: no
+        parameter). `sources` has, per value inside of a loop body, the value that enters it.
+        """
         self.graph = graph
         self.classes: DimensionClasses = dimension_classes(graph)
         self.roles = roles(graph, argument_roles)
