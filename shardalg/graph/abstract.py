@@ -76,6 +76,7 @@ def _windows(params: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[int, ..
     >>> _windows(params, (8,)), _windows({**params, "base_dilation": (2,)}, (8,))
     ((4,), (7,))
     """
+    # A `select_and_scatter` has no dilations.
     ones = (1,) * len(shape)
     spaced = [params.get(name, ones) for name in ("base_dilation", "window_dilation")]
     given = (params["window_dimensions"], params["window_strides"], params["padding"], *spaced)

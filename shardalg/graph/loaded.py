@@ -148,6 +148,7 @@ def _wrong_tree(graph: Graph) -> Iterator[str]:
         fault = _region_fault(graph, region)
         if fault:
             yield f"region {region.index} ({region.kind!r}) {fault}"
+            # The checks below follow the parents, which a faulty region may not have.
             return
     for node in graph.nodes:
         here = graph.regions[node.region]

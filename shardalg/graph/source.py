@@ -41,6 +41,7 @@ class Sources:
         places = [p for spec in specs if spec for p in spec.submodule_search_locations or ()]
         places += [sysconfig.get_path("stdlib"), str(_PACKAGE)]
         self._hidden = tuple(f"{place.rstrip(os.sep)}{os.sep}" for place in places)
+        # Models and the lab are written like a user's code, so their lines are shown.
         self._shown = tuple(f"{_PACKAGE / room}{os.sep}" for room in ("models", "lab"))
         self._files: dict[str, str] = {}
         self._lines: dict[tuple[CodeType, int], str] = {}

@@ -114,6 +114,8 @@ def search(first: Sharding, second: Sharding, policy: str) -> Verdict:
 
 def _script(question: _Question) -> Iterator[str]:
     """Yield the declarations, and all conditions except the ones about tiles, as SMT-LIB text."""
+    # For place k: its number of partitions is n{k}, its partition id on device d is id{k}_{d}, and
+    # agree{k} demands that it agrees with the operands.
     size, places = len(question.devices), range(len(question.places))
     for k in places:
         yield f"(declare-const agree{k} Bool)\n(declare-const n{k} Int)"
@@ -224,6 +226,7 @@ def _miscounted(found: Rows, group: tuple[int, ...]) -> tuple[tuple[int, ...], l
     wrong = np.flatnonzero(counts != found.size // len(counts))
     if not len(wrong):
         return None
+    # Tiles are numbered in row-major order, so each remainder is the id of the last place left.
     number, tile = int(wrong[0]), []
     for k in reversed(group):
         number, part = divmod(number, found.parts[k])

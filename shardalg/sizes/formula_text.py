@@ -156,6 +156,7 @@ def _order(powers: frozenset[tuple[str, int, type]]) -> tuple[tuple[str, int], .
 
     from shardalg.algebra.dims import Size
 
+    # The order does not depend on hints, so the hint 2 stands for any.
     made = (Size(name, 2) if kind is Size else _symbol(name) for name, _, kind in powers)
     product = sympy.Mul(*(f**e for f, (_, e, _) in zip(made, powers, strict=True)))
     pairs = (part.as_base_exp() for part in sympy.Mul.make_args(product) if part != 1)

@@ -164,6 +164,7 @@ def extremes(index: Index, ids: Ids, devices: int) -> tuple[int, int]:
     if terms is None:
         found = _everywhere(index, ids, devices)
         return int(found.min()), int(found.max())
+    # The ids vary independently, each from 0 to count - 1, so every term is extreme at an end.
     ends = [(0, coefficient * (count - 1)) for coefficient, count in terms]
     low, high = (index.constant + sum(pick(end) for end in ends) for pick in (min, max))
     return low // index.div, high // index.div

@@ -310,6 +310,7 @@ def boxes(rule: Rule, split: Collection[str]) -> Iterator[tuple[int, str, int]]:
       rule: the row of a dynamic slice or update.
       split: the sharded loops.
     """
+    # A guard is `loop == window loop + start`; its loop indexes one dimension of the operand.
     highs = {symbol.name: symbol.high for symbol in rule.symbols}
     for guard in rule.guards:
         loop = guard.loop.loop

@@ -133,6 +133,7 @@ def joined_dims(signature: Signature) -> tuple[tuple[int, int, int, int], ...]:
     pairs = []
     for number, rule in enumerate(rules(signature) or ()):
         for tensor in rule.tensors:
+            # A row numbers its results -1, -2, .... Of several rows, row k has only result k.
             result = len(signature.operands) + number + ~tensor
             position = tensor if tensor >= 0 else result
             for dim in range(len(rule.indices(tensor))):

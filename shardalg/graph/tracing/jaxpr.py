@@ -372,6 +372,7 @@ def _cond(builder: GraphBuilder, equation: Any, operands: list[int], place: Scop
     branches = taken_branches(equation.params)
     if len(branches) == 1:
         return builder.run(branches[0], operands[1:], place)
+    # Operand 0 is the number of the branch, which the branches do not receive.
     labels = range(len(operands) - 1)
     bodies = [(b, [f"branch{k}/operand{i}" for i in labels]) for k, b in enumerate(branches)]
     return call(builder, equation, operands, place, Bodies(bodies, ()))

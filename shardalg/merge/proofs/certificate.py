@@ -108,6 +108,8 @@ def _agreement(script: _Script, claim: MergeClaim, result: Sharding) -> None:
     axes are equal.
     """
     for place in (*range(len(result.shape)), *CLASSES[:2]):
+        # If no operand splits the dimension, the result must not split it either. Classes must be
+        # equal everywhere. In both cases the result is compared with every operand.
         operands = [s for s in claim.operands if digits_at(s, place)]
         if not operands or not isinstance(place, int):
             operands = list(claim.operands)
@@ -185,6 +187,7 @@ def _forced(script: _Script, verdict: Verdict) -> None:
                 if [offset_at(operand, place, d) for d in merged.mesh.order] == offsets:
                     break
             else:
+                # Nothing forces these offsets: with a false fact, the certificate proves nothing.
                 script.show("false")
                 continue
             for device in merged.mesh.order:

@@ -452,6 +452,7 @@ class IntegerClaim:
     members: tuple[tuple[str, Digits], ...] = ()
 
     def __post_init__(self) -> None:
+        """Raise ProofError unless every unknown and every member in the goal is defined."""
         known = {name for name, _ in self.unknowns}
         members = {"", *(name for name, _ in self.members)}
         for atom in atoms(self.goal):

@@ -150,6 +150,7 @@ def _wrong_sizes(lifted: Lifted, second: Retrace, aligned: Alignment) -> Iterato
             node = producer[value]
             source = "" if node is None else lifted.graph.nodes[node].source
             pairs = zip(lifted.shapes[value], shape, actual, strict=True)
+            # Whether the formula of each wrong size is a number, which depends on no argument.
             kinds = [isinstance(e, int) for e, ours, theirs in pairs if ours != theirs]
             text = (
                 f"{lifted.graph.values[value].name} is {_shape_text(lifted.shapes[value])} by the "

@@ -120,6 +120,7 @@ def _index_components(graph: Graph, node: Node) -> tuple[int, ...]:
     last = len(graph.values[indices].type.shape) - 1
     if vector is None or vector.primitive != "concatenate" or vector.region != node.region:
         return ()
+    # An operand with several elements along the vector would be several components.
     single = all(type_.shape[-1] == 1 for type_ in vector.signature.operands)
     return vector.operands if vector.signature.param("dimension") == last and single else ()
 

@@ -233,6 +233,7 @@ class KnownValues:
         """Return whether two rank-0 values are known to have the same bits."""
         if one == other:
             return True
+        # Bytes are compared, because 0.0 equals -0.0 as a number, and NaN does not equal itself.
         pair = self.number(one), self.number(other)
         if pair[0] is None or pair[1] is None:
             return False
