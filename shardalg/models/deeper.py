@@ -60,7 +60,7 @@ class _Every(AliveBytes):
 
     @property
     def peak(self) -> tuple[int, ProgramPoint]:
-        """A constant: sizes may be recorded expressions, so that no comparison may happen here."""
+        """A constant, because sizes may record each comparison as a condition of the plan."""
         return 0, ()
 
     def reach(self, i: int, inner: AliveBytes | None) -> None:
@@ -105,7 +105,10 @@ class Shallow:
 
     @cached_property
     def instants(self) -> list[Instant]:
-        """The instants of all instructions, in program order; sizes may be recorded expressions."""
+        """For each instruction, in program order, the bytes alive while it runs.
+
+        The bytes are numbers, or numbers that record how they are computed.
+        """
         scan = _Instants(self.program, self.graph, (), self.rebuild)
         line = scan.peak(self.program.block, scan.lives(self.donated))
         assert isinstance(line, _Every), "begun by this scan"
@@ -242,10 +245,14 @@ def _run(low: Sequence[Key], high: Sequence[Key], i: int, j: int) -> int | None:
 
 
 def _moved(more: list[int], high: Sequence[Key], i: int, shift: int, run: int) -> None:
-    """Skip `run` keys of `high` behind the first repetition of the run, not before key `i`.
+    """Change `more` for `run` keys of `high` that `low` lacks at its key `i`.
 
-    `more` has the shift from each index of `low` to its index in `high`. The shifts of the keys
-    behind the first repetition and before `i` grow by `run`: these keys are in the last repetition.
+    The keys are those of one layer, and equal layers come before it. All keys of `low` between the
+    first of these layers and `i` are paired with keys that are `run` further in `high`.
+
+    Args:
+      more: for each index of `low`, the distance to its index in `high`; changed in place.
+      shift: this distance at `i`, before the change.
     """
     start = i + shift
     # The skipped run may be any of the repetitions. Skipping the second one pairs the first and the
@@ -341,7 +348,8 @@ _SUMS = ("count", "flops", "wire_bytes")
 def _totals(low: Totals, high: Totals, share: int, memory: Liveness) -> Totals:
     """Return the totals on the line through two models: `low` at share 0, `high` at share 1.
 
-    `memory` is the memory at this share, because the peak is not on the line (see `totals_of`).
+    Args:
+      memory: the memory at this share; the peak is not on the line (see `totals_of`).
     """
 
     def line(one: Any, other: Any) -> Any:

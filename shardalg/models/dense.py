@@ -93,6 +93,7 @@ class DenseTransformer:
     dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
+        """Raise StrategyError for an impossible size, an unknown choice, or uneven microbatches."""
         sizes = {name: getattr(self, name) for name in (*_SIZES, "microbatches")}
         bad = {k: v for k, v in sizes.items() if type(v) is not int or v < 1}
         if bad:

@@ -71,6 +71,7 @@ class Pipeline:
     stream_io: bool = False
 
     def __post_init__(self) -> None:
+        """Raise PipelineError for an argument of another type, or uneven streamed microbatches."""
         if not callable(self.stage_fn):
             raise PipelineError(
                 f"stage_fn is a {type(self.stage_fn).__name__}, {self.stage_fn!r:.80}, no "
@@ -167,6 +168,7 @@ class Pipeline:
 
         # The ring of slots carries inputs that still have to enter and results that have left.
         def streamed(carry: tuple[Tree, Tree], t: Array) -> tuple[tuple[Tree, Tree], None]:
+            """Return the carry ((state, done), slots) after iteration `t`, and None."""
             (state, done), io = carry
             (state, done), _ = self._iteration(weights, io, (state, done), t)
 
@@ -246,6 +248,8 @@ class Pipeline:
         rounds = self.schedule.rounds
 
         def run(weights: Tree, x: Tree, turn: Array) -> Tree:
+            """Return the activations after the layers that the stage has in round `turn`."""
+
             def of_round(leaf: Array) -> Array:
                 count = leaf.shape[0] // rounds
                 return lax.dynamic_slice_in_dim(leaf, turn * count, count) if rounds > 1 else leaf

@@ -130,9 +130,9 @@ class StagePlan:
     def peak_memory_bytes(self, hardware: Hardware | Topology, kept: int, microbatches: int) -> int:
         """Return the peak bytes of a device that keeps the inputs of `kept` microbatches.
 
-        The result is the larger peak of the forward and the backward pass. The backward plan holds
-        inputs and gradients of all microbatches, but a running stage holds them for one microbatch,
-        and the inputs of the other kept ones.
+        The result is the larger peak of the forward and the backward pass. The backward plan has
+        inputs and gradients of all microbatches in memory. A running stage has them for only one
+        microbatch, plus the inputs of the other kept ones.
         """
         block = self.backward.program.block
         gradients = local_bytes(self.backward.program, block.results[: self.weights])
@@ -171,7 +171,10 @@ class UnequalPipeline:
         return Timeline(joined(times, self._orders), meshes, f"predicted on {on}")
 
     def table(self, hardware: str | Hardware | Topology) -> Table:
-        """Return a row per stage: mesh, seconds of work and of waiting, kept microbatches, memory.
+        """Return a table with a row per stage.
+
+        The columns are its mesh, seconds of work and of waiting, kept microbatches, and peak
+        memory.
 
         The column "lowered" is always "not lowered": the pipeline as a whole cannot be lowered.
         """
@@ -386,6 +389,7 @@ def _gradient(fn: StageFn, returns: bool, weights: Tree, xs: Tree, dys: Tree) ->
     """
 
     def one(grads: Tree, passing: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+        """Return `grads` plus the gradients of one microbatch, and its input's gradient."""
         x, dy = passing
         if returns:
             by_weights, by_x = jax.vjp(fn, weights, x)[1](dy)

@@ -110,6 +110,8 @@ def _pointwise(n: int) -> tuple[CalibrationProgram, ...]:
 def _moves(n: int) -> tuple[CalibrationProgram, ...]:
     """Return programs of every kind of collective, on `n` devices, with small and large bytes."""
     found = []
+    # A collective's time has a constant part and one that grows with the bytes. Two sizes of each
+    # kind tell the two parts apart.
     for size, rows in (("small", 8 * n), ("large", 64 * n)):
         two = ((rows, rows),) * 2
         sums = ((2 * n, 64 * rows // n),)

@@ -55,12 +55,16 @@ class Calibrated:
     untold: tuple[str, ...]
 
     def table(self) -> Table:
-        """Return a row per step and per operator alone; errors are predicted / measured - 1."""
+        """Return a table with a row per step and per operator that was measured alone.
+
+        Errors are predicted / measured - 1.
+        """
         fit = self.fit
         rows = ((n, s, fit.errors[n], fit.left_out[n]) for n, s in self.rows.items())
         return Table(("measured", "busy_s", "error", "left_out_error"), tuple(rows))
 
     def __repr__(self) -> str:
+        """Return the table, with the median and the worst error of left-out rows."""
         errors = sorted(map(abs, self.fit.left_out.values()))
         untold = f"; not told apart: {', '.join(self.untold)}" if self.untold else ""
         return (

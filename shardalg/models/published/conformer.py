@@ -72,6 +72,7 @@ class Conformer:
     remat: str = "layer"
 
     def __post_init__(self) -> None:
+        """Raise an error for an impossible size, or a schedule that does not divide the model."""
         sizes = {f.name: getattr(self, f.name) for f in fields(self) if len(f.name) == 1}
         bad = {k: v for k, v in sizes.items() if type(v) is not int or v < 1}
         if bad or self.M % self.N:
@@ -101,6 +102,8 @@ class Conformer:
         >>> Conformer(Schedule(2, 4)).model.types()["layers"]["in_1"].shape
         (2, 1, 16, 32)
         """
+        # Further letters of weights and data: n layers of a stage, D features of a head, G features
+        # of a gate and its value, T frames before subsampling, Q frequencies after it.
         stages, half = self.schedule.stages, (self.F + 1) // 2
         sizes = {letter: getattr(self, letter) for letter in "BSMHNKFCV"}
         more = {"L": stages, "n": self.L // stages, "D": self.M // self.N, "G": 2 * self.M}

@@ -115,6 +115,8 @@ class EncoderDecoder:
         config, stages = self.encoder, self.schedule.stages
         inside = self.schedule.microbatch_size(config.B)
         parts, layers = config.L // 2 // stages, self.decoder_layers // stages
+        # Two letters have the size of a microbatch, because only one of them is sharded (`SITES`).
+        # n counts the encoder's parts of a stage, r the decoder's layers of a stage.
         mine = {"L": stages, "n": parts, "r": layers, "b": inside, "z": inside}
         encoder = jax.tree.map(partial(_stacked, stacked="Ln"), config.model.weights["layers"])
         dense = config.model.weights["layers"]["dense"]

@@ -76,6 +76,7 @@ class MoEConfig:
     dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
+        """Raise StrategyError for an impossible size, or layers that cannot alternate."""
         sizes = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "dtype"}
         bad = {k: v for k, v in sizes.items() if type(v) is not int or v < 1}
         if bad:
@@ -108,6 +109,7 @@ class MoEConfig:
             "w_out": Parameter("nEHM", 1, 2),
         }
         sizes = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "dtype"}
+        # A small letter has the size of its capital, but is not sharded along the capital's axes.
         return Model(
             sizes={**sizes, "n": self.L // 2, "e": self.E, "b": self.B, "m": self.M},
             weights={

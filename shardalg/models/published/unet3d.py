@@ -52,6 +52,7 @@ class UNet3D:
     dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
+        """Raise StrategyError for an impossible size, or one that the levels do not halve."""
         names = ("batch", "size", "channels", "classes", "width", "levels")
         bad = {n: getattr(self, n) for n in names if type(getattr(self, n)) is not int}
         bad |= {n: getattr(self, n) for n in names if n not in bad and getattr(self, n) < 1}

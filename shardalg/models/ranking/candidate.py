@@ -59,6 +59,7 @@ class Candidate:
     rounds: int = 1
 
     def __str__(self) -> str:
+        """Return the strategy, mesh and batch, and each further choice that is not the default."""
         axes = ",".join(f"{name}={size}" for name, size in self.mesh.shape.items())
         model = self.model
         parts = [f"{self.strategy} {axes} batch {model.batch}"]
@@ -128,7 +129,9 @@ class Candidate:
         return cost_on(self.model.layers, {self.model.layers: self.plan()}, on)
 
     def argument_bytes(self) -> int:
-        """Return the bytes of a device's parameters, optimizer state and data, always held.
+        """Return the bytes of a device's parameters, optimizer state and data.
+
+        They are in memory during the whole step.
 
         Raises:
           StrategyError: axes that do not divide their dimension or the microbatch: such a program
@@ -200,7 +203,10 @@ def _structure(strategy: str, mesh: Mesh) -> tuple[Any, ...]:
 
 @lru_cache(maxsize=256)
 def _batch_axes(strategy: str, mesh: Mesh) -> tuple[tuple[tuple[str, ...], int], ...]:
-    """Return (axes, their devices) of the batch, and (axes, their devices) of a microbatch."""
+    """Return the axes that shard the batch and a microbatch, with the devices along them.
+
+    The result is ((axes, number of devices) of the batch, the same of a microbatch).
+    """
     piped = strategy == PIPELINED
     axes = ("X", "L") if piped else layout_on(strategy, mesh).batch
     both = axes, axes[:1] if piped else axes

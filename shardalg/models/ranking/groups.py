@@ -80,7 +80,10 @@ class CandidatePricing:
     def prices(
         self, found: Sequence[Candidate], on: Hardware | Topology
     ) -> Iterator[tuple[Candidate, Price]]:
-        """Yield the prices of candidates of one kind (`template.kind_of`) on one mesh."""
+        """Yield the prices of candidates on one mesh, whose steps are traced in the same form.
+
+        `template.kind_of` tells which candidates these are.
+        """
         for group, templates in self.together(found):
             # Measured rates depend on the size class of an operator, which no formula gives: with
             # them each candidate needs a plan in numbers.
@@ -145,9 +148,12 @@ class CandidatePricing:
     def _parted(
         self, found: Sequence[Candidate], templates: Mapping[int, Template], on: Hardware | Topology
     ) -> Iterator[tuple[Candidate, Price]]:
-        """Yield the candidates' prices: plan one, price all whose sizes its guards admit, repeat.
+        """Yield the prices of candidates, each with the plan of one of them.
 
-        If planning fails on recorded sizes, the candidate is planned in numbers, for itself.
+        The first one is planned. The planner's comparisons of sizes are the guards of the plan. All
+        candidates whose sizes fulfil the guards have the same plan, and get their prices from it.
+        This is repeated with the rest. If planning fails on sizes that record comparisons, a
+        candidate is planned in numbers, for itself.
         """
         left = list(found)
         while left:
@@ -173,7 +179,10 @@ class CandidatePricing:
 
 
 def _points(one: Candidate) -> dict[str, int]:
-    """Return the sizes of a candidate except T, which follows from the others."""
+    """Return the sizes of a candidate, without the number T of pipeline iterations.
+
+    T follows from the other sizes (`template.with_iterations`).
+    """
     return {name: size for name, size in sizes_of(one).items() if name != "T"}
 
 
@@ -199,7 +208,7 @@ def price(cost: Cost) -> Price:
 
 @dataclass(frozen=True, eq=False)
 class _StepPlan:
-    """A plan of a step in recorded sizes, which holds at the sizes of other candidates too.
+    """A plan of a step as formulas of its sizes, which is valid for several candidates.
 
     Attributes:
       depth: number of layers of the model.

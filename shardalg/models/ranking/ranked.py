@@ -97,7 +97,7 @@ class Ranking:
         return tuple(best)
 
     def table(self, top: int | None = None) -> Table:
-        """Return a row for each of the `top` fastest candidates; None returns all.
+        """Return a table with a row for each of the `top` fastest candidates; None returns all.
 
         The column "pareto" is True for candidates on the Pareto front of time and memory.
         """
@@ -106,7 +106,9 @@ class Ranking:
         return Table(_COLUMNS, tuple(rows))
 
     def by_batch(self) -> Table:
-        """Return the fastest candidate of each batch; a change of the best one is a crossover.
+        """Return a table with the fastest candidate of each batch size.
+
+        A change of the best one is a crossover.
 
         Columns: those of `table`, and `since`: the smallest batch from which on the fastest
         candidate has the same mesh, strategy, rounds, remat and optimizer.
@@ -160,7 +162,7 @@ class Ranking:
         return f"{text}; interrupted with {self.left} left" if self.left else text
 
     def verified(self, top: int = 10) -> Table:
-        """Return a row for each of the `top` fastest candidates, with the proof of its own plan.
+        """Return a table with the proof of the plan of each of the `top` fastest candidates.
 
         Columns: candidate, seconds_per_sample, verdict (the text of the report).
         """
@@ -297,6 +299,14 @@ class _CandidateSearch:
         progress: Progress | None,
         processes: int,
     ) -> None:
+        """Start with no results.
+
+        Args:
+          on: the machine that candidates are priced for.
+          memory: the limit of the peak in bytes.
+          progress: called for each group of candidates before it is priced; None for no calls.
+          processes: the largest number of processes that price candidates.
+        """
         self.on, self.memory, self.progress = on, memory, progress
         self.processes, self.pricing = processes, CandidatePricing()
         self.ranked: list[Ranked] = []
@@ -347,7 +357,7 @@ class _CandidateSearch:
                 yield one
 
     def task(self, group: Sequence[Candidate]) -> PricingTask:
-        """Return the pricing of a group's candidates that may fit; the others are rejected."""
+        """Return the task that prices a group's candidates; those that cannot fit are rejected."""
         try:
             # The group's candidates differ only in batch and microbatches, on which parameters and
             # state do not depend: one check serves all.
@@ -401,7 +411,8 @@ class _CandidateSearch:
         needed = {id(one): size for size, one in self.large}
         groups = by_step(one for _, one in self.large)
         for group in sorted(groups, key=lambda group: min(needed[id(one)] for one in group)):
-            # A plan holds at least its arguments, so that larger ones cannot have a smaller peak.
+            # A peak contains at least the arguments. So a candidate whose arguments alone are
+            # larger than the best peak needs no plan.
             hopeful = [one for one in group if best is None or needed[id(one)] < best[0]]
             result = done(PricingTask(hopeful, machine_for(group[0].mesh, self.on)), self.pricing)
             for one, price in zip(hopeful, result.prices, strict=True):

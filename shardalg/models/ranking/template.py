@@ -242,7 +242,7 @@ class Template:
         return Literal(kind, below.names, lambda sizes: inverted(1 / below.at(sizes)).item())
 
     def together(self, sizes: Sizes) -> frozenset[str]:
-        """Return the sizes at which two different scalars of the program have the same value."""
+        """Return the names of the sizes that make two different scalars of the program equal."""
         known: dict[Any, Literal] = {}
         found: set[str] = set()
         for one in self.varying:
@@ -327,6 +327,7 @@ class _Rebuilt:
         number: Callable[..., Any],
         same: dict[Signature, Signature],
     ) -> None:
+        """Store the graphs, the function and the dictionary that the class describes."""
         self.graphs, self.number, self.same = graphs, number, same
 
     def graph(self) -> Graph:
