@@ -108,14 +108,18 @@ def _cut_claim(verifier: Verifier, ring: CollectiveMatmul) -> Decided:
     # the cut dimensions must be exactly the dimensions of one loop, which need not be whole.
     tensors = [*(rule.operands[k] for k in sorted(rule.operands)), *rule.results]
     loops = rule.extents.keys() - rule.whole - rule.local if rule.combine == SUM else ()
-    found = False
+    is_one_loop = False
     for name in loops:
-        dims = [[d for d, index in enumerate(ix) if index.loop == name] for ix in tensors]
-        found |= tuple(each[0] if each else None for each in dims) == ring.along
+        # The dimension of each tensor that is this loop alone, or None if it has none.
+        dims_of_loop = [
+            next((d for d, index in enumerate(indices) if index.loop == name), None)
+            for indices in tensors
+        ]
+        is_one_loop |= tuple(dims_of_loop) == ring.along
     plain = product.attributes.primitive == node.signature.primitive == "dot_general"
     # A ring adds products of blocks, and `lax.add` does not accept booleans.
     dtype = verifier.program.locals[product.results[0]].dtype
-    return Decided(words, plain and where == dim and found and dtype != "bool")
+    return Decided(words, plain and where == dim and is_one_loop and dtype != "bool")
 
 
 def _coverage_claim(verifier: Verifier, ring: CollectiveMatmul) -> Decided:

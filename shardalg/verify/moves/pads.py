@@ -77,8 +77,8 @@ def _concatenate(step: CheckedInstruction[Concatenate]) -> Result:
         same = replace(other, dims=step.operand.dims) == replace(
             step.operand, dims=step.operand.dims
         )
-        alike = all(replace(a, fill=b.fill) == b for i, (a, b) in enumerate(
-            zip(other.dims, step.operand.dims, strict=True)) if i != dim)  # fmt: skip
+        pairs = enumerate(zip(other.dims, step.operand.dims, strict=True))
+        alike = all(replace(a, fill=b.fill) == b for number, (a, b) in pairs if number != dim)
         words = "the pieces agree except along the concatenated dimension"
         claims.append(("delivers", Decided(words, same and alike)))
         length += span.length
@@ -104,21 +104,23 @@ def _dilate(step: CheckedInstruction[Dilate]) -> Result:
     # Elements are `factor` places apart, also across blocks. `factor` places around the block would
     # thus reach the place of a neighbour's element. Behind an empty block the first place does.
     around = max(a.low, a.high if span.length else a.factor * a.high)
-    plain, padded = span.base == 1 and around < a.factor, a.factor == span.base == 1
+    fits = span.base == 1 and around < a.factor
+    # With factor 1, places are only added at the ends, and may be any number in three cases.
+    only_ends = a.factor == span.base == 1
     whole = span.start == Number() and span.length == span.size
     # If no device's block has padding, the fill of this padding does not matter.
     starts = numbers_at(span.start, np.arange(step.mesh.size))
     is_full = bool(((starts >= 0) & (starts + span.length <= span.size)).all())
-    if padded and whole and not span.wanted:
-        span, plain = replace(span, fill=fill), True
-    elif padded and _nothing_around(step.mesh, span, a):
+    if only_ends and whole and not span.wanted:
+        span, fits = replace(span, fill=fill), True
+    elif only_ends and _nothing_around(step.mesh, span, a):
         # The block holds no element beyond its wanted ranges, so new places outside of these ranges
         # overwrite nothing, and the ranges stay as they are.
-        span, plain = replace(span, fill=fill if span.fill == fill else None), True
-    elif padded and (span.fill == fill or is_full) and not span.wanted:
+        span, fits = replace(span, fill=fill if span.fill == fill else None), True
+    elif only_ends and (span.fill == fill or is_full) and not span.wanted:
         # By the formula `start + x`, the new places would hold elements of the neighbour blocks. A
         # wanted range of the block's own elements excludes them.
-        span, plain = replace(span, fill=fill, wanted=((span.start, span.length),)), True
+        span, fits = replace(span, fill=fill, wanted=((span.start, span.length),)), True
     result = replace(
         span,
         start=span.start * a.factor - a.low,
@@ -127,9 +129,9 @@ def _dilate(step: CheckedInstruction[Dilate]) -> Result:
         gap=fill,
     )
     words = "no filled place is an element's, and no change is pending"
-    plain = plain and min(a.low, a.high) >= 0 and not step.operand.awaits
+    fits = fits and min(a.low, a.high) >= 0 and not step.operand.awaits
     filled = with_dim(keep_equal_fills(step, fill), a.dim, result)
-    return filled, [("delivers", Decided(words, plain)), *fillers(step)]
+    return filled, [("delivers", Decided(words, fits)), *fillers(step)]
 
 
 def _nothing_around(mesh: Mesh, span: DimensionContents, dilate: Dilate) -> bool:

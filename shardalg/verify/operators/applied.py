@@ -184,10 +184,10 @@ def emission_claim(op: CheckedOperator[Apply], emission: Emission) -> Goal:
         if declared.get(name, own.get(name)) != wanted.get(name)
         and not (name in PROMISES and declared.get(name) is False)
     ]
-    other += ["its starts"] * emission.boxed
-    other += ["slice_sizes"] * (
-        _hidden_sizes(op.signature, declared) != _hidden_sizes(op.signature, own)
-    )
+    if emission.boxed:
+        other.append("its starts")
+    if _hidden_sizes(op.signature, declared) != _hidden_sizes(op.signature, own):
+        other.append("slice_sizes")
     words = f"{op.signature.primitive} has the mode and the promises of the emission"
     return "emitted", Decided(f"{words}{', not in ' if other else ''}{', '.join(other)}", not other)
 

@@ -114,10 +114,10 @@ def _apply(op: CheckedOperator[Apply]) -> Outcome:
         if alone:
             # For the sharded loops of a window, `emit` would compute a padding. The claims about
             # reads check the padding that the program has, so these loops are passed as uncut.
-            moving = {v for k, dims in rule.operands.items() for d, index in enumerate(dims)
-                      if windowed(rule, k, d) for v in index.variables}  # fmt: skip
+            window_loops = _window_loops(rule)
             blocks = {
-                n: rule.extents[n] if n in moving else block for n, block in run.blocks.items()
+                name: rule.extents[name] if name in window_loops else block
+                for name, block in run.blocks.items()
             }
             emission = emit(op.signature, rule, blocks)
         claims += [emission_claim(op, emission), *_row_claims(op, run, emission)]
@@ -126,6 +126,16 @@ def _apply(op: CheckedOperator[Apply]) -> Outcome:
             results.append(contents)
             claims += more
     return tuple(results), claims
+
+
+def _window_loops(rule: Rule) -> set[str]:
+    """Return the loops in the indices of operand dimensions that are read through a window."""
+    loops: set[str] = set()
+    for operand, indices in rule.operands.items():
+        for dim, index in enumerate(indices):
+            if windowed(rule, operand, dim):
+                loops.update(index.variables)
+    return loops
 
 
 @applies(Choose)
@@ -341,9 +351,15 @@ def _margin_claims(run: LocalOperator, contents: Mapping[int, Contents]) -> Iter
     """
     for name, _ in run.wider:
         # Iterations outside the block are another device's as well: a sum would count them twice.
-        places = [(k, d) for k, dims in run.rule.operands.items() for d, index in enumerate(dims)
-                  if name in run.rule.reduced and index.loop == name]  # fmt: skip
-        for operand, dim in places:
+        if name not in run.rule.reduced:
+            continue
+        dims_of_loop = [
+            (operand, dim)
+            for operand, indices in run.rule.operands.items()
+            for dim, index in enumerate(indices)
+            if index.loop == name
+        ]
+        for operand, dim in dims_of_loop:
             found = contents[operand].dims[dim]
             words = f"operand {operand} is 0 outside the block of {name}"
             element = found.start + run.places[name]
@@ -439,14 +455,15 @@ def _with_margins(run: LocalOperator, nth: int, declared: Contents) -> Contents:
     the contents, but only the places of the block are wanted.
     """
     first = dict(run.wider)
-    pairs = zip(run.rule.results[nth], declared.dims, strict=True)
-    dims = tuple(
-        replace(held, start=first[i.loop], wanted=((run.kept(i.loop)[0], run.blocks[i.loop]),))
-        if i.loop in first
-        else held
-        for i, held in pairs
-    )
-    return replace(declared, dims=dims)
+    dims = []
+    for index, held in zip(run.rule.results[nth], declared.dims, strict=True):
+        if index.loop in first:
+            block_start, _ = run.kept(index.loop)
+            block = (block_start, run.blocks[index.loop])
+            dims.append(replace(held, start=first[index.loop], wanted=(block,)))
+        else:
+            dims.append(held)
+    return replace(declared, dims=tuple(dims))
 
 
 def _pending_masks(run: LocalOperator, emission: Emission) -> Iterator[PendingSelection]:
@@ -456,15 +473,28 @@ def _pending_masks(run: LocalOperator, emission: Emission) -> Iterator[PendingSe
     """
     # Indices count from 0, so an indexed dimension has one element more than its largest index.
     highs = {symbol.name: symbol.high for symbol in run.rule.symbols}
-    counts = {g.loop.loop: highs[v] + 1 for g in run.rule.guards for v in g.index.variables
-              if v in highs}  # fmt: skip
+    counts = {
+        guard.loop.loop: highs[name] + 1
+        for guard in run.rule.guards
+        for name in guard.index.variables
+        if name in highs
+    }
+    # Only components of sharded loops can miss the block. One without a loop ("") is kept as well,
+    # because an index selects an element only if it is valid in all its components.
+    owned = [
+        (component, loop, starts)
+        for component, loop, starts in emission.owned
+        if not loop or run.digits[loop]
+    ]
+    if not any(loop for _, loop, _ in owned):
+        return
+    components = tuple(
+        (component, run.digits[loop], run.blocks[loop], counts[loop])
+        if loop
+        else (component, (), starts, starts)
+        for component, loop, starts in owned
+    )
     widths = {loop: width for _, loop, width in emission.margins}
-    owned = [one for one in emission.owned if not one[1] or run.digits[one[1]]]
-    if any(loop for _, loop, _ in owned):
-        components = tuple(
-            (c, run.digits[loop], run.blocks[loop], counts[loop]) if loop else (c, (), n, n)
-            for c, loop, n in owned
-        )
-        margins = tuple(widths.get(loop, 0) for _, loop, _ in owned) if widths else ()
-        mask = p.MaskIndexed(components, emission.batch_dims, emission.fill, margins)
-        yield PendingSelection(mask, tuple(_required_changes(run, emission, 1)))
+    margins = tuple(widths.get(loop, 0) for _, loop, _ in owned) if widths else ()
+    mask = p.MaskIndexed(components, emission.batch_dims, emission.fill, margins)
+    yield PendingSelection(mask, tuple(_required_changes(run, emission, 1)))

@@ -157,6 +157,7 @@ def extent_claims(run: LocalOperator) -> Iterator[Goal]:
     words = ", ".join(f"{n} in blocks of {block}" for n, block in run.runs.items())
     same_combination = run.rule.prefix == run.local.prefix and run.rule.combine == run.local.combine
     same_combination = same_combination and len(run.rule.terms) == len(run.local.terms)
+    # A loop that only one of the rows combines changes the result, unless it is one iteration.
     other = {n for n in {*run.rule.reduced} ^ {*run.local.reduced} if loops[n] != 1}
     right = not wrong and same_combination and not other
     yield "emitted", Decided(f"the local operator runs over {words}", right)
