@@ -171,6 +171,7 @@ def _check_blocks(
     program: SpmdProgram, instruction: Instruction, operands: tuple[int, ...]
 ) -> None:
     """Raise unless every block takes these operands and gives the instruction's results."""
+    # Only scans stack values, so all values have equal types outside and inside here.
     count = len(operands)
     for block in instruction.attributes.bodies:
         _check_arguments(program, instruction, (operands, block.arguments, count))

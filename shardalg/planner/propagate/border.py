@@ -271,6 +271,8 @@ def results(
     It is the result's annotation, completed in its open dimensions. A result without annotation has
     the sharding of its value, made even.
     """
+    # Result k has the entry `len(graph.values) + k` of `numbers`, apart from that of its value: one
+    # value may be several results with different annotations.
     found = []
     for stand_in, (value, given) in enumerate(
         zip(graph.results, annotations.results, strict=True), len(graph.values)

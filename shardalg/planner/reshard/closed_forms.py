@@ -274,6 +274,9 @@ class Pool(NamedTuple):
 def _swapped(shape: Shape, ends: tuple[Dims, Dims], among: Pool, best: Priced) -> Priced:
     """Return the cheapest route of all-to-alls alone, with its price, or `best` if that is cheaper.
 
+    The search runs on integers: a group of digits is one bit, and a dimension is a list of numbers
+    (sets of bits), major first.
+
     Args:
       ends: the shardings at which the search begins and ends; the goal and the start if the search
         goes backwards (`among.back`).
@@ -392,6 +395,9 @@ def fitted_then_permuted(shape: Shape, start: Dims, goal: Dims, axes: Digits) ->
     number of parts of each dimension. Both ends would need `lcm` parts in each dimension, which is
     too many by a factor. An all-to-all among r devices, from a dimension with more parts than the
     goal to one with fewer, reduces the factor by r.
+
+    For example, from (4, 1) to (1, 4) parts on 8 devices, `lcm` would need (4, 4), twice too many:
+        slice (4, 1) -> (4, 2), all-to-all among 2 devices -> (2, 4), permute, gather -> (1, 4)
     """
     devices = parts(axes)
     counts = [(parts(a), parts(b)) for a, b in zip(start, goal, strict=True)]
@@ -429,6 +435,10 @@ def _numbers(counts: Sequence[tuple[int, int]], arcs: Sequence[Arc]) -> tuple[li
 
     They are the smallest numbers for which slices lead from the start's n parts to `before`, and
     gathers lead from `after` to the goal's m parts.
+
+    Args:
+      counts: per dimension, n and m.
+      arcs: (source dimension, target dimension, number of devices) of each all-to-all.
     """
     before, after = [], []
     for k, (n, m) in enumerate(counts):

@@ -295,7 +295,8 @@ def _moves_with_pending_sums(
     """
     dims, pending = start
     used = {digit for digits in dims for digit in digits}
-    # Minor digits that only the goal has cost nothing as slices at the end, so `later` omits them.
+    # `later` is the goal without minor digits that the start lacks. A slice by these digits is free
+    # at the end, too, and by then blocks may be smaller.
     later = tuple(
         tuple(reversed(list(dropwhile(lambda d: d not in used, reversed(digits)))))
         for digits in goal

@@ -204,7 +204,11 @@ def _prices(parts: tuple[int, ...], pieces: int) -> tuple[int, ...]:
 
 
 def _pops(stacks: Stacks) -> Iterator[tuple[int, Stack, Stack]]:
-    """Yield (dimension, stack that stays, stack that leaves) for all digits that a hop can move."""
+    """Yield (dimension, blocks that stay, blocks that leave) for all digits that a hop can move.
+
+    A stack has the blocks of one dimension, major first. A block is a set of digits, as the bits of
+    a number.
+    """
     for source, stack in enumerate(stacks):
         for depth in range(len(stack) - 1, -1, -1):
             part = block = stack[depth]
@@ -218,7 +222,8 @@ def _pops(stacks: Stacks) -> Iterator[tuple[int, Stack, Stack]]:
 def _cut(stack: Stack, depth: int, part: int) -> tuple[Stack, Stack]:
     """Split a dimension's blocks into those that stay and those that leave in a hop.
 
-    The digits of `part`, which is a subset of block `depth`, leave with all blocks minor to it.
+    A block is a set of digits, as the bits of a number. The digits of `part`, which is a subset of
+    block `depth`, leave with all blocks minor to it.
     """
     rest = stack[depth] ^ part
     return stack[:depth] + ((rest,) if rest else ()), (part, *stack[depth + 1 :])

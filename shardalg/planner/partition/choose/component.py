@@ -261,6 +261,7 @@ def _tensors(rule: Rule, number: int | None) -> Iterator[Tensor]:
     Args:
       number: the number of the result that the rule computes; None if the node has one rule.
     """
+    # A row numbers its operands 0, 1, ... and its results ~0, ~1, ...
     for tensor in rule.tensors:
         dims = tuple(dim_loops(rule, tensor, d) for d in range(len(rule.indices(tensor))))
         if tensor >= 0:

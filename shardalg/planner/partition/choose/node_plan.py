@@ -189,6 +189,8 @@ def _local(
         return Extract(local_shape(rule, 0, blocks), places, choice.loops)
     if emission.chosen is None:
         return Apply(signature.primitive, emission.params, choice.loops)
+    # Each place of the dimension is an element of one operand, as in a concatenation. A device has
+    # a piece of every operand, and chooses by the element numbers of its block.
     dim, sizes = emission.chosen
     loop = rule.results[0][dim].loop
     assert loop is not None, f"{rule.results[0][dim]} is no loop"

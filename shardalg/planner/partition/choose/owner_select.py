@@ -41,10 +41,13 @@ def elements(signature: Signature, rule: Rule) -> tuple[int, ...]:
     >>> elements(last, *rules(last))
     (0,)
     """
+    # The row must only copy elements of operand 0, and their type must have a 0 for the devices
+    # that are not the owner.
     moved = rule.combine == SUM and rule.linear == {0} == {*rule.operands} and not rule.reduced
     if not moved or rule.init is not None or not is_number(signature.operands[0].dtype):
         return ()
     dims = rule.operands[0]
+    # A dimension counts if the indices of all iterations are one element.
     return tuple(
         dim
         for dim, index in enumerate(dims)
@@ -88,6 +91,7 @@ def picks(signature: Signature, rule: Rule, choice: Choice) -> tuple[OwnerSelect
     """
     split = dict(choice.loops)
     found = []
+    # A dimension that is sharded although no sharded loop indexes it is read by an owner select.
     for dim in elements(signature, rule):
         digits, index = choice.required_shardings[0].dims[dim], rule.operands[0][dim]
         if digits and not any(name in split for name in index.variables):

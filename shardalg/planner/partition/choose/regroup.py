@@ -150,8 +150,9 @@ def layouts(
 def _with_runs(every: tuple[ReshapeGroup, ...], out: Dims, home: Sharding) -> Dims:
     """Return the result's digits `out`, replaced by those of the sharding `home` in some groups.
 
-    They are the groups in which a block of `home` is one run of flat elements, although more than
-    the leading dimension is sharded.
+    A group has the dimensions of operand and result that contain the same elements. They are the
+    groups in which a block of `home` is one run of flat elements, although more than the leading
+    dimension is sharded.
     """
     found = list(out)
     for group in every:
@@ -166,7 +167,8 @@ def _dims(
 ) -> tuple[Dims, Dims]:
     """Return candidate digits of the operand's and of the result's dimensions.
 
-    Only the leading dimension of a group gets digits.
+    A group has the dimensions of both that contain the same elements. Only the leading dimension of
+    a group gets digits.
 
     Args:
       held: digits of the operand's dimensions.

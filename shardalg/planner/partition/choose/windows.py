@@ -68,7 +68,8 @@ def masks(rows: tuple[Rule, ...], loops: dict[str, Digits]) -> tuple[Before, ...
     """
     found: dict[Before, None] = {}
     for rule in rows:
-        # Padding is counted along reduced loops. A prefix from the end begins with the padding.
+        # A reduction reads the padding along its reduced loops. A cumulative operator (a prefix)
+        # reads it before the elements only if it runs from the end.
         is_reversed = rule.prefix is not None and rule.prefix[1]
         counted = (rule.prefix[0],) if rule.prefix and is_reversed else rule.reduced
         split = [name for name in counted if name in loops]

@@ -110,9 +110,13 @@ class BlockListing:
     ) -> tuple[int, ...]:
         """Emit the steps of a dimension program and return the numbers of its results.
 
+        A dimension program is a list of instructions along one dimension, on numbered values.
+
         Args:
           inputs: the local values that the program reads.
         """
+        # Inputs are the first values of a program; each step appends its results. A step with
+        # `places` fetches halos, which other readers may have fetched before.
         values = list(inputs)
         for step in program.steps:
             operands = tuple([values[number] for number in step.operands])

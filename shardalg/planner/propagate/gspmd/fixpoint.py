@@ -157,6 +157,7 @@ class Fixpoint:
 
     def _forward_sweep(self, first_step: int, end: int) -> bool:
         """Visit the due steps of one computation in order; return whether a sharding changed."""
+        # `pick` gives the layout numbers of a step's tensors, the key of its memo.
         due, index, level = self.due_steps, self.index, self.level
         kind_of_step, pick, numbers = index.kind_of_step, index.pick, self.numbers
         memos, first = self.memos[FORWARD, self.merging], self.first[FORWARD]
@@ -285,6 +286,7 @@ class Fixpoint:
         XLA replaces the sharding of the whole tuple as soon as one element is refined. Elements
         that lose by it are replaced, too (`sharding_propagation.cc`, kWhile and MergeSharding).
         """
+        # All outcomes are computed before any is written, because XLA compares whole tuples.
         index, layouts, outcomes = self.index, self.layouts, []
         memos = self.memos[direction, self.merging]
         for position in steps:

@@ -98,7 +98,10 @@ class Instructions:
         return ("call" if node in self.elements else "node", node, 0)
 
     def _key(self, value: int) -> Key | None:
-        """Return the instruction that makes a value, or None for an argument or a constant."""
+        """Return the instruction that makes a value, or None for an argument or a constant.
+
+        A value after a call is made by "leave", an argument of a body by "enter".
+        """
         if value in self.leaving:
             return "leave", value, 0
         if value in self.entering:
@@ -112,7 +115,12 @@ class Instructions:
         return [key for value in values if (key := self._key(value)) is not None]
 
     def _before(self, key: Key) -> list[Key]:
-        """Return the instructions whose results an instruction reads."""
+        """Return the instructions whose results an instruction reads.
+
+        In HLO, a "call" of a loop or branch reads its operands, "leave" takes a value out of its
+        result. A "tuple" has the results of an inlined body, "part" takes one of them out, and
+        "root" is the tuple that a body returns.
+        """
         what, number, _ = key
         graph = self.graph
         if what == "node":

@@ -251,13 +251,16 @@ class Computations(Instructions):
                 yield self._tie(image.WHILE, (element.tuples[0], element.loop), number)
 
     def _leave(self, value: int, _: int) -> Iterator[Visit]:
-        """Yield the step that takes a value out of the tuple that a call returns."""
+        """Yield the step that takes a value out of the tuple that a loop or branch returns."""
         call, element = self.leaving[value]
         if element.loop is not None:
             yield self._tie(image.ELEMENT, (element.loop, value), call)
 
     def _enter(self, value: int, _: int) -> Iterator[Visit]:
-        """Yield the steps that take an argument of a body out of the body's tuple."""
+        """Yield the steps that take an argument of a body out of the body's tuple.
+
+        A step relates the shardings of two values: an entry of the tuple and the argument.
+        """
         element, region = self.entering[value]
         call = self.graph.regions[region].node
         assert call is not None  # only the function's own region has no call
@@ -313,7 +316,11 @@ class Computations(Instructions):
         return known
 
     def _part(self, region: int, number: int) -> Iterator[Visit]:
-        """Yield the steps of result `number` of a body, up to the tuple that the body returns."""
+        """Yield the steps of result `number` of a body, up to the tuple that the body returns.
+
+        A step relates the shardings of two values. Here, the result is taken out of the tuple of an
+        inlined call, and made ready for the tuple of the loop.
+        """
         call = self.graph.regions[region].node
         assert call is not None  # only the function's own region has no call
         values, places = self._parts(region)

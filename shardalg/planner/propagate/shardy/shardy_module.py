@@ -315,6 +315,7 @@ class ShardyModuleBuilder(Instructions):
         inside = [made for body in bodies for made in self.region(body)]
         yield from self.opened.pop(number, ())
         yield from inside
+        # The loop itself counts as a reader of the initial values.
         starts = [self.read(start) for start, _, _ in carried if start is not None]
         yield ShardyOperator(None, tuple(starts), (), number)
         for start, returned, result in carried:
