@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,9 @@ from shardalg.costs.hardware import Hardware
 from shardalg.costs.pipelines.schedules import Schedule
 from shardalg.lab.explore.explore import Progress
 from shardalg.lab.table1_strategies import STRATEGIES
-from shardalg.lower.measure import memory
-from shardalg.models.measured.this_machine import measure_hardware, runs
+from shardalg.lower.measure import Timing, memory
+from shardalg.lower.shard_map import Lowered
+from shardalg.models.measured.this_machine import CalibrationRun, in_turns, measure_hardware
 from shardalg.models.model import DimensionAxes
 from shardalg.models.published.conformer import PIPELINED, Conformer
 from shardalg.models.published.moe import HYBRID, MoEConfig
@@ -42,7 +43,8 @@ the cores, and `work_ms` is the processor time of all of them over the cores, wh
 on the machine do not lengthen; `wall_ms` is the clock's least. Errors are predicted over measured
 - 1, of the work on CPU and of the clock elsewhere. `planned_bytes` is the plan's peak memory,
 `compiled_bytes` the compiler's. `largest` is the row of the breakdown with the largest
-difference."""
+difference. The calibration programs and the models run in turns, so that both see the same
+load of the machine."""
 LAYER = Config(B=16, S=128, M=256, H=1024, N=8, D=32, dtype="float32")
 MOE = MoEConfig(B=16, S=64, M=128, H=512, N=8, D=16, V=256, E=8, C=16, dtype="float32")
 UNET = UNet3D(batch=8, size=16, width=8, levels=3, dtype="float32")
@@ -109,16 +111,26 @@ def run(
     devices: Sequence[jax.Device] | None = None,
     chip: Hardware | None = None,
 ) -> Result:
-    """Calibrate, then plan, price and run all."""
+    """Plan and lower all, run the calibration programs and the models in turns, and compare."""
     devices = list(devices or _devices())
     say(f"calibrating {devices[0].device_kind}")
     rough = measure_hardware(devices, quick=True)
-    chip = chip or measure_hardware(devices, say=say)
-    rows = []
+    calibration = None if chip else CalibrationRun.on(devices, say)
+    ready = []
     for name in models:
         for axes in MODELS[name].meshes(len(devices)):
-            rows.append(row(name, axes, devices, (chip, rough)))
-            say(f"{name}, {rows[-1]['mesh']}: {rows[-1]['error']:+.0%}")
+            planned, args = MODELS[name].plan(axes)
+            lowered = planned.lower(list(devices)[: planned.mesh.size])
+            ready.append(Ready(name, planned, lowered, args))
+            say(f"{name}, {planned.mesh} lowered")
+    programs = calibration.steps if calibration else ()
+    timings = in_turns([*programs, *((each.lowered, each.args) for each in ready)], REPEATS)
+    if calibration:
+        chip = calibration.hardware(timings[: len(programs)])
+    rows = []
+    for each, timing in zip(ready, timings[len(programs) :], strict=True):
+        rows.append(row(each, timing, (chip or rough, rough)))
+        say(f"{each.name}, {rows[-1]['mesh']}: {rows[-1]['error']:+.0%}")
     table = Table.from_records(rows)
     name = re.sub(r"\W+", "_", devices[0].device_kind).lower()
     return Result(name, ABOUT, table, summary(table, devices))
@@ -131,14 +143,18 @@ def _devices() -> list[jax.Device]:
     return cpu if found[0].platform == "cpu" else found
 
 
-def row(
-    name: str, axes: Axes, devices: Sequence[jax.Device], chips: tuple[Hardware, Hardware]
-) -> dict[str, Any]:
-    """Return the row of a model on a mesh."""
-    planned, args = MODELS[name].plan(axes)
-    chosen = list(devices)[: planned.mesh.size]
-    lowered = planned.lower(chosen)
-    timing = runs(lowered, args, REPEATS)
+class Ready(NamedTuple):
+    """A planned model with its executable and its arguments."""
+
+    name: str
+    planned: Plan
+    lowered: Lowered
+    args: tuple[Any, ...]
+
+
+def row(ready: Ready, timing: Timing, chips: tuple[Hardware, Hardware]) -> dict[str, Any]:
+    """Return the row of a model on a mesh, with its prices on the fitted and the probed chip."""
+    name, planned, lowered, args = ready
     predicted, probed = (planned.cost(chip) for chip in chips)
     largest = lowered.breakdown(*args, hardware=chips[0], repeats=3).largest
     measured = timing.step_s

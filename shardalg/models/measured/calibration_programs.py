@@ -71,13 +71,19 @@ def _products(n: int) -> tuple[CalibrationProgram, ...]:
     """Return programs of contractions, with sizes for `n` devices."""
     sharded = (ROWS, WHOLE, WHOLE)
     large, small = ((256 * n, 256), (256, 512), (512, 256)), ((64 * n, 64), (64, 128), (128, 64))
+    # The smallest programs tell the constant time of a product from the time of its flops.
+    tiny = ((16 * n, 32), (32, 64), (64, 32))
     heads = (ROWS, WHOLE, WHOLE, WHOLE)
     return (
         CalibrationProgram("large products", _gradient(_mlp), large, sharded),
         CalibrationProgram("small products", _gradient(_mlp), small, sharded),
+        CalibrationProgram("tiny products", _gradient(_mlp), tiny, sharded),
         CalibrationProgram("bfloat16 products", _gradient(_mlp), large, sharded, dtype="bfloat16"),
         CalibrationProgram(
             "attention", _gradient(_attention), ((2 * n, 64, 64), *[(64, 4, 16)] * 3), heads
+        ),
+        CalibrationProgram(
+            "tiny attention", _gradient(_attention), ((n, 32, 64), *[(64, 4, 16)] * 3), heads
         ),
     )
 

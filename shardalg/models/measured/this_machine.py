@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -20,15 +20,17 @@ from shardalg.costs.calibration.fit import (
 )
 from shardalg.costs.calibration.operator_rates import MATMUL, OPERATOR_UNITS, OperatorRates
 from shardalg.costs.hardware import UNITS, Hardware, Source, load, own_names
-from shardalg.lower.measure import Timing, cores, once, probed
+from shardalg.lower.measure import TimedRun, Timing, cores, once, probed
 from shardalg.lower.shard_map import Lowered
-from shardalg.models.measured.calibration_programs import CalibrationProgram, programs
+from shardalg.models.measured.calibration_programs import programs
 from shardalg.plan.plan import Plan
 
 REPEATS = 15
 THIS_MACHINE = "this_machine"
 """The name under which `shardalg calibrate` saves figures if the user gives none."""
 Say = Callable[[str], None]
+Step = tuple[Lowered, Sequence[Any]]
+"""A lowered plan and its arguments."""
 
 
 def measure_hardware(
@@ -43,6 +45,7 @@ def measure_hardware(
     per execution and bytes per second of each kind of collective, and bytes per second of memory.
     They minimise the relative errors of the programs' times (least squares). `sources` give the
     error of each program when it is left out of the fit. The measurement takes about 25 seconds.
+    All programs run in turns, so that a change of the machine's load changes all times alike.
 
     CPU devices share the machine's cores: their figures are those of one core. Their times are
     processor time, so that other processes on the machine do not change them.
@@ -50,17 +53,58 @@ def measure_hardware(
     Args:
       devices: the devices that run each program together; None takes all CPU devices.
       quick: run five probes at the peak of each unit instead, in about a second.
-      say: called with the name of each program before it runs.
+      say: called with the name of each program before it is planned.
     """
     chosen = list(jax.devices("cpu") if devices is None else devices)
-    rough = probed(chosen)
     if quick:
-        return rough
-    rows = []
-    for program in programs(len(chosen)):
-        say(program.name)
-        rows.append(run(program, chosen))
-    return calibrated(rough, core_fit(rows))
+        return probed(chosen)
+    calibration = CalibrationRun.on(chosen, say)
+    return calibration.hardware(in_turns(calibration.steps, REPEATS))
+
+
+@dataclass(frozen=True)
+class CalibrationRun:
+    """The calibration programs, ready to run on devices.
+
+    Attributes:
+      devices: the devices that run each program together.
+      names: name of each program.
+      plans: plan of each program.
+      steps: executable of each plan with its arguments.
+    """
+
+    devices: tuple[jax.Device, ...]
+    names: tuple[str, ...]
+    plans: tuple[Plan, ...]
+    steps: tuple[Step, ...]
+
+    @staticmethod
+    def on(devices: Sequence[jax.Device], say: Say = lambda text: None) -> CalibrationRun:
+        """Plan and lower all calibration programs.
+
+        Args:
+          say: called with the name of each program before it is planned.
+        """
+        names, plans, steps = [], [], []
+        for program in programs(len(devices)):
+            say(program.name)
+            planned = program.plan(len(devices))
+            names.append(program.name)
+            plans.append(planned)
+            steps.append((planned.lower(devices), program.arguments()))
+        return CalibrationRun(tuple(devices), tuple(names), tuple(plans), tuple(steps))
+
+    def hardware(self, timings: Sequence[Timing]) -> Hardware:
+        """Return the hardware whose rates predict the measured programs best.
+
+        Args:
+          timings: the times of each program.
+        """
+        rows = [
+            core_time(name, planned, timing)
+            for name, planned, timing in zip(self.names, self.plans, timings, strict=True)
+        ]
+        return calibrated(probed(self.devices), core_fit(rows))
 
 
 def known_or_probed(devices: Sequence[jax.Device]) -> Hardware:
@@ -69,25 +113,39 @@ def known_or_probed(devices: Sequence[jax.Device]) -> Hardware:
     return load(THIS_MACHINE) if known else measure_hardware(devices, quick=True)
 
 
-def run(program: CalibrationProgram, devices: Sequence[jax.Device]) -> CoreTime:
+def core_time(name: str, planned: Plan, timing: Timing) -> CoreTime:
     """Return a program's amounts of work and its measured seconds, summed over all devices."""
-    planned = program.plan(len(devices))
-    timing = runs(planned.lower(devices), program.arguments(), REPEATS)
-    shared = len(timing.busy_s) > 0
-    seconds = timing.step_s * (cores() if shared else len(devices))
+    devices, shared = planned.mesh.size, len(timing.busy_s) > 0
+    seconds = timing.step_s * (cores() if shared else devices)
     each = amounts(planned)
-    return CoreTime(program.name, {n: a * len(devices) for n, a in each.items()}, seconds)
+    return CoreTime(name, {n: a * devices for n, a in each.items()}, seconds)
 
 
-def runs(lowered: Lowered, arguments: Sequence[Any], repeats: int) -> Timing:
-    """Return the timing of `repeats` runs of a lowered plan, after one warm-up run."""
-    placed = lowered.entering(*arguments)
-    warm = once(lowered, placed)[0].seconds
-    timings = [once(lowered, placed)[0] for _ in range(repeats)]
+def in_turns(steps: Sequence[Step], repeats: int) -> list[Timing]:
+    """Return the timing of each lowered plan, all run once in each of `repeats` rounds.
+
+    Each plan runs once before the first round, as a warm-up.
+
+    Other work on the machine and the clock rate of its cores change from minute to minute. In turns
+    these changes have the same share in all times. Rates that were fitted to one part of a run then
+    predict another part.
+    """
+    placed = [(lowered, lowered.entering(*arguments)) for lowered, arguments in steps]
+    warm = [once(lowered, arguments)[0].seconds for lowered, arguments in placed]
+    found: list[list[TimedRun]] = [[] for _ in placed]
+    for _ in range(repeats):
+        for timings, (lowered, arguments) in zip(found, placed, strict=True):
+            timings.append(once(lowered, arguments)[0])
     # CPU devices share the cores of the machine, and the clock also counts the wait for a core:
     # processor time replaces it.
-    shared = lowered.run.mesh.devices.flat[0].platform == "cpu"
-    return Timing.of(timings, shared=shared, warm_up_s=warm)
+    return [
+        Timing.of(
+            timings,
+            shared=lowered.run.mesh.devices.flat[0].platform == "cpu",
+            warm_up_s=warm_up_s,
+        )
+        for timings, (lowered, _), warm_up_s in zip(found, placed, warm, strict=True)
+    ]
 
 
 def amounts(planned: Plan) -> dict[str, float]:
