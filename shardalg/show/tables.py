@@ -400,8 +400,9 @@ def _steps(stages: Stages, hardware: str | Hardware | Topology) -> Iterator[Amou
     for step, _, _, seconds, exposed_s, _ in timed(program, graph, stages.machine(hardware)):
         node = maker(program, graph, step.instruction)
         attributes, time_s = step.instruction.attributes, exposed_s * step.count
-        # In the order of `COLUMNS`: bytes sent, bytes held, seconds of compute and of communication
-        # without overlap, and seconds that overlap does not hide.
+        # `summed` adds amounts by their place, so these have the order of `COLUMNS`: bytes sent,
+        # bytes held, seconds of compute and of communication without overlap, and the exposed
+        # seconds.
         sent = 0
         if is_collective(attributes):
             sent = step.count * wire_bytes(attributes, sent_bytes(program, step.instruction))

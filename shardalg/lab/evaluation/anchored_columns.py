@@ -156,8 +156,8 @@ def prefix_sums_s(plan: Plan) -> float:
 def predict(here: Column) -> Mapping[str, Prediction]:
     """Return predictions for a column of GSPMD's Tables 5 to 8, by quantity.
 
-    They are the step time, and for pipelines three more quantities.
-    The three are the peak memory in GB, and bubbles and recomputation in per cent of the step.
+    Every column has the step time. A pipeline also has the peak memory in GB, and bubbles and
+    recomputation in per cent of the step.
     """
     found = {STEP: anchored(here, ANCHORS[here.table], _seconds)}
     if BUBBLES in here.measured:

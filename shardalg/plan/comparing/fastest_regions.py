@@ -221,6 +221,7 @@ def regions(
         plan, cost = row.plan, row.cost
         if plan is None or cost is None:
             continue
+        # A plan without one of the names is constant along this size, so its results are broadcast.
         arrays = {n: a for n, a in zip(sizes, grids, strict=True) if n in plan.sizes}
         found = plan.sweep(row.on, **arrays)
         step[number] = np.broadcast_to(found.step_time_s, shape)

@@ -242,6 +242,8 @@ def _dropped(
     for left in _left(trials.stages, stages, moved, len(stages.traffic.collectives)):
         sides = disagreement(stages.sharded, stages.traffic, left)
         for change in drops(stages, sides, left.digits):
+            # A second change of an annotation starts from the first one. Together they are one
+            # change from the user's annotation.
             if (old := known.get(change.slots)) is not None:
                 change = replace(old, after=change.after)
             known[change.slots] = change

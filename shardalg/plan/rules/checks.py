@@ -352,7 +352,8 @@ def _replicated(laid: AppliedRules) -> Iterator[Finding]:
         for axis, size in laid.rules.mesh.shape.items():
             if size == 1 or axis in used or not laid.is_large(group) or not group.shape:
                 continue
-            # Unless most other bytes are sharded along the axis, a whole array is no exception.
+            # If most other bytes are whole along the axis, too, then the rules do not mean to shard
+            # weights along it, and this array is no exception.
             split = sum(g.num_bytes or 0 for g in peers if axis in laid.axes_of(g))
             free = [
                 name

@@ -130,7 +130,10 @@ class Placing:
         ]
 
     def shard_largest(self, layout: ArrayLayout, axes: Axes, reason: str) -> None:
-        """Shard the largest dimension that the axes divide; of equals the residual's features."""
+        """Shard the largest dimension that the axes divide.
+
+        Of equally large dimensions, features of the residual stream are preferred.
+        """
         value = self.value(layout)
         shape, names = self.named.shape(value), self.named.classes.of(value)
         dims = self.dividing(layout, range(len(shape)), axes)
