@@ -80,6 +80,8 @@ def build(seed: int = 0, *, axes: tuple[str, str] = ("X", "Y")) -> Foreign:
     """
     model = TransformerDecoder(nnx.Rngs(seed), CONFIG)
     model.eval()
+    # optax differentiates a tree of parameters. The rest of the module (its structure, random
+    # state) stays constant and is merged with them inside of the loss.
     definition, params, rest = nnx.split(model, nnx.Param, ...)
 
     def loss_of(params: Any, tokens: jax.Array, targets: jax.Array) -> jax.Array:
@@ -93,6 +95,8 @@ def build(seed: int = 0, *, axes: tuple[str, str] = ("X", "Y")) -> Foreign:
         return optax.apply_updates(params, updates), state, loss
 
     specs = jax.tree_util.tree_map_with_path(partial(place, axes), params)
+    # AdamW's moments have the shapes of the parameters, and so their shardings. Its counter has
+    # none.
     state = OPTIMIZER.init(params)
     state_specs = optax.tree_utils.tree_map_params(
         OPTIMIZER,

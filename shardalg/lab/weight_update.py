@@ -197,6 +197,7 @@ def level_bars(table: Table) -> Figure:
         for column, color in columns.items():
             label = column.removesuffix("_wire_bytes").removesuffix("_bytes").replace("_", " ")
             axes.bar(names, table[column], bottom=bottom, color=color, label=label)
+            # matplotlib does not stack bars, so each column starts where the previous one ends.
             bottom = [b + n for b, n in zip(bottom, table[column], strict=True)]
         axes.set_title(title, fontsize=9)
         axes.tick_params(labelsize=8)

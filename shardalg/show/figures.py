@@ -166,6 +166,7 @@ def _tokens(
     pieces: list[Artist] = []
     for token in tokens:
         color = colors.get(token.axes[0], INK) if token.axes else INK
+        # A dimension has the colour of its major axis, as the legend shows it.
         below = "".join(token.axes)
         properties = {"fontsize": size, "color": color}
         if token.axes:

@@ -59,6 +59,7 @@ def stacked(columns: Sequence[Column]) -> Figure:
     for color, (name, text) in zip(COLORS, CAUSES.items(), strict=False):
         parts = [cost(c).seconds_by_cause.get(name, 0.0) for c in columns]
         panel.bar(places, parts, 0.7, bottom=bottom, color=color, alpha=0.75, label=text)
+        # matplotlib does not stack bars, so each cause starts where the previous one ends.
         bottom = [a + b for a, b in zip(bottom, parts, strict=True)]
     panel.plot(places, [c.measured[STEP] for c in columns], "o", color=INK, ms=5, label="measured")
     labels = [f"{c.facts['param_count']}\n{c.mesh_text}\n{c.facts['B']}" for c in columns]
@@ -114,6 +115,7 @@ def beside(
         labels = [f"{v.column.facts['param_count']} {v.column.mesh_text}" for v in chosen]
         _bars(panel, bars, labels)
         panel.set_ylabel(f"{quantity.rsplit('_', 1)[0].replace('_', ' ')}, {unit}", fontsize=8)
+    # Peaks of other models (four layers) would mislead in the same panel, so they have their own.
     if compiled:
         names = ("planned", "compiled", "xla")
         bars = {n: [c.get(n, math.nan) / 1e9 for c in compiled.values()] for n in names}

@@ -247,6 +247,8 @@ def _judged(quantity: str, group: list[Compared]) -> dict[str, Any]:
     target = group[0].goal
     assert isinstance(target, Goal), "groups have goals"
     tables = ", ".join(map(str, sorted({value.column.table for value in group})))
+    # A value to which constants were fitted says nothing about the predictions, so it does not
+    # count.
     errors = [abs(value.error) for value in group if value.counts and value.error is not None]
     median, most = (statistics.median(errors), max(errors)) if errors else (None, None)
     unit = KEYS[target.unit]

@@ -142,6 +142,8 @@ class Exploration:
         self.say("drawing the feed-forward layer")
         forward = strategies.plans_of(self.settings, drawings.FEED_FORWARD)
         yield drawings.section(self.settings, forward)
+        # The claims are proved before the runs, which need proved programs anyway. The report shows
+        # them last.
         self.say("proving")
         proved = proofs.section({**self.layers, "train step": self.last_step})
         yield self.ran()

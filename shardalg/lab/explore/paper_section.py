@@ -61,6 +61,7 @@ def section(settings: Settings = UNROLLED, scanned: Cost | None = None) -> Secti
         mesh=repr(settings.mesh),
         share=of_measured(cost),
     )
+    # The peak can be at the arguments, before any instruction; then no operator is named.
     peak = cost.memory
     at = peak.instruction
     op = ""

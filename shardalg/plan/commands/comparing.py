@@ -72,6 +72,7 @@ def _compared(options: argparse.Namespace) -> StrategyComparison:
     function, specs = loaded(options)
     given = {name: getattr(specs, name) for name in GIVEN if hasattr(specs, name)}
     strategies: dict[str, Any] = {text: recipe(text) for text in options.recipe or DEFAULT}
+    # A strategy that the user wrote is compared with the recipes, under a name of its own.
     own = getattr(specs, "strategy", None)
     if own is not None:
         strategies[SPECS[2]] = own
@@ -112,6 +113,7 @@ def recipe(text: str) -> Any:
                 f"--recipe {text}: {part!r} is no kind with mesh axes. Write for example "
                 f"fsdp:data or fsdp:data+tensor:model; kinds are {', '.join(RECIPES)}.{hint}"
             )
+        # "zero1" has the level of ZeRO in its name, which `recipes.zero` takes as a number.
         if kind.startswith("zero"):
             one = recipes.zero(int(kind.removeprefix("zero")), *names)
         else:

@@ -72,6 +72,7 @@ def _linted(options: argparse.Namespace) -> Findings:
     """
     import shardalg as sa
 
+    # `arrays` names a function like any command does, but this function itself returns the arrays.
     _, module = loaded(argparse.Namespace(function=options.arrays, args=None))
     given: Any = options.rules
     if given is None:

@@ -263,6 +263,8 @@ def _splits(axes: tuple[str, ...], devices: int | None) -> list[Mesh]:
 
     def shapes(left: int, count: int) -> Iterator[tuple[int, ...]]:
         """Yield each way to write `left` as a product of `count` factors larger than 1."""
+        # The last axis takes the remaining factor. An axis of size 1 would shard nothing, except on
+        # a single device, where no other mesh exists.
         if count == 1:
             if left > 1 or devices == 1:
                 yield (left,)

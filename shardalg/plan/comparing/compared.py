@@ -271,6 +271,7 @@ class StrategyComparison(Answer):
 
     def pareto(self) -> StrategyComparison:
         """Return the strategies that no other one beats in both time and memory."""
+        # Rows with equal time and memory do not beat each other, so both are kept.
         planned = [row for row in self.rows if row.plan is not None]
         kept = (
             row

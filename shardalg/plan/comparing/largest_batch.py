@@ -54,6 +54,7 @@ class BatchSearch:
                 f"the data arguments have {len(sizes)} leading dimensions: give roles=, with "
                 '"data" for the arguments that have the batch as their first dimension.'
             )
+        # With a name for the batch, one trace serves every batch, and memory is a formula of it.
         (batch,) = dims(NAME, hint=int(sizes.pop()))
         given = with_named_lead(self.given, data, batch, len(shapes))
         roles_given, donated = self.settings

@@ -200,6 +200,8 @@ def _site(sharded: ShardedGraph, reason: Reason) -> Annotated | None:
       reason: the step. If its kind is "annotated", a site makes its value.
     """
     graph, given = sharded.graph, sharded.annotations.sites
+    # A `with_sharding_constraint` annotates its result, and by completion also its operand. The
+    # kind of the step says which of both the value is.
     made = reason.kind == "annotated"
     found = None
     for number, site in enumerate(graph.sites):

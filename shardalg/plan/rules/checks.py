@@ -198,6 +198,7 @@ def check_rules(laid: AppliedRules) -> Iterator[Finding]:
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 why = f"the mesh has no axis {axis!r}, only {', '.join(mesh.axis_names)}{hint}"
                 yield laid.finding("unknown_axis", i, why, name=rule.name, axis=axis)
+        # At most one of these faults is reported per rule, the most basic one first.
         if rule.name not in laid.having:
             yield from _without_arrays(laid, i)
         elif i not in laid.in_use:

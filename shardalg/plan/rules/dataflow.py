@@ -70,6 +70,8 @@ def check_flow(laid: AppliedRules, graph: Graph, named: NamedValues) -> Iterator
             passed = _passed(graph, node, labels)
             if any(passed):
                 labels[node.results[0]] = passed
+        # Every layer of a model repeats the same fault, so only the first one of each pair of rules
+        # and axis is kept.
         for one in faults:
             found.setdefault((one.kind, one.rule, one.by, one.axis), one)
     yield from found.values()
@@ -145,6 +147,7 @@ def _at_site(
         rule = site.applied.get(dim)
         if label is None or rule is None or label.array == key:
             continue
+        # The same rule on both sides gives the same axes, so nothing can be lost.
         before = groups[label.array].applied.get(label.dim)
         if before is None or before == rule:
             continue

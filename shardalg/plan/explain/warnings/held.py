@@ -84,6 +84,7 @@ def _uneven_row(trials: Trials, group: _Uneven, even: Sequence[str]) -> Row:
     """Return the warning about the padding of a group; `even` are remedies that were planned."""
     size, digits, values, padding = group
     stages, devices = trials.stages, parts(digits)
+    # Blocks have the size ceil(size / devices), so the last devices can have nothing but padding.
     block = -(-size // devices)
     filled = -(-size // block)
     first, axes = values[0], ",".join(stages.mesh.texts(digits))

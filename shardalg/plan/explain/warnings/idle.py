@@ -91,6 +91,7 @@ def _stack_row(
         remedy = "Options(stream_layers=True) fetches one layer per iteration"
     trips = stages.graph.trip_count(node)
     remedy = f"{remedy}: {_change(trials, other)}"
+    # The option is named even if it is not cheaper, because it saves memory or traffic at a price.
     if other.price >= trials.now.price:
         remedy = f"tried, but not cheaper: {remedy}"
     return (node.primitive, node.source, trips, sent, text, remedy, 0)

@@ -251,6 +251,8 @@ def _is_read_early(graph: Graph, position: int) -> bool:
         if value in seen:
             continue
         seen.add(value)
+        # A loop itself does not read a value; the operators of its body do, under the value's name
+        # inside of the body.
         readers = [graph.nodes[n] for n in graph.users[value]]
         if any(node.phase != "update" and not node.bodies for node in readers):
             return True

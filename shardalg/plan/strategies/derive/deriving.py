@@ -100,6 +100,7 @@ def derived(parts: Sequence[Part], wishes: Wishes, traced: Traced, mesh: Mesh) -
     for step in STEPS:
         step(placing)
     sites = _sites(placing)
+    # An array without a role or a pin, such as a random key, is left to completion (None).
     entered = [
         _spec(layout.dims, mesh, graph.values[graph.arguments[layout.place]].type.shape)
         if layout.role is not None or layout.pinned
@@ -273,6 +274,8 @@ def _is_beside_experts(named: NamedGraph, site: Site) -> bool:
 
     Other sites are not looked through: they have layouts of their own.
     """
+    # First towards the readers of the site, then towards its producers. One search in both
+    # directions would also find operators beside the path, such as other readers of an operand.
     graph, experts = named.graph, named.uses.expert_nodes
     for is_down in (True, False):
         open_, seen = [site.node], set[int]()

@@ -48,6 +48,8 @@ def _joins(signature: Signature) -> tuple[tuple[tuple[Place, Place], ...], tuple
     nested: list[tuple[Place, tuple[tuple[str, int], ...]]] = []
     for number, rule in enumerate(rules(signature) or ()):
         for tensor in rule.tensors:
+            # A row numbers its results -1, -2, ... A node has its results after its operands, and
+            # each row of a node is for one of them.
             position = tensor if tensor >= 0 else len(signature.operands) + number + ~tensor
             for dim in range(len(rule.indices(tensor))):
                 loops = tuple(loop for loop in dim_loops(rule, tensor, dim) if loop[1] > 1)

@@ -115,6 +115,8 @@ class NamedGraph:
 
         Several, if data meet through windows: images, and labels of a convolution's results.
         """
+        # A product sums over its rows, so a data dimension of such a class is features and not the
+        # sequence.
         rows = {
             self.classes.of(value)[dim]
             for (value, dim), kinds in self.uses.kinds.items()

@@ -114,6 +114,8 @@ def _place_table(at: Placing, layout: ArrayLayout, axes: Axes) -> bool:
     kinds = [_kinds(at, value, dim) for dim in range(len(shape))]
     if {LOOKUP} != {kind for each in kinds for kind in each}:
         return False
+    # Sharded features need no sum after a look-up, but the gathered rows are then sharded along
+    # them.
     features = [dim for dim, each in enumerate(kinds) if LOOKUP not in each]
     dims = at.dividing(layout, features, axes)
     if not dims:

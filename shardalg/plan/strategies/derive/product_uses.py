@@ -122,6 +122,8 @@ class _Reader:
             if source is not None:
                 found = self._origin(source)
             elif producer is not None and not self.graph.nodes[producer].bodies:
+                # A cast or a reshape has one operand from a parameter. With two parameters, the
+                # value is a combination of them and no copy of either.
                 above = {self._origin(v) for v in self.graph.nodes[producer].operands}
                 known = above - {None}
                 found = known.pop() if len(known) == 1 else None
@@ -135,6 +137,7 @@ class _Reader:
           number: the position of the row, and of the result that it computes.
         """
         result = node.results[min(number, len(node.results) - 1)]
+        # A cast or a slice of a weight is no use of it; its readers are.
         if self.roles[result] in (WEIGHT, PARAMETERS):
             return
         kind = self.graph.values[result].type
@@ -199,6 +202,7 @@ class _Reader:
                 by_kind[kind] = (*by_kind.get(kind, ()), outer)
         if BATCH in by_kind:
             self.expert_nodes.add(node.index)
+        # Layers repeat the same product, so equal uses of one parameter are recorded once.
         if by_kind:
             self.products[origin, tuple(sorted(by_kind.items()))] = origin, by_kind
 
