@@ -23,9 +23,12 @@ from shardalg.graph.plain import number as plain_number
 from shardalg.graph.tracing.grouped import grouped_dot_p, row_groups_p
 from shardalg.graph.tracing.written import join_ends_p, positions_p
 
-# An entry of `graph.bindings`: JAX's primitive and its parameters. They are needed because a node's
-# plain parameters do not include code, such as the function of a reduction.
 Binding = tuple[Any, Mapping[str, Any]]
+"""An entry of `graph.bindings`: JAX's primitive and its parameters.
+
+They are needed because a node's plain parameters do not include code, such as the function of a
+reduction.
+"""
 Annotate = Callable[[Node, Any], Any]
 
 

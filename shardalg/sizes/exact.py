@@ -12,8 +12,8 @@ import numpy as np
 from shardalg.sizes.formula import Formula
 from shardalg.sizes.recorded import formula_of
 
-# A sum whose absolute terms stay below this number does not overflow in 64-bit integers.
 _SAFE = 1 << 62
+"""A sum does not overflow in 64-bit integers if its terms' absolute values add up to less."""
 
 
 class ExactPoints:

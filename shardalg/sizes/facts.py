@@ -27,8 +27,8 @@ _HOLDS: dict[str, Callable[[Number], bool]] = {
     BROKEN: lambda number: type(number) is not int,
 }
 _REST = (WHOLE, BROKEN)
-# Above this bound, sums of 64-bit integers may overflow, so formulas are evaluated exactly instead.
 _EXACT = float(1 << 62)
+"""Beyond this bound, sums of 64-bit integers may overflow: formulas are evaluated exactly."""
 
 
 @dataclass(frozen=True)

@@ -264,7 +264,7 @@ class ClassRound:
     def _own(self) -> np.ndarray:
         """By class, the number k of the first device that reads its own block; else `last + 1`."""
         first, last = self.valid
-        # Own block: source + k*step = target + k*period.
+        # The k-th device reads its own block if source + k*step = target + k*period: solve for k.
         distance, stride = self.source - self.target, self.classes.period - self.classes.step
         if not stride:
             return np.where(distance == 0, first, last + 1)

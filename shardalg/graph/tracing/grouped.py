@@ -115,7 +115,7 @@ def grouped_dot(x: Any, w: Any, group: Any, **params: Any) -> Any:
     numbers, count = params["ragged_dot_dimension_numbers"], params["count"]
     (dim,) = numbers.lhs_ragged_dimensions
     (contracting, paired), (batch, _) = numbers.dot_dimension_numbers
-    # If the ragged dimension is contracted, `pair` is the dimension of `w` that it is paired with.
+    # If the ragged dimension is contracted, the groups divide `w` too, along its dimension `pair`.
     pair = dict(zip(contracting, paired, strict=True)).get(dim)
     # Numbers in the padding at the end are arbitrary. The largest number so far stands in for them.
     group = lax.cummax(group, axis=group.ndim - 1)

@@ -62,7 +62,7 @@ def sides_of(params: Mapping[str, Any]) -> tuple[Axes, tuple[Sequence[Dims], Seq
     mesh, manual = params["mesh"], params["newly_manual_axes"]
     sizes = zip(mesh.axis_names, mesh.axis_sizes, strict=True)
     axes = tuple((name, int(n)) for name, n in sizes if name in manual)
-    # The entry of a dimension is an axis name, a tuple of names, or None for no axis.
+    # JAX allows three forms of an entry: an axis name, a tuple of names, and None for no axis.
     sides = [
         [tuple((e,) if isinstance(e, str) else tuple(e or ()) for e in spec) for spec in specs]
         for specs in (params["in_specs"], params["out_specs"])
@@ -217,7 +217,7 @@ def _sum_after_branches(
         outs = list(jaxpr.outvars)
         for result in sums:
             if _is_sum(last := _producer(jaxpr, outs[result])):
-                # The operand of the sum takes the place of its result.
+                # Without the sum, the branch returns what its last sum would have added up.
                 outs[result] = last.invars[last.outvars.index(outs[result])]
         return branch.replace(jaxpr=jaxpr.replace(outvars=outs))
 
@@ -408,7 +408,7 @@ def _reduce_in_groups(primitive: Any, x: Any, dim: Any, groups: np.ndarray) -> t
     # Strided groups, such as (0, 2), (1, 3), need no reordering if the group's dimension is minor.
     is_strided = (groups.T.ravel() == np.arange(groups.size)).all()
     table = groups.T if is_strided else groups
-    # `member` is the dimension of `table` along which the devices of one group are.
+    # Along `member` are the devices of one group, so a reduction over it has a result per group.
     member = 0 if is_strided else 1
     blocks = _reorder(stack, table.ravel()).reshape(*table.shape, *stack.shape[1:])
     reduced = jnp.expand_dims(of_dimension(blocks, member), member)

@@ -150,7 +150,8 @@ def _wrong_sizes(lifted: Lifted, second: Retrace, aligned: Alignment) -> Iterato
             node = producer[value]
             source = "" if node is None else lifted.graph.nodes[node].source
             pairs = zip(lifted.shapes[value], shape, actual, strict=True)
-            # Whether the formula of each wrong size is a number, which depends on no argument.
+            # A formula that is a number cannot follow an argument. If only such sizes differ, no
+            # formula is wrong: the code determined the sizes.
             kinds = [isinstance(e, int) for e, ours, theirs in pairs if ours != theirs]
             text = (
                 f"{lifted.graph.values[value].name} is {_shape_text(lifted.shapes[value])} by the "

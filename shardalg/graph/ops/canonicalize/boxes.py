@@ -251,7 +251,7 @@ def _padded_slice(
     if len(padded) != 1 or has_gaps or zero is None or zero:
         return None
     ((dim, low),) = padded
-    # `bounds` is (x, start, limit).
+    # `bounds` is (x, start, limit), so the dimension is inserted behind its first entry.
     bounds = _slice_bounds(known.graph, node.operands[0], region, dim)
     return bounds and (low, bounds[0], dim, *bounds[1:])
 

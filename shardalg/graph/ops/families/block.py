@@ -22,9 +22,11 @@ RANDOM = """
 from_edtype random_bits random_gamma random_seed rng_bit_generator to_edtype
 """
 KEYS = "random_clone random_fold_in random_split random_unwrap random_wrap"
-# Key types of which JAX splits and folds each key separately. For other types it draws bits from
-# the first key only.
 EACH_ON_ITS_OWN = ("key<fry>", "key<rbg>")
+"""Key types of which JAX splits and folds each key separately.
+
+For other types it draws bits from the first key only.
+"""
 VECTORS = ("tridiagonal_solve", "lu_pivots_to_permutation")
 
 

@@ -15,9 +15,11 @@ from shardalg.graph.ir import Plain, Signature
 from shardalg.graph.ops.rule import Access, Rule
 
 Builder = Callable[[Signature], tuple[Rule, ...]]
-# (bits of precision, bits of exponent) of floating-point types. A type has all numbers of another
-# one if it has at least as many bits of both.
 FLOATS = {"bfloat16": (8, 8), "float16": (11, 5), "float32": (24, 8), "float64": (53, 11)}
+"""By floating-point type, (bits of precision, bits of exponent).
+
+A type has all numbers of another one if it has at least as many bits of both.
+"""
 
 
 def names(prefix: str, count: int) -> tuple[str, ...]:

@@ -41,12 +41,13 @@ lt_to max min mul mulhi ne nextafter or philox2x32 philox4x32 polygamma pow
 regularized_incomplete_beta rem select_n shift_left shift_right_arithmetic shift_right_logical sub
 threefry2x32 threefry4x32 xor zeta
 """
-# Operators that are linear in all operands together: partial sums of all of them may be added
-# later.
 ADDED = frozenset("add add_any sub complex".split())
-# Operands in each of which the result is linear if the others are fixed: only one of them may be a
-# partial sum.
+"""Operators that are linear in all operands together: all of these may be partial sums."""
 LINEAR = {"mul": (0, 1), "div": (0,), "neg": (0,), "real": (0,), "imag": (0,), "conj": (0,)}
+"""By operator, the operands in each of which the result is linear if the others are fixed.
+
+Only one of them may be a partial sum.
+"""
 SCALING = frozenset({"mul", "div"})
 
 
@@ -184,12 +185,12 @@ ROWS: dict[str, Builder] = {
 
 Number = int | float | bool
 INF = math.inf
-# Operators that only move elements of one operand, so that they map equal numbers to this number.
 MOVES = "broadcast_in_dim reshape squeeze transpose"
+"""Operators that only move elements, so that one number in all elements stays this number."""
 SAME = frozenset((COPIES + MOVES).split()) - {"convert_element_type"}
 ODD = "asin asinh atan atanh cbrt erf erf_inv expm1 log1p sin sinh sqrt tan tanh"
 """Functions that are 0 at 0."""
-# Functions that are computed by approximation are known exactly only at these points.
+# These functions are approximated, so that their results are certain only at these points.
 POINTS: dict[str, dict[float, float]] = {
     **{name: {0: 0} for name in ODD.split()},
     "cos": {0: 1},

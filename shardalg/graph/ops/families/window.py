@@ -27,9 +27,11 @@ CUMULATIVE = {
     "cummin": MIN,
     "cumlogsumexp": LOGSUMEXP,
 }
-# By the comparison of a pooling, the operation whose identity the comparison never selects. Padding
-# is filled with this number.
 NEVER = {"ge": MAX, "gt": MAX, "le": MIN, "lt": MIN}
+"""By the comparison of a pooling, the operation whose identity the comparison never selects.
+
+Padding is filled with this identity.
+"""
 POOLING = {"reduce_window_sum": SUM, "reduce_window_max": MAX, "reduce_window_min": MIN}
 
 
