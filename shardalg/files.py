@@ -300,12 +300,14 @@ def _float(data: Any) -> float:
 
 
 def _bool(data: Any) -> bool:
+    """Return JSON data if it is true or false; else raise `_WrongValue`."""
     if type(data) is not bool:
         raise _WrongValue(data, "neither true nor false")
     return data
 
 
 def _none(data: Any) -> None:
+    """Raise `_WrongValue` if JSON data is not null."""
     if data is not None:
         raise _WrongValue(data, "not null")
 
@@ -400,6 +402,7 @@ def _tuple(kinds: tuple[Any, ...], reader_of: Callable[[Any], Reader]) -> Reader
 
 
 def _list(data: Any) -> list[Any]:
+    """Return JSON data if it is a list; else raise `_WrongValue`."""
     if type(data) not in (list, tuple):
         raise _WrongValue(data, "not a list")
     return data

@@ -267,6 +267,7 @@ def latex_text(text: str) -> str:
 
 
 def _latex(value: object) -> str:
+    """Return a cell as LaTeX: escaped text, or a formula in math mode."""
     if _is_formula(value):
         return f"${sys.modules['sympy'].latex(value)}$"
     return latex_text(_text(value))

@@ -385,6 +385,7 @@ def _rematerialized_row(stages: Stages, graph: Graph, found: Rematerialized) -> 
 
 
 def _held(shape: Iterable[int]) -> int:
+    """Return the number of elements of an array or a block."""
     size = 1
     for extent in shape:
         size *= extent
@@ -392,6 +393,7 @@ def _held(shape: Iterable[int]) -> int:
 
 
 def _verdict(ours: Any, theirs: Any) -> str:
+    """Return which of two numbers of bytes or elements is better, the plan's or XLA's."""
     # Bytes can be fractions, such as thirds, whose floats differ in the last digits.
     if ours == theirs or (type(ours) is float and isclose(ours, theirs)):
         return "even"
@@ -462,6 +464,7 @@ def _line_verdict(line: Line | str, sent: tuple[Any, Any], unplaced: tuple[Any, 
 
 
 def _grouped(pairs: Iterable[tuple[Line, object]]) -> dict[Line, list]:
+    """Return the second items of pairs by source line, in the given order."""
     found: dict[Line, list] = {}
     for line, thing in pairs:
         found.setdefault(line, []).append(thing)

@@ -162,6 +162,7 @@ def _check_digest(path: object, told: object, text: str) -> None:
 
 
 def _check_keys(path: object, content: Any, keys: tuple[str, ...]) -> None:
+    """Raise a `PlanFileError` unless JSON content is an object with exactly these keys."""
     if not isinstance(content, dict) or set(content) != set(keys):
         raise PlanFileError(
             f"{path}: its content is not a plan: it needs {', '.join(keys)}, no more."

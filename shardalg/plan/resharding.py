@@ -169,6 +169,7 @@ class Reshard(Answer):
         return wire_bytes(step.attributes, self._held(step))
 
     def _seconds(self, step: Instruction) -> float:
+        """Return the predicted seconds of one instruction."""
         mesh = self.source.mesh
         assert self.hardware is not None, "seconds need hardware"
         return seconds(step.attributes, self._held(step), mesh=mesh, hardware=self.hardware)

@@ -269,6 +269,7 @@ def kind_bars(sums: Mapping[str, Mapping[str, float]], title: str = "") -> Figur
 
 
 def _legend_above(axes: Axes) -> None:
+    """Put a legend in one row above the axes; none if nothing has a label."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         place = {"loc": "lower left", "bbox_to_anchor": (0, 1.0)}

@@ -194,6 +194,7 @@ def of_measured(cost: Cost) -> str:
 
 
 def _price(cost: Cost) -> tuple[object, ...]:
+    """Return the entries of a cost in the table: seconds, gigabytes, utilization, if it fits."""
     seconds = (cost.step_time_s, cost.compute_s, cost.communication_s)
     rounded = (round(s, 2) for s in seconds)
     share = f"{cost.flops_utilization:.1%}"

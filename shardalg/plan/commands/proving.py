@@ -166,6 +166,7 @@ def _described(sharding: Sharding) -> str:
 
 
 def _proof_line(proof: Proof) -> str:
+    """Return the output line about a proof: its status, for which sizes, and how long it took."""
     scope = "for all sizes" if proof.sizes == "all" else "for these sizes"
     tail = f": {proof.reason}" if proof.reason else ""
     text = f"{proof.status} {scope} by z3 {proof.z3_version} in {proof.ms:.1f} ms{tail}"

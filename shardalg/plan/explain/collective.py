@@ -116,6 +116,7 @@ class CollectiveExplanation(Answer):
 
     @cached_property
     def _removing(self) -> list[Trial]:
+        """The trials that remove the collective, best first."""
         # Each of the three plans its trials when it is read. Pairs and sets stay empty if smaller
         # changes suffice, so they are read after the single changes.
         found = (*self.trials, *self.pairs, *self.together)

@@ -95,6 +95,7 @@ def ranked(found: Iterable[Trial]) -> tuple[Trial, ...]:
 
 
 def _rank(trial: Trial) -> tuple[object, ...]:
+    """Return the key for sorting trials: those that remove the collective come first."""
     # The price of a plan without effect is not needed, so it is not computed.
     if not trial.removes:
         return True, trial.left_bytes, trial.wire_bytes
@@ -119,6 +120,7 @@ def undominated(found: Iterable[Trial]) -> list[Trial]:
 
 
 def _figures(trial: Trial) -> tuple[int | float, ...]:
+    """Return the figures of a trial in which `undominated` compares it; less is better."""
     outcome = trial.outcome
     # The price has rounded seconds: differences in the last digits must not decide.
     seconds = outcome.price[1]

@@ -139,6 +139,7 @@ class Findings:
         return "\n".join(map(html_part, parts))
 
     def _head(self) -> str:
+        """Return the first line: the numbers of findings, rules and arrays, and the mesh."""
         n, rules, arrays = len(self.found), len(self.rules.rules), self.num_arrays
         return (
             f"{n or 'no'} finding{'s' * (n != 1)} in {rules} rule{'s' * (rules != 1)} for "

@@ -55,6 +55,7 @@ class RecipeExplanation:
 
     @property
     def _head(self) -> str:
+        """The first line: the recipe, the mesh, and how many arguments are sharded."""
         placed = sum(bool(layout.axes) for layout in self.derived.layouts)
         counts = f"{placed} of {len(self.derived.layouts)} arguments are sharded"
         deduced = len(self.derived.deduced)
@@ -88,6 +89,7 @@ def _text(dims: object) -> str:
 
 
 def _without(role: str | None, rank: int) -> str:
+    """Return why an argument without axes has none, from its role and number of dimensions."""
     if role is None:
         return "it has no role" if rank else "a single number"
     return "replicated: no part of the recipe shards it"

@@ -148,6 +148,7 @@ def _warning(
         or (rows is not None and not any(map(_split_later, rows)))
     ):
         return None
+    # Without a row, shardalg knows nothing about the operator, so all its moves are due to that.
     if rows is None:
         reason = EXCLUDED.get(node.primitive, "it has no row, and JAX traces no body of it")
         caused, sends = steps, any(_sent(program, step) for step in steps)
@@ -156,6 +157,7 @@ def _warning(
         what = "its operands are gathered whole" if sends else "every device runs all of it"
         text = f"{what}: {reason}"
         remedy = "not tried: leave them unsharded, or add a row (docs/adding_an_operator.md)"
+    # With a row, only the gathers along loops that cannot be partitioned yet are due to that.
     else:
         caused = [step for step in steps if _along(program, node, rows[0], step)]
         loops = sorted(_split_later(rows[0]))

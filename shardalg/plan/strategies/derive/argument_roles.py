@@ -133,6 +133,7 @@ def deduced_roles(
 
 
 def _type(graph: Graph, position: int) -> tuple[tuple[int, ...], str]:
+    """Return the shape and the dtype of an argument."""
     kind = graph.values[graph.arguments[position]].type
     return kind.shape, kind.dtype
 
@@ -155,6 +156,7 @@ def _fill(graph: Graph, found: list[str | None], open_: list[int]) -> None:
       open_: positions of the arguments without a role.
     """
     updated = set(next_values(graph).values())
+    # Integers or booleans that a step does not update, such as tokens or masks, are data.
     for position in open_:
         if not _is_float(graph, position) and position not in updated:
             found[position] = DATA
@@ -220,6 +222,7 @@ def _fill_forward(graph: Graph, found: list[str | None], waiting: list[int]) -> 
     classes = dimension_classes(graph)
     data = [p for p, role in enumerate(found) if role == DATA]
     parameters = [p for p, role in enumerate(found) if role == PARAMETERS]
+    # Data share their first dimension, the batch: other floats are parameters.
     if data:
         leading = {classes.of(graph.arguments[p])[0] for p in data}
         for position in waiting:
@@ -227,6 +230,7 @@ def _fill_forward(graph: Graph, found: list[str | None], waiting: list[int]) -> 
             if _is_float(graph, position):
                 found[position] = DATA if names[0] in leading else PARAMETERS
         return
+    # Only parameters are known: a user who gives their role leaves the data without one.
     if parameters:
         for position in waiting:
             found[position] = DATA

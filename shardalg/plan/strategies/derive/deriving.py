@@ -42,8 +42,6 @@ from shardalg.planner.traced import Traced
 
 _PASSING = ("pointwise", "layout", "broadcast")
 """Rows through which an array keeps its dimensions."""
-# The order in which the parts of a recipe are applied, whatever the order in which they are
-# written: each step uses only dimensions that the steps before it left free.
 STEPS = (
     place_pins,
     place_experts,
@@ -54,6 +52,8 @@ STEPS = (
     place_data,
     check_used,
 )
+"""The order in which the parts of a recipe are applied, whatever the order in which they are
+written: each step uses only dimensions that the steps before it left free."""
 
 
 @dataclass(frozen=True, eq=False)
