@@ -671,7 +671,8 @@ class Cost:
             once += "Options(prices={target: KernelPrice(flops=...)})"
         sent = f"communication {seconds_text(at.communication_s)}"
         if self.overlap == MEASURED:
-            # At least the whole communication: no step is shorter (`measured_step_s`).
+            # A step is at least as long as its whole communication (`measured_step_s`), so this can
+            # be more than the measured shares of the collectives.
             exposed = seconds_text(max(0.0, float(at.step_time_s - at.compute_s)))
             sent = f"exposed {sent.replace(' ', f' {exposed} of ', 1)}"
         step = f"step {seconds_text(at.step_time_s)}{self._error_text}"

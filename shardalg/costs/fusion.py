@@ -527,7 +527,7 @@ def traffic(instruction: Instruction, inside: frozenset[int], cast: Casts = NO_C
         ends = (*instruction.operands[:1], *instruction.results)
         moved = [instruction.results[0] for value in ends if value not in inside]
         return moved + [v for v in instruction.operands[1:] if v not in inside]
-    # A value that is read twice moves once.
+    # A kernel reads a value from memory once, even if the value is two of its operands.
     values = dict.fromkeys((*instruction.operands, *instruction.results))
     if primitive in PRODUCTS:
         values = dict.fromkeys(map(cast.stored, values))
@@ -581,7 +581,8 @@ def _of_block(block: Block, graph: Graph) -> set[int]:
     for result in block.results:
         readers[result].append(None)
     found: set[int] = set()
-    # A loop constant that fused instructions compute, such as a mask, is recomputed in the body.
+    # A loop constant that fused instructions compute, such as a mask, is cheap. The body computes
+    # it again instead of reading it from memory.
     made, read = _made_and_read(block, graph)
     for loop in loops:
         for place in range(loop.attributes.num_consts):
@@ -595,7 +596,8 @@ def _of_block(block: Block, graph: Graph) -> set[int]:
         inner = {v for one in body.instructions for v in one.results}
         for place in range(carries, len(body.results)):
             value, taken = body.results[place], readers[loop.results[place]]
-            # A value that the body returns twice, or that is an argument, stays in memory.
+            # A value that the body returns twice is needed by another result, and an argument by
+            # the code around the loop, so both stay in memory.
             is_alone = value in inner and body.results.count(value) == 1
             if not is_alone or value in kept[id(loop)] or not taken:
                 continue

@@ -45,10 +45,10 @@ _PEAK = "peak_flops_per_s."
 _FITTED_ON = frozenset(
     ("peak_flops_per_s.bfloat16", "hbm_bytes_per_s", "link_bytes_per_s", "network_bytes_per_s")
 )
-# A figure that `dataclasses.replace` changed keeps the sources of the old one, so it is given this.
 REPLACED = "replaced by the user"
-# Flops per byte if arithmetic takes no time: any byte then outweighs all flops.
+"""The source of a figure that the user changed, whose other sources are for the old value."""
 _MOST = 1 << 40
+"""Flops per byte if arithmetic takes no time: any byte then outweighs all flops."""
 
 
 class DefaultChip(str):

@@ -288,8 +288,8 @@ class Scan:
         # A result that no instruction makes is copied to its place when the program ends.
         made = {v: i for i, one in enumerate(self.program.block.instructions) for v in one.results}
         pairs = {r: a for r, a in reused(self.program, donated).items() if r in made}
-        # A donated argument in whose memory a result is written may die; all others live to the
-        # end.
+        # The caller keeps an argument that is not donated. XLA frees a donated one only if a result
+        # takes its memory. So all other arguments live to the end.
         free = frozenset(pairs.values())
         lives = self.span(self.program.block, held, frozenset(start) - free)
         # Until its result is made, nothing else is written in the memory of an argument.
@@ -369,7 +369,7 @@ class Scan:
         line = self.begin(lives.start)
         if stop == ():
             return line
-        # A value that nothing reads dies before the first instruction.
+        # A value without a reader has no last reader that would free it below.
         for value in lives.start.keys() - lives.last.keys() - lives.pinned:
             line.drop(value)
         count, last, whole = len(block.instructions), lives.last, self.whole
@@ -385,7 +385,8 @@ class Scan:
                 if bits[i] & EXPANDS and value not in lives.written:
                     held = self.repeated(instruction, held, line.alive)
                 line.add(value, held)
-            # Now operands and results are alive: this is the total of the instruction.
+            # An instruction's total is taken here: its results are added, and its operands are not
+            # freed yet.
             if stop is None:
                 line.reach(i, self.inside(instruction))
             elif i == stop[0]:

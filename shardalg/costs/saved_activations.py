@@ -101,7 +101,8 @@ def lifetimes(program: SpmdProgram, graph: Graph, block: Block) -> Lifetimes:
     forward, backward = _needed(instructions, border, kept, unwritten)
     sources, reduced = _sources(instructions, bits, unwritten)
     last = {**forward, **{v: max(forward.get(v, at), at) for v, at in backward.items()}}
-    # A value that the backward pass recomputes ends with the forward pass.
+    # The backward pass computes such a value again, so its memory is freed after its last use in
+    # the forward pass.
     for at, instruction in enumerate(instructions[:border]):
         for value in instruction.results:
             if value in backward and value not in kept:
@@ -177,7 +178,8 @@ def _epilogues(
     product_of: dict[int, int] = {}
     last: dict[int, int] = {}
     for instruction, bit in zip(block.instructions, bits, strict=True):
-        # Any other instruction ends the kernel, and a product begins a new one.
+        # Only pointwise operators directly after a product are part of its kernel, so any other
+        # instruction ends it.
         if bit & _REPEATS != FUSES:
             product_of = {v: v for v in instruction.results} if bit & CONTRACTS else {}
             continue
@@ -219,7 +221,8 @@ def _needed(
             for result in results:
                 if result in backward and result not in kept:
                     again = max(again, backward[result])
-        # A result that is never in memory passes its need on to its operands.
+        # A result that is never in memory is computed inside of its readers, so its operands are
+        # needed until the last of these.
         if through and results:
             until = max([needs.get(result, at) for result in results])
         for operand in operands:

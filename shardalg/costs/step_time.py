@@ -132,8 +132,8 @@ def estimate(
     if named is None:
         steps = partial(_timed, numbers)
         return Cost(chip, at_hints, at_hints, overlap=overlap, scheduled_s=scheduled, timed=steps)
-    # In formulas the hints decide which values are alive at the peak, and which operators memory
-    # bounds.
+    # Formulas cannot be compared. So the numbers at the hints decide which values are alive at the
+    # peak, and whether memory traffic or arithmetic bounds an operator.
     peak = held.priced(named.program)
     prices = formulas.prices(runs, [price.by_traffic for price in prices])
     peaks = partial(candidate_peaks, named, donated=donated, rebuild=chip.rebuilds)
@@ -317,7 +317,8 @@ class Pricing:
         number: dict[Any, int] = {}
         held, cast = self.program.locals, self.casts
         types = [number.setdefault((v.shape, v.dtype), v.index) for v in held]
-        # A product moves the bytes of the value that is in memory in place of a cast's end.
+        # If a product casts an operand or its result, it moves the bytes of another value than its
+        # own, which are part of the price.
         for value in {*cast.read, *cast.written, *cast.free}:
             stored = held[cast.stored(value)]
             ends = (types[value], stored.shape, stored.dtype, value in cast.free)
@@ -467,10 +468,11 @@ class Pricing:
         return tuple(item for item in items if any((item.flops, item.wire_bytes, item.time_s)))
 
     def item(self, key: _Key, sums: dict[Any, Any]) -> Item:
-        """Return the item with a key, given the sum of each amount in its prices.
+        """Return the `Item` for all instructions with a key, from the sums of their amounts.
 
         Args:
-          sums: as in `_Price.amounts`, from names or (cause, rate) to amounts.
+          sums: the sum of each amount in their prices. A key is a field of `Item`, such as "flops",
+            or (cause, rate), whose amount means amount / rate seconds of this cause.
         """
         names = ("count", "flops", "wire_bytes", "slices")
         count, flops, sent, slices = (sums.pop(name, 0) for name in names)
@@ -505,8 +507,9 @@ class Pricing:
         axes = axis_names(mesh, attributes.digits)
         key = _Key(attributes.sent_as, axes, instruction.role, instruction.phase)
         sent = wire_bytes(attributes, size)
-        # Links are slower than their data sheet. An all-reduce is slower in all its seconds: which
-        # of its algorithms is faster moves seconds from bytes to hops, and formulas stay exact.
+        # Measured links are slower than their data sheet. All seconds of an all-reduce are scaled,
+        # its latency too: formulas do not tell which of its two algorithms is the faster one, and
+        # these divide the seconds differently between bytes and hops.
         constants, slower = self.calibration, {LINK}
         if attributes.sent_as == "all_reduce":
             slower = {*taken}
@@ -516,7 +519,8 @@ class Pricing:
         )
         if taken and constants["start_s"]:
             amounts += (((LATENCY, 1.0), self.each(constants["start_s"])),)
-        # All-reduces that are sent with another one are counted too, so that each joins as many.
+        # `Item.slices` is the mean over all executions, so an all-reduce that is sent together with
+        # another one must count its slices too.
         if (joined := slices_joined(self.wiring.spans(attributes.digits))) != 1:
             amounts += (("slices", joined),)
         measured = self.hardware.operators.collective(attributes.sent_as, axes)
@@ -672,7 +676,8 @@ class Pricing:
 
         The shapes are formulas; for prices in numbers they are (), because the signature has them.
         """
-        # An operator in a manual region runs once per device.
+        # Shapes in a manual region (`shard_map`) are those of one device, so an operator there
+        # counts once per device of the region's axes.
         devices = math.prod(self.manual[node.region].values())
         if self.sizes is None:
             return node.signature, (), self.graph.trip_count(node) * devices

@@ -522,8 +522,8 @@ def arranged(given: str | Machine, mesh: Mesh) -> Machine:
     return made
 
 
-# `chip_text` prints this as the source, if neither the call nor the default chose the chip.
 OF_OPTIONS = "the chip of the plan's options"
+"""Source that `chip_text` prints if neither the call nor the default chose the chip."""
 
 
 def chip_text(asked: str | Machine, devices: int | str, source: str = "as asked for") -> str:

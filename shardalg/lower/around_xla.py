@@ -141,7 +141,8 @@ def _readers(block: Block) -> Readers:
 
 def _equal_to_earlier(graph: Graph, block: Block) -> Iterator[int]:
     """Yield the positions of the collectives that equal an earlier one, as XLA would merge them."""
-    # Operands count as equal if they have the same first local: XLA merges their chains, too.
+    # XLA merges equal operators from the start of a chain on, so operands of equal chains are equal
+    # too. `first` has, for each local, the first one that is equal to it.
     first: dict[int, int] = {}
     known: dict[object, tuple[int, ...]] = {}
     for position, instruction in enumerate(block.instructions):

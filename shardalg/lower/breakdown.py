@@ -227,9 +227,9 @@ def check_events(found: Sequence[DeviceEvent]) -> None:
 
 
 def scopes_of(module: HloModule) -> dict[str, int | None]:
-    """Return, per operator of the compiled program, the first result of its instruction.
+    """Return, for each operator of a compiled program, the instruction that it was lowered from.
 
-    The value is None for an operator that belongs to no instruction.
+    An instruction is given by the number of its first result; None if the operator has none.
     """
     scopes: dict[str, int | None] = {}
     for ops in module.computations.values():

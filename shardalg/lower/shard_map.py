@@ -114,7 +114,8 @@ class Lowered:
         for path, dtype, sharding in zip(paths, dtypes, shardings, strict=True):
             plain = replace(sharding, mesh=mesh)
             made = border(path, dtype, plain, run=self.run, user=self.user)
-            # JAX refuses such a program if its shardings have different axis names.
+            # If a primitive is lowered for devices at hand, as a callback is, JAX refuses a program
+            # whose shardings have different axis names.
             if self._names_one_mesh:
                 made = on_axes(made, self.run)
             if sharding.mesh != mesh:

@@ -86,7 +86,10 @@ class _Instants(Scan):
         return _Every(line.alive, line.total, totals=line.totals, instants=[((), line.total)])
 
     def largest(self, lines: list[AliveBytes], most: int) -> AliveBytes:
-        """Return the timeline number `most`, with the instants of all bodies in `lines`."""
+        """Return the live bytes in the body that needs the most memory, number `most` of `lines`.
+
+        Its `instants` become those of all bodies, so that every instruction has one.
+        """
         both = lines[most]
         assert isinstance(both, _Every), "begun by this scan"
         both.instants = [at for line in lines if isinstance(line, _Every) for at in line.instants]
@@ -381,7 +384,10 @@ def _totals(low: Totals, high: Totals, share: int, memory: Liveness) -> Totals:
 
 
 def from_amounts(done: ProgramAmounts, devices: int, memory: Liveness, chip: Hardware) -> Cost:
-    """Return the cost of amounts of work by the constants of a chip, without useful flops."""
+    """Return the cost of a step, given its amounts of work and the memory that it needs.
+
+    The constants of the chip turn amounts into seconds. The cost has no useful flops.
+    """
     used = chip.calibration.pipelined() if done.pipelined else chip.calibration
     found = Totals(items(done, used), 0, 0, devices, memory)
     overlap = "none" if used.is_datasheet else MEASURED

@@ -166,7 +166,8 @@ class Pipeline:
             # would leave it once per iteration.
             return jax.tree.map(lambda leaf: _in_order(leaf[-1]), done)
 
-        # The ring of slots carries inputs that still have to enter and results that have left.
+        # One array of slots has the inputs that still have to enter and the results that have left:
+        # together they are never more than M microbatches, so no stage needs slots for all of them.
         def streamed(carry: tuple[Tree, Tree], t: Array) -> tuple[tuple[Tree, Tree], None]:
             """Return the carry ((state, done), slots) after iteration `t`, and None."""
             (state, done), io = carry

@@ -213,7 +213,8 @@ def _bubbles(graph: Graph) -> dict[int | None, float]:
         body = next(region for region in graph.regions if region.node == node)
         around = graph.trip_count(graph.nodes[node])
         trips = body.trip_count / around if around else 0
-        # L - 1 of T trips have no microbatch, with every schedule (`costs.pipelines.overheads`).
+        # Each of L stages has no microbatch in L - 1 trips of the loop, with the GPipe schedule and
+        # with the circular one (GSPMD section 3.3).
         found[node] = min(1.0, (loop.stages - 1) / trips) if trips else 0.0
     return found
 
@@ -277,6 +278,7 @@ def _model(
         # does not.
         if node.index in again or not multiplies(node.signature):
             continue
+        # Trips without a microbatch do no useful work, in any pipeline loop around the node.
         region, share = graph.regions[node.region], 1.0
         while region.parent is not None or region.node is not None:
             share *= 1 - bubbles.get(region.node, 0.0)
@@ -284,7 +286,8 @@ def _model(
             if parent is None:
                 break
             region = graph.regions[parent]
-        # An operator in a manual region runs once per device of the region's axes.
+        # Shapes in a manual region (`shard_map`) are those of one device, so an operator there
+        # counts once per device of the region's axes.
         devices = math.prod(graph.manual_axes(node.region).values())
         found = share * signature_flops(node.signature) * graph.trip_count(node) * devices
         flops += found

@@ -63,7 +63,8 @@ def in_order(block: Block) -> tuple[Instruction, ...]:
     if not groups:
         return block.instructions
     order = _Order({id(member): members for members in groups for member in members})
-    # Instructions that never become ready wait for each other. They keep the program's order.
+    # Two messages wait for each other forever if each needs a result of the other. Their
+    # instructions, and the readers of these, are not taken here and follow in the program's order.
     for instruction in block.instructions:
         order.take(instruction)
     placed = set(map(id, order.made))
@@ -200,7 +201,7 @@ def ring_times(
     beyond = max(ring_s - product_s, 0.0)
     causes = permute if permuted_s else {LATENCY: 1.0}
     whole = sum(causes.values())
-    # The exposed time is split among the causes of the permutes, in proportion.
+    # Only the permutes make a ring longer than its product, so the exposed time has their causes.
     return RingTimes(apart_s, ring_s, tuple((c, beyond * s / whole) for c, s in causes.items()))
 
 

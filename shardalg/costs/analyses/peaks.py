@@ -318,7 +318,8 @@ class _Unordered(AliveBytes):
     @property
     def peak(self) -> tuple[int, ProgramPoint]:
         """Always 0 bytes at the start of the program."""
-        # To find the peak, recorded sizes would be compared, and each comparison is a condition.
+        # To find the peak, totals would be compared, and these sizes record each comparison as
+        # a condition of the plan.
         return 0, ()
 
 

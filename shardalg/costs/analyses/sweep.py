@@ -108,7 +108,8 @@ class Sweeper:
     def at(self, sizes: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
         """Return (seconds, peak bytes, `holds`, `doubtful`) as in `Sweep`, at arrays of sizes."""
         seconds, peak = run(self.code, [self.time, self.peak], sizes)
-        # The guards of called functions are checked only where the plan's own guards hold.
+        # Where a condition of the planner's own code is false, the formulas are not valid anyway.
+        # So the conditions of called functions are checked only elsewhere.
         own = self.own.hold(sizes)
         holds = self.called.hold(sizes, own)
         return seconds, peak, holds, own & ~holds

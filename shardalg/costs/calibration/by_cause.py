@@ -99,7 +99,8 @@ def chains(program: SpmdProgram, graph: Graph, inside: frozenset[int]) -> Chains
         for place, ins in enumerate(fusing)
         if not by_product.isdisjoint(ins.operands) or not for_product.isdisjoint(ins.results)
     }
-    # A chain with a reduction is a kernel of its own, even next to a product.
+    # A reduction must end before its result is read, so a chain that has one cannot run inside of
+    # a product's kernel.
     summing = {joined.root(place) for place, ins in enumerate(fusing) if reduces(ins, graph)}
     with_products = next_to_products - summing
     return Chains({id(i): joined.root(place) in with_products for place, i in enumerate(fusing)})
@@ -336,7 +337,8 @@ class _Split:
         self.chains = chains(program, graph, self.inside)
         self.wiring = machine.wiring(program.mesh)
         self.together = together(program.block)
-        # Without constants a price takes the longer of arithmetic and traffic (`step_time`).
+        # At the rates of a data sheet, arithmetic and traffic of a kernel run at the same time, so
+        # a price has only the longer of both (`step_time`).
         self.is_roofline = as_priced and self.chip.calibration.is_datasheet
 
     def moved(self, step: Execution[Collective]) -> InstructionWork:

@@ -135,7 +135,8 @@ class _Search:
                 if len(products) != 1 or value not in self.powers or not products <= summed:
                     continue
                 (root,) = products
-                # The gradient of a softmax loss multiplies by operands of the first product again.
+                # A softmax loss is no attention. It is recognised by its gradient, which multiplies
+                # the softmax by an operand of the product that computed the logits.
                 own = {self._base(v) for v in graph.nodes[root].operands}
                 others = {self._base(v) for v in node.operands[:at] + node.operands[at + 1 :]}
                 is_forward = node.phase == graph.nodes[root].phase == "forward"

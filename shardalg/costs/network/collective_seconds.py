@@ -94,7 +94,8 @@ def stages(spans: Sequence[DigitSpan]) -> tuple[LinkStage, ...]:
     for place, span in enumerate(spans):
         medium = span.level.medium
         rank = _OUTER_FIRST.index(medium)
-        # Axes with links of their own are a stage each; all other spans of one medium form one
+        # Axes with separate links of a known speed are used one after the other, so each is a
+        # stage. All other spans on links of one kind are used at the same time, so they are one
         # stage.
         key = (rank, span.bytes_per_s, place) if medium == LINK else (rank, 0.0, 0)
         found.setdefault(key, []).append(span)

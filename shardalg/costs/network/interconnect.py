@@ -60,7 +60,7 @@ class Interconnect:
         """
         listed = next((shape for shape in self.shapes if math.prod(shape) == chips), None)
         if self.island and listed is None:
-            # A number below one island is a part of a single island.
+            # A part of one island can be used alone; more GPUs must be whole islands.
             inside = min(chips, self.island)
             return (chips // inside, inside) if chips % inside == 0 else None
         return listed or self._of_cubes(chips)

@@ -234,7 +234,8 @@ class Wiring:
             if not are_numbers((part.size,)) or part == self.mesh.digit(name):
                 found += whole
             else:
-                # Digits of a span and of a part overlap in the strides that both contain.
+                # A digit of a device's position is a range of strides, so a span and a part of the
+                # axis overlap where their ranges do.
                 for span in whole:
                     low = max(span.digit.stride, part.stride)
                     high = min(span.digit.stride * span.digit.size, part.stride * part.size)

@@ -129,7 +129,7 @@ def parts(steps: list[Timed], around: Instruction | None) -> Iterator[EventGroup
         return kind, each.axes, each.step.instruction.phase
 
     for (kind, axes, phase), run in groupby(steps, sort):
-        # A collective counts only with the time that no computation hides.
+        # The hidden time of a collective is already shown as the computation that hides it.
         seconds = sum(each.exposed_s * each.step.count for each in run) / trips
         if seconds:
             yield EventGroup(kind, axes, phase, seconds)

@@ -91,7 +91,10 @@ class _LoweredRing:
         return self.a.directions
 
     def start(self, direction: Direction, t: int) -> Array:
-        """Return the first element of the piece of product `t`, on the device that executes."""
+        """Return the first element of the piece that product number `t` in one direction reads.
+
+        It depends on the device that executes, so it is a traced number.
+        """
         return direction.block(self.id, t, self.n) * self.block + direction.first
 
     def multiplied(self, direction: Direction, t: int, travelling: Array | None) -> Array:

@@ -33,8 +33,9 @@ def _mask_indexed(
 ) -> list[Array]:
     """Keep gathered elements whose indices are in the device's block; others are 0 or the fill."""
     a = instruction.attributes
-    # `here`: all components of an index are places in the device's block. `outside`: the index is
-    # outside of the whole tensor, where the result has the fill value.
+    # Two conditions are needed, because the last block may have padding. `here` is true for places
+    # in the device's block, `outside` for indices beyond the tensor, where a gather has a fill
+    # value.
     here = jnp.ones(indices.shape[:-1], bool)
     outside = jnp.zeros(indices.shape[:-1], bool)
     member = 0

@@ -41,7 +41,8 @@ def extracted(a: Extract, ids: Ids, x: Array, starts: Sequence[Array]) -> Array:
       x: the device's block.
       starts: the box's first element per dimension of the tensor.
     """
-    # The part of the block nearest to the box is read, then shifted to its place in the box.
+    # A box may straddle two blocks, but a slice must be inside of one. So the part of the block
+    # that is nearest to the box is read, and then shifted to its place in the box.
     first = _starts(a.places, ids, (x.shape, a.sizes), starts)
     shape = _met(a.places, x.shape, a.sizes)
     result, at = _read(x, first, shape)

@@ -89,7 +89,10 @@ def _digits(names: Sequence[str], mesh: Mesh) -> Digits | None:
 
 
 def planned(program: SpmdProgram) -> dict[int, Sent]:
-    """Return the collective of each instruction that sends bytes, by its first result."""
+    """Return the collective of each instruction that sends bytes.
+
+    A key is the number of the instruction's first result.
+    """
     found = {}
     for step in walk(program):
         what = step.instruction.attributes
@@ -102,9 +105,10 @@ def planned(program: SpmdProgram) -> dict[int, Sent]:
 
 
 def compiled(text: str, program: SpmdProgram) -> dict[int | None, Sent]:
-    """Return the compiled collectives of each instruction, by its first result.
+    """Return the compiled collectives of each instruction of the program.
 
-    The key None has the collectives that belong to no instruction.
+    A key is the number of the instruction's first result. The key None has the collectives that
+    belong to no instruction.
 
     Args:
       text: the compiled program as HLO text.

@@ -166,7 +166,7 @@ class CandidatePricing:
                 plan = _planned(left[0], templates, on, names)
                 holds = plan.guards.holding(points).tolist()
             except (ArithmeticError, LookupError, TypeError, ValueError):
-                # Without recorded sizes the error does not come from the record: it is real.
+                # If no size was recorded, the recording cannot be the cause of the error.
                 if not names:
                     raise
                 plan = _planned(left[0], templates, on, ())
