@@ -46,7 +46,7 @@ class _Ends:
       results: module by value, for results of the function that are a weight's gradient or update.
       named: module by value, for the arguments of the function that have one.
       sizes: number of elements of each value.
-      inner: by value, the other sides of its region arguments, except carries.
+      inner: by value, the values that receive it at the border of a loop or branch, but no carries.
       through: by (barrier, operand), the result of the barrier that is this operand.
       known: modules by value, for values that were examined already.
     """

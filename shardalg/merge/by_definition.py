@@ -37,9 +37,13 @@ Unknown = tuple[DimOrClass, int | None]
 
 @dataclass(frozen=True)
 class _Question:
-    """The question whether two shardings merge, with all places that at least one of them splits.
+    """The question whether two shardings merge, in the form that is given to the solver.
 
     Attributes:
+      pair: the two shardings.
+      policy: the rule for merges, "gspmd" or "shardy".
+      places: the dimensions, and the classes of axes such as "unreduced", that at least one of the
+        two splits.
       devices: ids of the devices.
     """
 
@@ -150,12 +154,12 @@ def _shapes(question: _Question, group: tuple[int, ...]) -> Iterator[str]:
 
 
 def _agreement(question: _Question, k: int, n: int) -> Iterator[str]:
-    """Yield the conditions that a place with `n` partitions has the operands' offsets.
+    """Yield the conditions that a dimension or class with `n` partitions has the operands' offsets.
 
-    Only operands that split the place have a condition on offsets.
+    Only operands that split the dimension have a condition on offsets.
 
     Args:
-      k: the number of the place in `question.places`.
+      k: the number of the dimension or class in `question.places`.
     """
     place, owner = question.places[k]
     for number, operand in enumerate(question.pair):
@@ -185,7 +189,8 @@ def _major_part(
     """Yield the conditions that the operand's partition id is the major part: policy "shardy".
 
     Args:
-      sizes: the number of the place, its number of partitions, and the operand's number of them.
+      sizes: the number of the dimension in `question.places`, its number of partitions in the
+        result, and the one in the operand.
     """
     k, n, count = sizes
     place, _ = question.places[k]
@@ -254,7 +259,8 @@ def _failure(question: _Question, solver: z3.Solver, literals: Sequence[z3.BoolR
     """Return the reason why two shardings have no merge.
 
     Args:
-      literals: for each place, the assumption that the result agrees there with the operands.
+      literals: for each dimension or class, the assumption that the result agrees there with the
+        operands.
     """
     # The fewer places a failure names, the more it helps. First, a place on which alone no sharding
     # agrees with both operands.

@@ -144,7 +144,9 @@ def device_count(mesh: Mesh, *, by_name: bool = False) -> Monomial:
 def named_places(
     sharding: Sharding, borders: Iterable[int] = (), *, by_name: bool = False
 ) -> dict[DimOrClass, tuple[NamedDigit, ...]] | None:
-    """Return the digits of every place in names of axes; None if they are not made of axes.
+    """Return the digits of every split dimension and class, as products of names of axes.
+
+    None if the digits are not made of axes.
 
     Args:
       borders: strides and periods of other shardings on the mesh. A sub-axis that one of them uses

@@ -280,7 +280,7 @@ class ClassRound:
         return {label: sends for label, sends in found if sends.runs}
 
     def _sent(self, row: int, target: int, source: int, *ends: int) -> tuple[Label, Sends]:
-        """Return the pair of classes of which one class is the reader, and what it receives.
+        """Return the label of a pair of classes, a sender's and a reader's, and what is sent.
 
         Args:
           row, target, source: the row, the reader's partition id and its source's, for k = 0.

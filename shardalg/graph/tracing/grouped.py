@@ -61,8 +61,8 @@ def grouped_rows(equation: Any) -> Callable[..., Any] | None:
 def row_groups(start: Any, sizes: Any, *, shape: tuple[int, ...]) -> Any:
     """Return the group of each row from row `start` on, the last dimension of `shape`.
 
-    A row behind the last group has the number `NO_GROUP`. Minus the first group of any block, it is
-    beyond the block and its padding.
+    A row behind the last group has the number `NO_GROUP`. It is so large that it is no group of a
+    device's block either, after the number of the block's first group is subtracted.
 
     >>> row_groups(1, jnp.array([2, 0, 1]), shape=(3,)).tolist()
     [0, 2, 1073741824]

@@ -46,7 +46,7 @@ class Atom:
 
 @dataclass(frozen=True)
 class Space:
-    """The coordinates of devices along atoms, major first.
+    """The coordinates of devices along atoms (axes and sub-axes), major first.
 
     Attributes:
       symbolic: True if sizes are unknowns of at least 2 instead of the numbers of the mesh.

@@ -64,10 +64,12 @@ def _gather(known: KnownValues, node: Node) -> Node | None:
 
 
 def _slice(node: Node, starts: Starts) -> Node | None:
-    """Return a slice of the node's first operand that replaces the node, or None without starts.
+    """Return a slice of the node's first operand that replaces the node.
+
+    The slice has the sizes of the node's result. None if `starts` is None.
 
     Args:
-      starts: the first element in each dimension. The sizes are the sizes of the node's result.
+      starts: the slice's first element in each dimension.
     """
     if starts is None:
         return None
@@ -115,8 +117,8 @@ def _pad(known: KnownValues, node: Node, update: int, starts: Starts) -> Node | 
 def _starts(known: KnownValues, node: Node, box: tuple[int, ...], *, clips: bool) -> Starts:
     """Return the start, per dimension, of the one box that a gather or scatter reads or writes.
 
-    None if there are several boxes, if a start is unknown, or if the box is out of range and the
-    mode drops it.
+    None if there are several boxes, if a start is not known before the program runs, or if the box
+    is out of range and the mode drops it.
 
     Args:
       box: the box's shape.

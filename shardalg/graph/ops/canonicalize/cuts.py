@@ -100,6 +100,7 @@ def _move_up(graph: Graph, chain: list[Node], join: Join) -> list[Node] | None:
 
     Args:
       chain: a slice or pad, pointwise operators, and a slice, each of which reads the one before.
+      join: merges two neighbouring slices or pads into one node, or returns None.
     """
     first, *others, last = chain
     shape = last.signature.results[0].shape
@@ -114,6 +115,10 @@ def _move_down(graph: Graph, chain: list[Node], join: Join) -> list[Node] | None
 
     None if `join` cannot merge the two, or if the pointwise operators between them would compute
     more elements than the result has.
+
+    Args:
+      chain: a slice, pointwise operators, and a pad, each of which reads the one before.
+      join: merges two neighbouring slices or pads into one node, or returns None.
     """
     first, *others, last = chain
     shape, kept = first.signature.operands[0].shape, first.signature.results[0].shape

@@ -61,7 +61,10 @@ BALANCED, WORST = 1.0, "worst"
 
 
 def load_factor(signature: Signature) -> Fraction | None:
-    """Return the rows of the busiest device divided by the average; None for the worst case.
+    """Return the load factor of a product by groups, such as the experts of a mixture of experts.
+
+    It is the number of rows of the busiest device, divided by the average over all devices. None
+    for the worst case, in which all rows are on one device.
 
     >>> load_factor(Signature("grouped_dot", ((LOAD, 1.25),), (), ()))
     Fraction(5, 4)
