@@ -340,6 +340,7 @@ class _Region:
         Args:
           number: the index of the node.
         """
+        # In `ends`, operand k is tensor k, and the result is tensor ~0.
         # An operand with the samples alone is padded here, a result cut here. A merged operand is
         # padded already; if the node sums over samples, the added ones are set to zero before.
         node, ends = self.graph.nodes[number], self.ends[number]

@@ -42,7 +42,7 @@ def tiled_bytes(shape: Sequence[int], itemsize: int) -> int:
         least, most = OF_VECTORS
         return _up(size, min(most, max(least, _power_of_two(size)))) * itemsize
     *outer, rows, columns = shape
-    # The compiler may store either dimension as the minor one.
+    # The compiler stores that dimension as the minor one with which the array is smaller.
     padded = min(_tiled(rows, columns), _tiled(columns, rows))
     return math.prod(outer) * padded * itemsize
 

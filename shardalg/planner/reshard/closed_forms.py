@@ -306,6 +306,8 @@ def _swapped(shape: Shape, ends: tuple[Dims, Dims], among: Pool, best: Priced) -
     # All-to-alls can be undone for the same bytes, so a path found backwards is reversed.
     if back:
         first, swaps = last, [swap.reverse for swap in reversed(swaps)]
+    # `cost / used` blocks are sent, of 1/used of the tensor each. Beyond the goal's own block, this
+    # is (cost/used - 1)/used of the tensor.
     return Fraction(cost - used, used * used), Route(first, tuple(swaps))
 
 
@@ -419,7 +421,8 @@ def fitted_then_permuted(shape: Shape, start: Dims, goal: Dims, axes: Digits) ->
     first, last = filled_up(start, before, goal, axes), filled_up(goal, after, start, axes)
     if list(map(parts, last)) != after:
         return None, None
-    # The permute comes last, or first if the all-to-alls fit the digits of the goal only.
+    # The permute comes last, or first if the all-to-alls fit the digits of the goal only. `arcs[0]`
+    # is the price in blocks, each of which is 1/prod(before) of the tensor.
     there = _by_parts(first, arcs[1])
     back = _by_parts(last, [(target, source, r) for source, target, r in reversed(arcs[1])])
     if there is not None:

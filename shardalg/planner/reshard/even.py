@@ -199,7 +199,7 @@ class Linked(EvenBlocks):
         """Yield every next move that fits, with its seconds."""
         held = local_elements(self.shape, state[0])
         for step in self.steps(state):
-            # Otherwise a path could need more memory than both of its ends.
+            # Blocks stay within `fitting`, so that no path needs more memory than both of its ends.
             if step.state != state and local_elements(self.shape, step.state[0]) <= self.fitting:
                 seconds = self.links.seconds(step.move, held) if step.sent else 0
                 yield (seconds, bool(step.sent)), step.state, [step]
@@ -214,6 +214,7 @@ class Linked(EvenBlocks):
         for dim, held in enumerate(dims):
             for digit in free:
                 yield from _slice(shape, state, dim, (digit,))
+            # A gather removes the minor digits of a dimension and leaves the first `keep` digits.
             for keep in range(len(held)):
                 way = MoveSequence(shape, *state)
                 way.add(AllGather(dim, held[keep:]), replaced(dims, dim, held[:keep]), "all_gather")
@@ -355,6 +356,7 @@ class MoveSequence:
 
     def slices(self, wanted: Dims) -> None:
         """Append the slices that lead towards the wanted dimensions, by unused digits only."""
+        # A slice adds minor digits, so a dimension must hold the major part of its wanted digits.
         for dim, digits in enumerate(wanted):
             held = self.dims[dim]
             more = digits[len(held) :] if digits[: len(held)] == held else ()

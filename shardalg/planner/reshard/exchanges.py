@@ -107,10 +107,10 @@ class DimBuilder:
 
 
 def start_of(exchange: Exchange, index: Index, more: int = 0) -> Start:
-    """Return the start of an instruction: an index in an exchange's partition ids, plus `more`.
+    """Return `index + more` as the place at which an instruction starts on each device.
 
-    Its symbols are numbered and do not name loops, so that equal starts of different operators are
-    equal values.
+    The variables of `index` are loops that stand for partition ids (`exchange.ids`). In the result
+    they are numbered instead, so that equal starts of different operators are equal values.
     """
     ids = [(n, d) for n, d in exchange.ids if n in index.variables]
     names = {n: f"p{k}" for k, (n, _) in enumerate(ids)}

@@ -36,7 +36,7 @@ class ExclusiveScan(Along, Collective):
 
 @dataclass(frozen=True, slots=True)
 class Join(Along):
-    """Combine every place along `dim` of the first operand with the one place of the second."""
+    """Combine two operands elementwise; the second has size 1 along `dim` and is broadcast."""
 
     dim: int
     combine: str

@@ -199,6 +199,7 @@ class _Least:
         # certain: the rule for sending it on to its readers does not hold.
         m = parts(tuple(needed)) if kept == own - set(added) else 1
         n = parts(added)
+        # `n - 1` messages add the parts up and `m - 1` spread the sum, each 1/n of the block.
         return copies, elements * result.size * (n + m - 2) / n
 
     def _missing(self, fact: _Fact, wanted: Dims) -> float:

@@ -92,6 +92,8 @@ def _on(spec: Any, axes: set[str]) -> PartitionSpec:
 
 def _groups(axes: Sequence[str], sizes: Mapping[str, int]) -> Any:
     """Return the numbers of the devices of each group along these axes, a row per group."""
+    # Devices are numbered in an array with one dimension per axis of the mesh. With the given axes
+    # as its last dimensions, a row has the devices that differ along these axes only.
     names = list(sizes)
     devices = np.arange(np.prod(list(sizes.values()))).reshape(tuple(sizes.values()))
     inner = [names.index(axis) for axis in axes]

@@ -112,6 +112,7 @@ def _traced(module: Any, path: str) -> Any:
     names = [re.sub(r"\W+", "_", str(v.location)[4:-1]).strip("_") for v in block.arguments]
     if len({*names}) < len(names) or not all(name.isidentifier() for name in names):
         names = [f"arg{i}" for i in range(len(names))]
+    # `shardalg.plan` takes the names of arguments from the signature.
     parameters = [Parameter(name, Parameter.POSITIONAL_ONLY) for name in names]
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     run.__name__ = Path(path).stem.replace("-", "_")

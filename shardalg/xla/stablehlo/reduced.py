@@ -162,6 +162,7 @@ def _is_zero(value: Any) -> bool:
 
 def _sort(step: TextStep, *operands: Any) -> Any:
     """Sort ascending by the operands that the comparison reads."""
+    # The comparison has two arguments per operand, and uses only those of the keys.
     block = step.op.regions[0].blocks[0]
     keys = sum(bool(list(argument.uses)) for argument in block.arguments[::2])
     if not _is_upwards(step, keys, [x.dtype for x in operands]):
@@ -181,6 +182,7 @@ def _is_upwards(step: TextStep, keys: int, types: Sequence[Any]) -> bool:
         return False
     # For each key, the cases have every order of two values: less, equal and greater.
     cases = list(product((0, 1, 2), repeat=2 * keys))
+    # Each case has the left and the right value of the first key, then those of the next one.
     want = [case[::2] < case[1::2] for case in cases]
     columns = [*np.array(cases).T, *[np.zeros(len(cases))] * (2 * (len(types) - keys))]
     arrays = [c.astype(types[n // 2]) for n, c in enumerate(columns)]

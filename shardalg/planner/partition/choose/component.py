@@ -296,8 +296,8 @@ def _is_maskable(rule: Rule, loop: str) -> bool:
 
     It must index a dimension of an operand alone, which is masked. Loops over the taps of a window
     are excluded. A masked tap is 0, but its product with an infinite element that another window
-    reads is NaN. There are at most as many taps as windows. The loop over windows may be sharded
-    unevenly, as in XLA, for the gradient of the taps.
+    reads is NaN. Of two loops that share an index, the shorter one counts as the taps. The other
+    one, over windows, may be sharded unevenly, as in XLA, for the gradient of the taps.
     """
     indices = [index for dims in rule.operands.values() for index in dims]
     through = {n for i in indices if i.loop is None and loop in i.variables for n in i.variables}

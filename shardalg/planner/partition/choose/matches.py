@@ -247,6 +247,7 @@ def _is_free(
       digits: the matched digits, and all digits of `operand` on a contracting loop.
     """
     used, own = digits
+    # No axis is idle if matched and own digits together have as many parts as there are devices.
     if own & used or _parts(used) * _parts(own) != key.value_shardings[0].mesh.size:
         return False
     return all(_digits(key, t) <= used for t in component.tensors if t.operand != operand)

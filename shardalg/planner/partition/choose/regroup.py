@@ -150,9 +150,9 @@ def layouts(
 def _with_runs(every: tuple[ReshapeGroup, ...], out: Dims, home: Sharding) -> Dims:
     """Return the result's digits `out`, replaced by those of the sharding `home` in some groups.
 
-    A group has the dimensions of operand and result that contain the same elements. They are the
-    groups in which a block of `home` is one run of flat elements, although more than the leading
-    dimension is sharded.
+    A group has the dimensions of operand and result that contain the same elements. Digits are
+    replaced in the groups in which a block of `home` is one run of flat elements, although `home`
+    shards more than the leading dimension.
     """
     found = list(out)
     for group in every:

@@ -316,9 +316,11 @@ def place_result(
 ) -> None:
     """Record a computed result as an available copy of `value`, perhaps after a move.
 
-    It is moved to `result_sharding` in three cases. It is a partial sum that its reader cannot pass
-    on. A device then holds less of the value. The node is an annotation or a barrier. Otherwise
-    each reader moves it to the sharding that the reader requires.
+    It is moved to `result_sharding` in three cases:
+    - It is a partial sum that its reader cannot pass on.
+    - A device holds less of the value after the move.
+    - The node is an annotation or a barrier.
+    Otherwise each reader moves it to the sharding that the reader requires.
 
     Args:
       local: the local value that the node computed.

@@ -118,6 +118,8 @@ class Fixpoint:
 
     def begin_round(self, value: int, number: int) -> None:
         """Set an annotated value's sharding at the beginning of a later round of priorities."""
+        # The sweeps skip values whose annotation has no open dimension. The new sharding may have
+        # fewer or more open dimensions than the one of the round before.
         free = not self.layouts.fixed[number] or self.layouts.open[number]
         self.closed = bytes([*self.closed[:value], not free, *self.closed[value + 1 :]])
         self.skipped = bytes(

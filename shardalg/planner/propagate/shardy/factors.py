@@ -218,6 +218,7 @@ def _extend(
         # An axis partitions one loop of a tensor only: the loop that is first in the order gets it.
         used = [d for other, p in tensor.items() if other != loop for d in (*p.digits, *p.over)]
         new = _without(room, used)
+        # A pointwise operand gets no more digits of a loop than each result has.
         for limit in limits:
             own = limit[loop].digits if loop in limit else new
             new = own if own != new and starts_with(new, own) else new

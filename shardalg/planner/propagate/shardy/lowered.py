@@ -231,5 +231,6 @@ def _agree(left: Tensor, right: Tensor) -> bool:
     common = [loop for loop in left if loop in right]
     if any(left[loop].digits != right[loop].digits for loop in common):
         return False
+    # A digit can partition only one loop of the product.
     alone = [[d for n, p in t.items() if n not in common for d in p.digits] for t in (left, right)]
     return not any(overlap(a, b) for a in alone[0] for b in alone[1])

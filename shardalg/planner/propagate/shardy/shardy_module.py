@@ -223,6 +223,7 @@ class ShardyModuleBuilder(Instructions):
         """
         value = operands[position]
         node, first = self.shared[value]
+        # The first reader takes the broadcast itself, every later one a new place.
         own = self.place(value, self.shape(value)) if first else value
         self.shared[value] = (node, True)
         kind = self._kind(node)
@@ -239,6 +240,7 @@ class ShardyModuleBuilder(Instructions):
         graph, value = self.graph, node.results[0]
         at = node.signature.param("broadcast_dimensions")
         is_wide = at == tuple(range(len(self.shape(value)))) and len(graph.users[value]) > 1
+        # Calls, annotations and the ends of regions read the value itself instead of a copy.
         plain = all(not graph.nodes[n].bodies and n not in self.sites for n in graph.users[value])
         handed = any(value in region.results for region in graph.regions)
         return is_wide and plain and not handed
