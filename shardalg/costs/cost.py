@@ -212,10 +212,10 @@ class Cost:
     """Price of one call of a program on one device of the hardware.
 
     In a plan with named sizes, every quantity is a sympy expression. The hints are the numbers at
-    which the plan was made, one per named size. A quantity has a maximum where
-    an operator takes the longer of arithmetic and memory traffic. The peak of memory is a maximum
-    too, over the instructions that can have the most bytes alive. Its classes (`memory_by_class`)
-    are those of the instruction that is the peak at the hints.
+    which the plan was made, one per named size. A quantity has a maximum where an operator takes
+    the longer of arithmetic and memory traffic. The peak of memory is a maximum too, over the
+    instructions that can have the most bytes alive. Its classes (`memory_by_class`) are those of
+    the instruction that is the peak at the hints.
 
     Attributes:
       totals: the exact prices, numbers or formulas.

@@ -558,7 +558,7 @@ class Scan:
         }
 
     def role(self, value: int) -> str | None:
-        """Return the role of a local value's graph value; None for an intermediate."""
+        """Return the role of a local value, such as "gradient"; None for an intermediate."""
         origin = self.program.locals[value].origin
         if origin is None:
             return None

@@ -52,7 +52,10 @@ Operands = tuple[Array, ...]
 def around_faults(
     program: SpmdProgram, graph: Graph, instruction: Instruction[Apply]
 ) -> Callable[..., Operands]:
-    """Return a function that changes an operator's operands before it runs; mostly the identity."""
+    """Return a function that changes an operator's operands, to work around faults of XLA.
+
+    For most operators it is the identity.
+    """
     # An update of the device's own block at run-time places. XLA would write another device's
     # element for an index that misses the block; a barrier before the block prevents it.
     if instruction.attributes.loops:
@@ -100,7 +103,8 @@ def repeated(graph: Graph, block: Block) -> dict[int, tuple[int, ...]]:
     """Return the collectives of a block that repeat an earlier one, and the values they wait for.
 
     Returns:
-      Per position of a repeated collective in the block, the locals of its barrier.
+      For the position of each repeated collective in the block, the local values that a barrier
+      makes it wait for.
     """
     found = list(_equal_to_earlier(graph, block))
     if not found:
@@ -185,7 +189,10 @@ def _latest_beside(block: Block, position: int, made: Made) -> tuple[int, ...]:
 
 
 def _there(block: Block, local: int, position: int, made: Made) -> Iterator[int]:
-    """Yield a local if it is made before the position, else those that it is computed from."""
+    """Yield the values before a position in a block from which a local value is computed.
+
+    It is the value itself if an instruction before the position computes it.
+    """
     at = made.get(local)
     if at is None or at == position:
         return

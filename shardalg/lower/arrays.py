@@ -44,7 +44,8 @@ class ArrayBorder:
       dtype: name of its item type.
       sharding: the planned sharding, perhaps uneven.
       inner: JAX's sharding of the padded array that the executable takes or returns.
-      outer: JAX's sharding of the array of true size; the longest even prefix of `sharding`.
+      outer: JAX's sharding of the array without padding: each dimension of `sharding` along the
+        longest prefix of its axes that divides it.
       seen: `inner` in the order of devices and with the axes of the program, if these are others:
         the same blocks on the same devices; None if `inner` has them.
     """
@@ -219,7 +220,7 @@ def border(path: str, dtype: str, sharding: Sharding, *, run: Axes, user: Axes) 
 def turned(
     plain: ArrayBorder, sharding: Sharding, mesh: Mesh, *, run: Axes, user: Axes
 ) -> ArrayBorder:
-    """Return the border of a value in another device order than the program's mesh.
+    """Return the shardings of a value whose order of devices is not that of the program's mesh.
 
     Args:
       plain: border of the value in the program's order.
@@ -242,7 +243,12 @@ def on_axes(plain: ArrayBorder, axes: Axes) -> ArrayBorder:
 
 
 def even_on(plain: ArrayBorder, axes: Axes) -> ArrayBorder:
-    """Return the border for a program on these axes that takes and returns arrays of true size."""
+    """Return the shardings of a value for a program that takes and returns unpadded arrays.
+
+    Args:
+      plain: the shardings for a program with padded arrays.
+      axes: the axes of the program's mesh.
+    """
     return replace(plain, inner=plain.run, outer=axes.named(even_prefix(plain.sharding)))
 
 
@@ -328,7 +334,7 @@ def _difference(got: Any, planned: Any, where: str) -> str:
 
 
 def _node(tree: Any) -> tuple[Any, Any]:
-    """Return the type and data of the root node; a leaf counts as an array."""
+    """Return the type and the data of a pytree's root; a leaf counts as an array."""
     data: tuple[Any, Any] | None = tree.node_data()
     return data or (jax.Array, None)
 

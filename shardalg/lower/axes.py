@@ -45,7 +45,7 @@ class Axes:
     mesh: JaxMesh | AbstractMesh
 
     def names(self, digits: Digits) -> tuple[str, ...]:
-        """Return the axes, major first, whose index on a device is its partition id."""
+        """Return the axes, major first, along which a device's index is its id along `digits`."""
         return tuple(name for digit in digits for name in _inside(self.places, digit))
 
     @property

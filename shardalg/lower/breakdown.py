@@ -197,12 +197,15 @@ def events(folder: Path, module: HloModule) -> Iterable[DeviceEvent]:
 def per_instruction(
     found: Sequence[DeviceEvent], module: HloModule, repeats: int
 ) -> dict[int | None, float]:
-    """Return the seconds of a step on one device, by the first result of each instruction.
+    """Return the seconds that each instruction takes in one step on one device.
 
-    The key None has the seconds of operators that belong to no instruction.
+    A key is the number of the instruction's first result. The key None has the seconds of operators
+    that belong to no instruction.
 
     Args:
-      found: events of all devices. repeats: number of steps that were traced.
+      found: events of all devices.
+      module: the compiled program.
+      repeats: number of steps that were traced.
 
     Raises:
       LoweringError: there are no events.
@@ -295,7 +298,7 @@ def traced_step(lowered: Lowered, args: Sequence[Any]) -> tuple[planned.StageEve
 
 
 def _sorts(lowered: Lowered) -> dict[int, EventKind]:
-    """Return the kind of each instruction's events, by its first result."""
+    """Return the kind of each instruction's events, by the number of its first result."""
     mesh, found = lowered.program.mesh, {}
     for step in walk(lowered.program):
         instruction = step.instruction

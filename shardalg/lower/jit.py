@@ -108,7 +108,7 @@ class Twin:
     constrained to its full sharding.
 
     Attributes:
-      arguments, results: borders of the flattened arguments and results.
+      arguments, results: shardings of the flattened arguments and results.
       axes: axes of the mesh on which XLA partitions.
       sites: per annotation node of the graph, its sharding.
       donated: numbers of the flattened arguments that a call consumes.

@@ -38,7 +38,7 @@ SCHEMA = "shardalg.measurement/1"
 
 
 class Executable(Protocol):
-    """An executable that can be measured: `Lowered` or its XLA twin."""
+    """An executable that can be measured: a `Lowered`, or its function partitioned by XLA."""
 
     @property
     def donated(self) -> tuple[int, ...]:
@@ -396,9 +396,10 @@ _HOW = "measured in this process, all devices at once, median of 5 runs"
 def probed(devices: Sequence[jax.Device]) -> Hardware:
     """Measure one of `devices` while all of them work; for CPU devices, one core.
 
-    Flops: f32 matmuls of 512; memory: `x + 1` on 4 MiB, read and written; link: an all-reduce of
-    4 MiB per device, ring bytes; latency: an all-reduce of one element, per hop of its ring.
-    Takes about a second.
+    The rate of arithmetic is that of f32 products of 512 by 512 matrices. The memory bandwidth is
+    that of `x + 1` on 4 MiB, which are read and written. The link bandwidth is that of the ring
+    bytes of an all-reduce of 4 MiB per device. The latency is that of an all-reduce of one element,
+    divided by the hops of its ring. The measurement takes about a second.
     """
     n, shared = len(devices), devices[0].platform == "cpu"
     # More devices than cores take turns: a core's rate is that many times a device's.

@@ -382,7 +382,9 @@ class Lowered:
         trace: bool = False,
         hardware: str | Hardware | Topology | None = None,
     ) -> Measurement:
-        """Time this program and its XLA twin in turns on `args`, and compare memory and results.
+        """Time this program, and the same function partitioned by XLA, in turns on `args`.
+
+        Memory and results of the two are compared, too.
 
         CPU devices share the machine's cores, so that a time is that of all devices' work on them.
 

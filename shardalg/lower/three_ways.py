@@ -22,7 +22,7 @@ from shardalg.tables import Answer, Parts, Table, bytes_text, seconds_text
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Answer):
-    """Our program and XLA's twin compared with a run on one device.
+    """Our program, and the same function partitioned by XLA, compared with a run on one device.
 
     Attributes:
       measurement: times of our program and of XLA's, which ran in turns.
@@ -40,7 +40,7 @@ class Comparison(Answer):
 
     @property
     def table(self) -> Table:
-        """Error, median seconds, collectives and bytes: a row of our program and one of XLA's."""
+        """Table of errors, median seconds, collectives and bytes of our program and of XLA's."""
         taken = self.measurement
         sent = sum(c.wire_bytes * c.count for c in self.xla_collectives)
         kinds = ", ".join(sorted({c.kind for c in self.xla_collectives}))
@@ -107,7 +107,7 @@ def compare(
     repeats: int = 20,
     verified: str = "not verified",
 ) -> Comparison:
-    """Run `lowered` and its XLA twin on `args`, and compare both with `expected`.
+    """Run `lowered`, and its function partitioned by XLA; compare both with `expected`.
 
     Args:
       expected: the function's results, such as `one_device(fn)(*args)`.

@@ -57,8 +57,9 @@ class DenseTransformer:
       seq, batch: tokens of a sequence; sequences of a step on all devices, in all microbatches.
       gated: True for three feed-forward matrices instead of two.
       optimizer: "adafactor", "adam" or "sgd".
-      remat: False, "full", "minimal" or "minimal_offloaded" (`models.transformer.Config`). What
-        the host keeps is not in the memory of `cost`; a plan holds it on the device, and warns.
+      remat: False, "full", "minimal" or "minimal_offloaded" (`models.transformer.Config`). The
+        memory of `cost` does not contain values that the host keeps. A plan keeps them on the
+        device, and warns.
       microbatches: parts of the batch whose gradients are summed before the update.
       attention: "plain", or "fused" for a kernel that keeps no scores in memory.
       param_dtype, dtype: of parameters, gradients and optimizer; of activations.

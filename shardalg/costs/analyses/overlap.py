@@ -102,7 +102,8 @@ class _Order:
     def visit(self, instruction: Instruction) -> bool:
         """Add an instruction to the order, and return True, if its operands exist.
 
-        A combined all-reduce is only counted, until all of its message are; then all are added.
+        An all-reduce that is combined with others is only counted, until the operands of all of
+        them exist. Then all of them are added together.
         """
         # Results are missing until the instruction is placed, so its readers wait.
         self.missing.update(instruction.results)

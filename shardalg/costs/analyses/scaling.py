@@ -133,7 +133,7 @@ def scaling(
 
 
 def _role(program: SpmdProgram, roles: Sequence[str], value: int) -> str | None:
-    """Return the role of a local value's graph value; None for an intermediate."""
+    """Return the role of a local value, such as "parameters"; None for an intermediate."""
     origin = program.locals[value].origin
     return None if origin is None else roles[origin]
 

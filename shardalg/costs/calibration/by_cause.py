@@ -198,7 +198,7 @@ class _Moved:
     wiring: Wiring | UnplacedAxes
 
     def __call__(self, size: Any, *together_and_count: Any) -> dict[str, float]:
-        """Return the quantities of all executions.
+        """Return the work of all executions: their number, the bytes sent, and seconds by cause.
 
         Args:
           size: bytes of the operands on one device.
@@ -232,9 +232,10 @@ class _Computed:
     is_roofline: bool = False
 
     def __call__(self, *amounts: Any) -> dict[str, float]:
-        """Return the quantities of all executions, given the amounts and the number of executions.
+        """Return the work of all executions: their number, flops, and seconds by cause.
 
-        The amounts are in the order of `rates`.
+        The arguments are the amounts of one execution, in the order of `rates`, and at last the
+        number of executions.
         """
         *given, count = amounts
         found = {"count": 1.0 * count}

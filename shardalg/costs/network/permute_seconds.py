@@ -87,7 +87,12 @@ class _Route(NamedTuple):
 
 @lru_cache(maxsize=1 << 12)
 def _route(spans: tuple[DigitSpan, ...], permute: Permute) -> _Route | None:
-    """Return the links that determine a permute's time; None if no message leaves a chip."""
+    """Return the links that determine a permute's time; None if no message leaves a chip.
+
+    Args:
+      spans: the links under all axes of the mesh.
+      permute: collections of (source, target) positions.
+    """
     import numpy as np
 
     # `Runs` of pairs have an array. A pair that occurs in several collections is sent once.

@@ -89,7 +89,7 @@ def events(
 
 
 def _idle(loops: dict[int, PipelineLoop], loop: Instruction, stage: int, trip: int | None) -> bool:
-    """Return whether a stage has no microbatch in a trip of `loop`, which `loops` describes."""
+    """Return whether a stage has no microbatch in a trip of the pipeline loop `loop`."""
     assert loop.node is not None and trip is not None, "a pipeline is a loop of the function"
     stages = loops[loop.node].stages
     # A program may have several pipelines. A stage beyond those of this one repeats its stages.

@@ -224,7 +224,13 @@ def join(timeout_s: int = 300) -> bool:
 
 @dataclass(frozen=True)
 class Job:
-    """The processes that run together: the number of this one, how many, all their devices."""
+    """The processes that run together.
+
+    Attributes:
+      index: number of this process.
+      processes: number of processes.
+      devices: number of devices of all processes.
+    """
 
     index: int
     processes: int
