@@ -150,6 +150,7 @@ def nearest_dims(like: Dims, counts: Sequence[int], axes: Digits) -> Dims:
       counts: per dimension, the number of parts.
       axes: all axes of the mesh.
     """
+    # Keep the longest major part of each dimension's digits whose number of parts divides `count`.
     kept = []
     for held, count in zip(like, counts, strict=True):
         ends = [end for end in range(len(held) + 1) if count % parts(held[:end]) == 0]

@@ -126,9 +126,8 @@ class _Least:
     def _divisions(self) -> Iterator[tuple[Division, ...]]:
         """Yield, per operator, the bytes that a device receives for each of its divisions.
 
-        Those of moves to the shardings of the function's results follow.
-
-        Equal operators on equal operands count once, because XLA computes them once.
+        Equal operators on equal operands count once, because XLA computes them once. After the
+        operators come the moves to the shardings of the function's results.
         """
         values, seen = self.values, set()
         for node in self.graph.nodes:

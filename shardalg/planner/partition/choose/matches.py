@@ -194,10 +194,8 @@ def _matches(key: NodeKey, component: Component) -> tuple[LoopSets, LoopSets]:
 def _aligned(key: NodeKey, component: Component, matched: LoopSets) -> LoopSets:
     """Return a dictionary from contracting loops to digits to which one operand is moved.
 
-    Digits are matched if they shard a loop in all its tensors already.
-
     The other operand has these digits already. The conditions are XLA's (`dot_handler.cc`,
-    should_partition_contracting_dim).
+    should_partition_contracting_dim). Digits are matched if they shard a loop in all its tensors.
 
     Args:
       matched: the matched digits of batch and non-contracting loops.

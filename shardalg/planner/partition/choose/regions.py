@@ -86,7 +86,7 @@ def _while(
 def _branches(
     node: Node, regions: Sequence[Region], value_shardings: Sequence[Sharding]
 ) -> RegionBorder:
-    """Return the border of a conditional. All branches have the same argument and result shardings.
+    """Return the border of a conditional, whose branches all have the same shardings at it.
 
     Arguments have the shardings that they have in the first branch. Results have those of the
     call's results.
