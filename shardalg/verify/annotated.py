@@ -92,13 +92,15 @@ def _refines(own: Digits, requested: Digits) -> bool:
     fine, coarse = canonical(own), canonical(requested)
     if not coarse or fine[: len(coarse)] == coarse:
         return True
+    # Digits are written major first. Splits behind the requested ones refine the blocks, and any
+    # other digit before the last one would give other blocks.
     *before, last = coarse
     if len(fine) < len(coarse) or list(fine[: len(before)]) != before:
         return False
-    other = fine[len(before)]
+    containing = fine[len(before)]
     # Digit (stride 4, size 2) is the major part of (stride 1, size 8): both end at position 8.
-    top = last.stride * last.size == other.stride * other.size
-    return top and last.stride % other.stride == 0
+    same_end = last.stride * last.size == containing.stride * containing.size
+    return same_end and last.stride % containing.stride == 0
 
 
 SiteShardings = dict[int, dict[Sharding, None]]

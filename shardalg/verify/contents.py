@@ -73,10 +73,14 @@ class DimensionContents:
         # With base dilation, places and elements have different units and cannot be compared.
         if self.base > 1:
             return replace(self, start=start, length=length)
+
+        def contains_part(outer: Number, size: int) -> bool:
+            # It is known on all devices if both starts differ by a constant.
+            distance = start - outer
+            return not distance.terms and 0 <= distance.constant <= size - length
+
         wanted = tuple(
-            (outer, size)
-            for outer, size in self.wanted
-            if (start - outer).terms or not 0 <= (start - outer).constant <= size - length
+            (outer, size) for outer, size in self.wanted if not contains_part(outer, size)
         )
         return replace(self, start=start, length=length, wanted=wanted)
 

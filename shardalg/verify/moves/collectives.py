@@ -403,9 +403,8 @@ def _is_permutation(
             return False
         # Edges become integers, so that numpy finds the equal edges of two readings by sorting.
         codes.append((operand * devices + sources) * devices + targets)
-    found = np.sort(np.concatenate(codes))
-    # An edge that two readings share is one message, so only the first of equal edges is kept.
-    found = found[np.append(True, found[1:] != found[:-1])[: len(found)]]
+    # An edge that two readings share is one message, so equal edges count once.
+    found = np.unique(np.concatenate(codes))
     sides = found // devices % devices, found % devices
     return all(np.bincount(side, minlength=1).max() <= 1 for side in sides)
 

@@ -8,7 +8,7 @@ partition ids `p` of its digits, local iteration `x` is global iteration `p*B + 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -193,14 +193,15 @@ def _where_read(run: LocalOperator, index: Index, claim: IntegerClaim) -> Intege
         return claim
     # A read with fewer loops than this one, none of them whole, decides whether the iteration
     # exists. A read with the same loops would be compared with itself.
-    inside = [
-        _element(other, run.iterations, rule.operand_shapes[a.operand][dim])[0]
-        for term in rule.terms
-        for a in term
-        for dim, other in enumerate(a.dims)
-        if {*other.variables} < names and not rule.whole & {*other.variables} and other.terms
-    ]
-    return replace(claim, goal=implies(All(tuple(inside)), claim.goal))
+    exists: list[Formula] = []
+    for access in (access for term in rule.terms for access in term):
+        for dim, other in enumerate(access.dims):
+            loops = {*other.variables}
+            if other.terms and loops < names and not rule.whole & loops:
+                size = rule.operand_shapes[access.operand][dim]
+                inside, _ = _element(other, run.iterations, size)
+                exists.append(inside)
+    return replace(claim, goal=implies(All(tuple(exists)), claim.goal))
 
 
 def _all_accesses(rule: Rule, local: Rule) -> Iterator[tuple[Access | Symbol, Access | Symbol]]:
@@ -344,9 +345,9 @@ def _padding_claim(
         for dim, (index, local) in enumerate(zip(mine.dims, theirs.dims, strict=True)):
             if name in index.variables:
                 found = contents[mine.operand].dims[dim]
-                read = _element(local, run.places, found.length)
-                empty = _is_empty(run, mine.operand, found, *read)
-                at = read[1] + found.start
+                inside, place = _element(local, run.places, found.length)
+                empty = _is_empty(run, mine.operand, found, inside, place)
+                at = place + found.start
                 is_element = All((equal(at % found.base, 0), found.exists(at // found.base)))
                 known.append(Either((empty, is_element)))
                 absorbed.append(empty)
@@ -468,22 +469,21 @@ def row_major_claim(run: LocalOperator, signature: Signature, local: Signature) 
     Args:
       run: the reshape on blocks; signature: the global one; local: the device's.
     """
+
+    def row_major_number(indices: Sequence[Index], shape: Sequence[int]) -> Number:
+        total = Number()
+        for dim, index in enumerate(indices):
+            total = total + number(index, run.places) * math.prod(shape[dim + 1 :])
+        return total
+
+    # `lax.reshape` with `dimensions` transposes its operand first.
     order = signature.param("dimensions") or range(len(signature.operands[0].shape))
-    read = [run.local.indices(0)[d] for d in order]
-    sides = (
-        (read, [local.operands[0].shape[d] for d in order]),
-        (list(run.local.results[0]), list(local.results[0].shape)),
+    read = row_major_number(
+        [run.local.indices(0)[d] for d in order], [local.operands[0].shape[d] for d in order]
     )
-    # A reshape keeps the row-major number of each element, so the numbers on both sides are equal.
-    first, second = (
-        sum(
-            (number(i, run.places) * math.prod(shape[k + 1 :]) for k, i in enumerate(maps)),
-            Number(),
-        )
-        for maps, shape in sides
-    )
+    written = row_major_number(run.local.results[0], local.results[0].shape)
     words = "the local reshape keeps the row-major order"
-    return "emitted", run.claim(words, equal(first, second), tuple(run.blocks))
+    return "emitted", run.claim(words, equal(read, written), tuple(run.blocks))
 
 
 def rule_of_blocks(rule: Rule, blocks: Mapping[str, int]) -> Rule:
