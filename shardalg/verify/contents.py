@@ -252,6 +252,8 @@ def remove_digits(contents: Digits, gone: Digits) -> Digits | None:
     """
     rest = list(contents)
     for digit in gone:
+        # A digit covers the strides from `low` to `top`. Another one contains it if it starts at a
+        # divisor of `low` and ends at a multiple of `top`.
         low, top = digit.stride, digit.stride * digit.size
         containing = [d for d in rest if low % d.stride == 0 and d.stride * d.size % top == 0]
         if not containing:

@@ -100,6 +100,7 @@ def result_type_claim(
         words = f"{signature.primitive} accepts {list(operands)} (JAX: {reason})"
         return Decided(words, holds=False)
     words = f"{signature.primitive} of {list(operands)} gives {list(found)}"
+    # For some primitives JAX checks nothing when it traces, and leaves errors to the compiler.
     left = LEFT_TO_THE_COMPILER.get(signature.primitive)
     merged = {**dict(signature.params), **dict(apply.params)}
     return Decided(words, found == declared and (left is None or left(merged, operands, found)))

@@ -347,6 +347,8 @@ class Verifier:
         mesh, attributes = self.program.mesh, instruction.attributes
         if isinstance(attributes, Operator):
             node = node_of(self.graph, instruction)
+            # A fill has the name of the first operand that is its value, so the key must tell
+            # `max(x, x)` from `max(x, y)`.
             firsts = tuple(map(reads.index, reads))
             op = CheckedOperator(
                 mesh, node.signature, attributes, operands, made, self.finite, firsts

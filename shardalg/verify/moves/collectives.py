@@ -103,7 +103,8 @@ def _all_gather(step: CheckedInstruction[AllGather]) -> Result:
     """
     a = step.attributes
     span, declared = step.operand.dims[a.dim], declared_dim(step, a.dim)
-    # Member m's block arrives at places [m*length, (m+1)*length).
+    # An all-gather has place x of member m's block at place m*length + x. The member is an unknown
+    # of the claim, so that the size of a proof does not depend on the size of the group.
     count = parts(a.digits)
     arriving = on_member(span.start, a.digits, MEMBER)
     place = _member_id(a.digits) * span.length + X

@@ -24,16 +24,21 @@ def selection_claims(run: LocalOperator, emission: Emission) -> Iterator[Goal]:
         name = guard.loop.loop
         if name is None or not run.digits[name]:
             continue
+        # The index of a guard is a run-time number, plus the loop over a window if it has one.
         windows = [v for v in guard.index.variables if v in run.rule.extents]
         # A window may overlap the blocks of several partitions, a single place is in one block.
         if windows and name in starts:
             yield "selected", _window_claim(run, guard, starts[name])
         else:
             yield "selected", _point_claim(run, name)
+        # A clipped index is moved to the last valid start, so it never leaves the dimension. Then
+        # the claims above, for all starts in the dimension, are about all starts.
         (symbol,) = (s for s in run.rule.symbols if s.name in guard.index.variables)
         width = max((run.rule.extents[v] for v in windows), default=1)
         inside = symbol.mode != CLIP or symbol.high + width <= run.rule.extents[name]
         yield "selected", Decided(f"a clipped index stays below {run.rule.extents[name]}", inside)
+    # The operator on a block would clip a start that misses the block, and so update a wrong place.
+    # Where the row drops such updates, each of these starts must therefore be masked.
     drops = [symbol.mode for symbol in run.rule.symbols].count(DROP)
     if drops and dict(emission.params).get("mode") == "CLIP":
         words = "every start that drops updates is masked"
