@@ -51,6 +51,7 @@ class Index:
         return dict(self.terms)
 
     def __add__(self, other: str | int | Index) -> Index:
+        """Return the sum of two indices without division and modulo."""
         other = Index.of(other)
         total = self._linear()
         for name, coefficient in other._linear().items():
@@ -234,6 +235,7 @@ class Quotient:
         return self.slope * p + sympy.floor((self.rest * p + self.constant) / sympy.S(self.divisor))
 
     def __repr__(self) -> str:
+        """Return the map as text, such as `2*p + floor((p + 3)/4) - 1`."""
         if not self.rest:
             return _linear(self.slope, self.constant)
         # floor((x + k*d)/d) = floor(x/d) + k leaves a number below d inside of the floor.

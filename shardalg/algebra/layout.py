@@ -76,6 +76,7 @@ class Layout:
         object.__setattr__(self, "_hash", hash((*fields, *rest)))
 
     def __eq__(self, other: object) -> bool:
+        """Return whether the other object is a layout with equal fields."""
         # Identity and hash first: planning compares interned layouts.
         if self is other:
             return True

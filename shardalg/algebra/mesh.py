@@ -82,6 +82,10 @@ class Mesh:
         symbolic: bool = False,
         **named: Any,
     ) -> None:
+        """Check the arguments, which the class describes, and set the fields.
+
+        `named` catches axes that are given as keywords, for an error with the right form.
+        """
         if named:
             # Name the remedy with the user's own axes: Mesh(X=2) means Mesh({"X": 2}).
             meant: dict[str, Any] = {n: k for n, k in named.items() if isinstance(k, Integral)}
@@ -168,6 +172,7 @@ class Mesh:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
+        """Return whether the other object is a mesh with equal axes and devices in one order."""
         # Identity first: planning compares one mesh with itself most of the time.
         return self is other or (
             isinstance(other, Mesh)

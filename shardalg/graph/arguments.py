@@ -72,6 +72,7 @@ def with_shapes(args: Sequence[Any], number: Callable[[Any], int]) -> tuple[Any,
     """
 
     def sized(leaf: Any) -> Any:
+        """Return the type of one leaf, with numbers in place of its named sizes."""
         shape = tuple(getattr(leaf, "shape", ()))
         if not any(hasattr(size, "free_symbols") for size in shape):
             return leaf

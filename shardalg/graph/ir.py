@@ -102,6 +102,7 @@ class Signature:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
+        """Return whether both have the same primitive, parameters, operands and results."""
         # Identity and hashes first: most comparisons end there.
         return self is other or (
             isinstance(other, Signature)
@@ -506,6 +507,7 @@ def once_per_graph(
 
     @wraps(make)
     def cached(graph: Graph, *args: Given.args, **kwargs: Given.kwargs) -> Made:
+        """Return the result of `make`, which is computed once per graph and stored in the graph."""
         # The dataclass is frozen, but its `__dict__` can be written, as by cached_property.
         memo = vars(graph).setdefault(MEMO, {})
         key = (make, *args, *sorted(kwargs.items()))

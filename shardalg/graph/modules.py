@@ -175,6 +175,7 @@ class _Namer:
     """
 
     def __init__(self, graph: Graph) -> None:
+        """Find the modules of arguments and gradients, and start without modules of nodes."""
         self.graph = graph
         self.arguments = argument_modules(graph)
         self.outer = {t.target: t.source for t in graph.region_arguments if t.kind != "carry"}

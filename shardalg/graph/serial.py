@@ -175,6 +175,7 @@ class _Interned:
         self._numbers: dict[Any, int] = {}
 
     def __call__(self, item: Any) -> int:
+        """Return the number of an item in the table; add the item if it is new."""
         if item not in self._numbers:
             # Writing an item may intern others in another table, never in this one.
             written = self._write(item)

@@ -103,6 +103,7 @@ class Formula:
 
     @_formula_operator
     def __mul__(self, other: Formula) -> Formula:
+        """Return the product as a sum of monomials: each term times each term of the other."""
         total: dict[Monomial, Number] = {}
         for left, a in self.terms.items():
             for right, b in other.terms.items():

@@ -244,6 +244,7 @@ class _Group:
     """
 
     def __init__(self, new: _New) -> None:
+        """Start a group that has one slot."""
         self.slots: list[Slot] = []
         self.pairs: list[frozenset[tuple[int, ...]]] = []
         self.ends: Counter[tuple[int, int]] = Counter()

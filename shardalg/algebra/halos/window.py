@@ -77,6 +77,7 @@ class Window:
         return room // self.stride + 1 if room >= 0 else 0
 
     def __repr__(self) -> str:
+        """Return the window as text, without the fields that have their default."""
         shown = [
             f"{field.name}={getattr(self, field.name)!r}"
             for field in fields(self)

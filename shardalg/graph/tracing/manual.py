@@ -389,6 +389,7 @@ def manual(
 
     @wraps(fn)
     def on_blocks(*operands: Any) -> Any:
+        """Check the axes, and run `fn` as a `jax.shard_map` on the operands."""
         # The mesh of the plan is known only while the function is traced.
         _check_axes(names, mesh or jax.sharding.get_abstract_mesh())
         run = jax.shard_map(

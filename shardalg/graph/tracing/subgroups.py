@@ -213,6 +213,7 @@ def _sum_after_branches(
     """
 
     def without_sums(branch: ClosedJaxpr) -> ClosedJaxpr:
+        """Return a branch without the last sums of the results in `sums`."""
         jaxpr = branch.jaxpr
         outs = list(jaxpr.outvars)
         for result in sums:

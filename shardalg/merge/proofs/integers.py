@@ -278,6 +278,7 @@ class Number:
         return Number((), value) if isinstance(value, int) else Number(((value, 1),))
 
     def __add__(self, other: Number | Atom | int) -> Number:
+        """Return the sum: coefficients of equal atoms are added, and zeros are left out."""
         other = Number.of(other)
         total = dict(self.terms)
         for atom, coefficient in other.terms:

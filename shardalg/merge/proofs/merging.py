@@ -100,6 +100,7 @@ def _differs(
     assert result is not None
 
     def read(values: Values) -> Witness:
+        """Return the device that the model's values name, with a dimension that differs there."""
         device = result.mesh.order[devices.position(values)]
         # The model names a device only: find the place on which the claim is false there.
         rows = [(place, offset_at(s, place, device)) for s, place in pairs]

@@ -332,6 +332,7 @@ def _taps_read(window: Taps, size: int, positions: int) -> range:
     """
 
     def reads(tap: int) -> bool:
+        """Return whether a tap reads an element of the image at some position of the window."""
         # At position o, the tap reads the place stride*o + first of the dilated image. An element
         # of the image is there if the base dilation divides the place.
         first = window.dilation * tap - window.low
