@@ -72,7 +72,7 @@ class _SearchQueue(Generic[State, How]):
         self.best: dict[State, Cost] = {}
         self.came: dict[State, tuple[State, How]] = {}
         self.heap: list[tuple[Any, ...]] = []
-        # Of equal costs the heap gives the state with the lowest number, with `latest` the newest.
+        # Of equal bounds the heap gives the state with the lowest number: with `latest` the newest.
         self.numbers = count(0, -1 if latest else 1)
 
     def run(

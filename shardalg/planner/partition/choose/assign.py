@@ -190,9 +190,11 @@ def allowed_choices(
 def least_time(key: NodeKey, component: Component, candidates: list[Choice]) -> Choice:
     """Return the candidate of least time; of fewest bytes if the operator has no arithmetic.
 
-    Ties are broken by four criteria, in this order. A partial sum is deferred until a loop ends.
-    More devices share the work. A result with several readers needs no move. The candidate comes
-    earlier in the list.
+    Between candidates of equal price these criteria decide, in this order:
+    1. A partial sum is deferred until a loop ends.
+    2. More devices share the work.
+    3. A result with several readers needs no move.
+    4. The candidate comes earlier in the list.
     """
     if len(candidates) == 1:
         return candidates[0]
