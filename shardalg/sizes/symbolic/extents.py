@@ -121,6 +121,7 @@ class _IndexSorter:
         self.rules = rules(signature) or ()
         for number, rule in enumerate(self.rules):
             for tensor in rule.tensors:
+                # A row numbers its results -1, -2, .... Of several rows, row k has only result k.
                 position = tensor if tensor >= 0 else self.count + number + ~tensor
                 for dim in range(len(rule.indices(tensor))):
                     self._index(rule, tensor, dim, (position, dim))
