@@ -105,7 +105,7 @@ class PendingSelection:
 
 @dataclass(frozen=True)
 class Contents:
-    """Contents of a local value on every device.
+    """The elements of a graph value that each device holds in a local value.
 
     Attributes:
       value: the graph value, or None if no graph value has this name.
@@ -205,7 +205,7 @@ def with_value(contents: Contents, value: int | None, operands: tuple[int, ...])
 
 
 def _names_fill(contents: Contents) -> bool:
-    """Return whether some dimension has a fill or a gap that is a name."""
+    """Return whether a dimension has a fill or a gap that is a name (a string), and no number."""
     return any(type(d.fill) is str or type(d.gap) is str for d in contents.dims)
 
 

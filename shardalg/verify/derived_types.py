@@ -39,7 +39,8 @@ def node_type_claim(signature: Signature, read: list[Local], made: list[Local]) 
 def literal_type_claims(signature: Signature, attributes: Apply | Fold) -> Iterator[Decided]:
     """Yield a failing claim per parameter that equals the node's but has another Python type.
 
-    Python calls 1, 1.0 and True equal, but JAX computes or accepts other things for each.
+    To Python, 1, 1.0 and True are equal. JAX accepts only integers for sizes, and its result types
+    depend on the type of a number.
 
     >>> x = ValueType((4,), "float32")
     >>> node = Signature("reshape", (("new_sizes", (2, 2)), ("dimensions", None)), (x,), (x,))

@@ -329,7 +329,11 @@ def declared_dim(step: CheckedInstruction, dim: int) -> DimensionContents:
 
 
 def numbers_at(number: Number, positions: np.ndarray) -> np.ndarray:
-    """Return the value of a number on the devices at `positions`, exactly."""
+    """Return the value of a formula in partition ids on each device, as exact integers.
+
+    Args:
+      positions: the positions of the devices in the mesh.
+    """
     # Python integers are slow, but exact where an intermediate result exceeds 64 bits.
     kind = object if _number_bound(number) > np.iinfo(np.int64).max else np.int64
     ids = (atom for atom in number.atoms() if isinstance(atom, PartitionId))
@@ -338,7 +342,7 @@ def numbers_at(number: Number, positions: np.ndarray) -> np.ndarray:
 
 
 def _number_bound(number: Number) -> int:
-    """Return an upper bound of all intermediate results in the computation of a number."""
+    """Return an upper bound of all intermediate results when a formula is computed."""
     # A floor quotient is at most its dividend, and a remainder is less than its divisor.
     total = abs(number.constant)
     for atom, coefficient in number.terms:

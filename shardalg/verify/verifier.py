@@ -91,7 +91,11 @@ class Verifier:
         self.place = "the border"
 
     def decide(self, node: str, kind: str, statement: Statement) -> Claim:
-        """Return the claim with its status: decided by comparison, or proved by z3."""
+        """Return a statement as a claim with its status, by comparison or by a proof of z3.
+
+        Args:
+          node: the value or the instruction that the claim is about; kind: the kind in reports.
+        """
         if isinstance(statement, Decided):
             return Claim(node, kind, statement.status, words=statement.words)
         proof = self.proofs[statement] = cached_proof(statement)

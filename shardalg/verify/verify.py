@@ -32,7 +32,8 @@ def verify(
 ) -> Report:
     """Prove that the program computes the graph: decide every claim of every instruction.
 
-    Merges and iterations are proved for all mesh sizes, everything else for the sizes at hand.
+    Claims about merged shardings and about the split of loops are proved for meshes of any size.
+    All other claims are proved for the sizes of this program.
 
     Args:
       finite: whether numbers are assumed to be finite, and products of partial sums not to overflow

@@ -209,7 +209,10 @@ def _box_at_start(op: CheckedOperator[Extract | Insert]) -> Outcome:
 
 
 def _row(op: CheckedOperator) -> Rule:
-    """Return the only row of RULES for an operator with its own instruction, as `Choose`."""
+    """Return the row of RULES for an operator that has an instruction of its own (`Choose`).
+
+    Each operator of this kind has exactly one row.
+    """
     (rule,) = rules(op.signature) or ()
     return rule
 

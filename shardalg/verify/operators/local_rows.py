@@ -67,7 +67,7 @@ class LocalOperator:
 
     @cached_property
     def digits(self) -> dict[str, Digits]:
-        """Digits per loop, () if it is not sharded."""
+        """Mesh digits along which each loop is sharded; () for a loop that is not sharded."""
         split = dict(self.loops)
         return {name: split.get(name, ()) for name, _ in self.rule.loops}
 
@@ -115,7 +115,7 @@ class LocalOperator:
         return All((*below, *(within(self.iterations[n], *self.kept(n)) for n in wider)))
 
     def kept(self, loop: str) -> tuple[Number, Number]:
-        """Return the range of a loop's iterations that belong to the device's block."""
+        """Return (first, end) of a loop's iterations that belong to the device's block."""
         first = partition_number(self.digits[loop]) * self.blocks[loop]
         return first, first + self.blocks[loop]
 
