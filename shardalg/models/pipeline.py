@@ -201,7 +201,10 @@ class Pipeline:
     ) -> tuple[tuple[Tree, Tree], None]:
         """Return the carry (state, done) after iteration `t`, and None, for `lax.scan`.
 
-        `feed`, `state` and `done` are the buffers of the module docstring.
+        Args:
+          feed: the microbatches, on the first stage.
+          carry: `state`, the result of each stage in the last iteration; and `done`, the last
+            results of each stage, one slot per microbatch.
         """
         state, done = carry
         stages, batches = self.schedule.stages, self.schedule.microbatches

@@ -57,7 +57,14 @@ BALANCE = 0.01
 
 @dataclass(frozen=True)
 class MoEConfig:
-    """Sizes in the paper's letters; L layers, every second one with E experts of capacity C.
+    """Sizes of a Transformer with experts in every second layer, in the paper's letters.
+
+    Attributes:
+      B, S: sequences per batch, tokens per sequence.
+      M, H: features of a token, features between the two feed-forward products.
+      N, D: attention heads, features per head.
+      V, L: vocabulary, layers.
+      E, C: experts of a layer, and the tokens of a sequence that an expert takes at most.
 
     Raises:
       StrategyError: a size below 1, an odd number of layers, or fewer than two experts.

@@ -192,7 +192,7 @@ class Candidate:
 
 @lru_cache(maxsize=256)
 def _structure(strategy: str, mesh: Mesh) -> tuple[Any, ...]:
-    """Return the key of `Candidate.structure`."""
+    """Return a key that is equal for strategies and meshes that differ only in names of axes."""
     if strategy == PIPELINED:
         return strategy, mesh
     names, layout = mesh.axis_names, layout_on(strategy, mesh)

@@ -212,7 +212,7 @@ class _StepPlan:
 
     Attributes:
       depth: number of layers of the model.
-      guards: the conditions on the sizes under which the plan holds.
+      guards: the conditions on the sizes under which the plan is the same.
       work: formulas of the amounts of work, by the number of layers of the planned program.
       live_bytes: formulas of the bytes alive at each instruction; the peak is their maximum.
     """

@@ -141,7 +141,7 @@ class Template:
     points: tuple[Sizes, ...]
 
     def at(self, sizes: Sizes, signatures: dict[Signature, Signature] | None = None) -> Traced:
-        """Return the traced step at other sizes: numbers or recorded sizes.
+        """Return the traced step at other sizes: numbers, or numbers that record comparisons.
 
         Args:
           signatures: a dictionary for several steps, in which equal signatures become one object.
@@ -175,7 +175,7 @@ class Template:
         return {}
 
     def read(self, values: tuple[int, ...]) -> ProductTerm:
-        """Return the formula that has these values at the points.
+        """Return the formula that has these values at the sizes of the three traces (`points`).
 
         Raises:
           NoTemplateError: no formula has these values.
@@ -194,7 +194,7 @@ class Template:
         return self._known[values]
 
     def _fitting(self, values: tuple[int, ...]) -> Iterator[ProductTerm]:
-        """Yield every formula, with at most four sizes, that has these values at the points."""
+        """Yield every formula, of at most four sizes, that has these values in the three traces."""
         one, other, third = values
         if one == other == third:
             yield ProductTerm((), Fraction(1), Fraction(one - 1))
