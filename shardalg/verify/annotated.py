@@ -72,6 +72,8 @@ def satisfies(layout: Sharding, annotation: Sharding) -> bool:
     ):
         return False
     pairs = enumerate(zip(layout.dims, annotation.dims, strict=True))
+    # An annotation may name axes along which the value must be replicated. Then no dimension may be
+    # sharded along them, not even an open one.
     uses_replicated_axes = any(
         overlap(a, b) for digits in layout.dims for a in digits for b in annotation.replicated
     )

@@ -291,6 +291,7 @@ def _branches(
     node = node_of(verifier.graph, instruction)
     words = f"there is a block for each of the {len(node.bodies)} branches"
     yield verifier.decide(name, "carry", Decided(words, len(blocks) == len(node.bodies)))
+    # Operand 0 is the number of the branch. The branches read the other operands.
     number = instruction.operands[0]
     yield _uniform_claim(verifier, instruction, [verifier.sharding(number)])
     yield from verifier.output_claim(
@@ -366,6 +367,8 @@ def _body_claims(
     block, pairs = body.block, body.outside
     region, name = verifier.graph.regions[body.region], verifier.value_name(instruction)
     inner = verifier.constant_contents()
+    # A body has graph values of its own: an argument is `value` inside and `read` outside. Both are
+    # the same elements, so the contents are compared under the name of the outer value.
     for local, value, (outer, read) in zip(block.arguments, region.arguments, pairs, strict=True):
         inner[local] = verifier.declared(local)
         yield verifier.naming_claim("carry", local, value)

@@ -165,6 +165,7 @@ def moves(
     def register(
         claim: Callable[[CheckedInstruction[A]], Result],
     ) -> Callable[[CheckedInstruction[A]], Result]:
+        # `MOVES` has functions for all results. This kind has one, and no claims about several.
         MOVES[kind] = lambda step: ([claim(step)], [])
         return claim
 
@@ -261,6 +262,8 @@ def crosses(attributes: Attributes, digits: Digits) -> bool:
         routes = [pairs for reading in attributes.readings for pairs in reading.permutes]
     else:
         return any(overlap(a, b) for a in attributes.digits for b in digits)
+    # The pairs of a permute name single devices, so their partition ids along the digits decide.
+    # The attribute `digits` would include devices that exchange nothing.
     ends = [partition_ids(digits, positions(pairs)) for pairs in routes]
     return any(bool((sources != targets).any()) for sources, targets in ends)
 

@@ -147,6 +147,7 @@ class Report:
         return self.cells.df
 
     def _repr_html_(self) -> str:
+        """Return the report for a notebook: counts of claims, and claims not proved."""
         counts = Counter((claim.claim, claim.status) for claim in self.claims)
         rows = tuple((*key, count) for key, count in sorted(counts.items()))
         # A faulty plan can have a claim per instruction, more than a page can show, and the first

@@ -389,6 +389,8 @@ class Verifier:
             )
             arrives = Decided(words, holds=True, trusted=True)
             yield self.decide(self.value_name(instruction), "manual", arrives)
+        # Inside a `shard_map`, the graph's values have the shapes of blocks. So an operand is
+        # complete if each device holds all of it, although devices hold different numbers.
         known[result] = self.declared(result)
         read = zip(instruction.operands, node.operands, strict=True)
         for local, value in (*read, (result, node.results[0])):

@@ -40,6 +40,8 @@ def verify(
         (`Switches.finite_sums`). Otherwise a sum that is deferred past a product is refuted.
       finite_in_loops: the same in the bodies of scans (`Switches.defer_in_loops`).
     """
+    # Completion chose shardings by merging two of them. The claims of the program would not show a
+    # wrong merge, because a program can be right in any shardings.
     verifier = Verifier(sharded.graph, program, finite=finite, finite_in_loops=finite_in_loops)
     merges = [
         verifier.decide(sharded.graph.values[value].name, "merge", MergeClaim(first, second, both))

@@ -68,6 +68,8 @@ def by_path(given: Mapping[str, Any], paths: Sequence[str]) -> tuple[str | None,
     >>> by_path({"state": "optimizer_state", "state.w": "parameters"}, ("state.w", "state.m", "x"))
     ('parameters', 'optimizer_state', None)
     """
+    # A path that no leaf has is a typing error of the user. Without an error, its leaves would get
+    # no role, and the plan would be another one.
     unread = [start for start in given if not any(_begins(path, start) for path in paths)]
     if unread:
         raise RoleError(
@@ -235,6 +237,7 @@ class _Calls:
 
         @wraps(method)
         def run(module: Any, *args: Any, **kwargs: Any) -> Any:
+            """Run `method` in the scope of `module`, inside the scope of the calling module."""
             # A module that calls its own methods stays in its scope: one name per module.
             if self.running and self.running[-1] is module:
                 return method(module, *args, **kwargs)

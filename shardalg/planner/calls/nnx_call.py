@@ -239,4 +239,5 @@ def plain_state(tree: Any) -> Any:
         state = value if isinstance(value, nnx.State) else nnx.state(value)
         return nnx.to_pure_dict(state)
 
+    # None is an entry of a prefix of shardings ("no sharding"), so it must stay a leaf.
     return jax.tree.map(plain, tree, is_leaf=lambda v: v is None or is_state(v))

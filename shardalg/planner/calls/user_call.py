@@ -217,6 +217,8 @@ def _check(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     Raises:
       TraceError: `fn` is no function, or does not take the arguments.
     """
+    # The results of `.lower()` and `.compile()` have these attributes. They have shardings already,
+    # and no jaxpr that could be planned.
     if hasattr(fn, "compiler_ir") or hasattr(fn, "memory_analysis"):
         raise TraceError(
             f"{fn!r:.80} is lowered already, for one layout. Pass the function, or its trace: "

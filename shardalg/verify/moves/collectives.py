@@ -82,6 +82,7 @@ def _arrives(
       length: the number of places that the member sends.
     """
     digits = step.attributes.digits
+    # A place of the result without an element may hold anything.
     here = within(declared.start + place, 0, declared.size)
     goal = implies(here, equal(arriving + X, declared.start + place))
     words = f"place {place} receives element {arriving}+x"
@@ -126,6 +127,8 @@ def _own_parts(digits: Iterable[Digits], dims: Sequence[int]) -> Goal:
     Args:
       digits, dims: the digits and the dimension of each part.
     """
+    # The parts are checked one after another, although one collective runs them together. This is
+    # the same only if no part moves what another one moves.
     distinct = len({*dims}) == len(dims)
     pairs = combinations(digits, 2)
     shared = any(overlap(x, y) for first, second in pairs for x, y in product(first, second))

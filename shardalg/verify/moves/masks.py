@@ -90,6 +90,8 @@ def _changed(
       task: the change; result: the contents after it, without this record.
       claims: the claims under which the change is right, if the operand needs it.
     """
+    # Changes do not commute: a mask after a sum would delete parts of it. So they must be made in
+    # the order in which the operator's row requires them.
     operand = step.operand
     if operand.awaits and operand.awaits[0] == task:
         return replace(result, awaits=operand.awaits[1:]), list(claims)

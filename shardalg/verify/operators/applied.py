@@ -176,6 +176,8 @@ def emission_claim(op: CheckedOperator[Apply], emission: Emission) -> Goal:
     (`PROMISES`) may be dropped. A box at a run-time start must be an instruction of its own
     (`Extract`, `Insert`), because the operator would clamp starts to the block.
     """
+    # Operators that differ in these parameters alone may have equal rows of RULES. The claims about
+    # rows would then not find the difference.
     declared, own = dict(op.apply.params), dict(op.signature.params)
     wanted = own | dict(emission.params)
     other = [

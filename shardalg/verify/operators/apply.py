@@ -184,6 +184,8 @@ def _box_at_start(op: CheckedOperator[Extract | Insert]) -> Outcome:
     rule = _row(op)
     run = LocalOperator(op.mesh, rule, rule, _split_loops(op, rule))
     run = replace(run, local=rule_of_blocks(rule, run.blocks))
+    # The instruction compares the box's start with each block along the sharded dimensions, so it
+    # must name their digits and the largest starts, to which JAX clamps.
     cut = {name for name, digits in run.digits.items() if digits}
     places = tuple((dim, run.digits[loop], high) for dim, loop, high in boxes(rule, cut))
     # A row with a start value writes its box into that value; other rows read the box.

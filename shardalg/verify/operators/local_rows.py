@@ -377,6 +377,8 @@ def write_claims(run: LocalOperator, nth: int, result: Contents) -> Iterator[Goa
     for dim, (index, local, span) in enumerate(pairs):
         if _is_device_independent(run, index, local, span):
             continue
+        # Both claims are needed: an iteration could write a wrong place, and an element could be
+        # written by no iteration (`_covered`).
         element, place = number(index, run.iterations), number(local, run.places)
         right = All((equal(place + span.start, element), within(place, 0, span.length)))
         words = f"dimension {dim}: {index} is written at {local}"
