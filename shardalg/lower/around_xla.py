@@ -110,19 +110,24 @@ def repeated(graph: Graph, block: Block) -> dict[int, tuple[int, ...]]:
     if not found:
         return {}
     # All second gathers are in one phase, the backward pass: only copies of that phase wait.
-    made = {r: at for at, i in enumerate(block.instructions) for r in i.results}
+    made = {result: at for at, one in enumerate(block.instructions) for result in one.results}
     readers = _readers(block)
     phase = block.instructions[found[0]].phase
-    numbered = enumerate(block.instructions)
     open_copies = [
-        at for at, i in numbered if isinstance(i.attributes, GATHERS) and i.phase == phase
+        at
+        for at, one in enumerate(block.instructions)
+        if isinstance(one.attributes, GATHERS) and one.phase == phase
     ]
     waits = {}
     for at in found:
         # AT_ONCE copies stay out of the barrier: one is gathered while the other one is used.
         before = open_copies[: max(0, bisect_left(open_copies, at) + 1 - AT_ONCE)]
-        reads = {c: [i for v in block.instructions[c].results for i in readers[v]] for c in before}
-        done = [copy for copy in before if all(i < at for i in reads[copy])]
+        # A copy is done if all instructions that read it come before the repeated collective.
+        last_reads = {
+            copy: max(max(readers[v], default=-1) for v in block.instructions[copy].results)
+            for copy in before
+        }
+        done = [copy for copy in before if last_reads[copy] < at]
         open_copies = [copy for copy in open_copies if copy not in done]
         became = (local for copy in done for local in _became(block, copy, at, readers))
         waits[at] = tuple(dict.fromkeys((*_latest_beside(block, at, made), *became)))

@@ -46,30 +46,34 @@ class _LoweredRing:
         Each step emits the products of the present pieces and the permutes of the next ones.
         """
         own = self.env[self.collective.operands[0]]
-        made = self.a.along[-1]
-        pieces = [lax.slice_in_dim(own, d.first, d.first + d.size, 1, self.dim) for d in self._ways]
+        result_dim = self.a.along[-1]
+        pieces = [
+            lax.slice_in_dim(own, way.first, way.first + way.size, 1, self.dim)
+            for way in self._ways
+        ]
         result: Array | None = None
-        for t in range(max(d.products for d in self._ways)):
+        for step in range(max(way.products for way in self._ways)):
             products = [
-                (d, self.multiplied(d, t, piece))
-                for d, piece in zip(self._ways, pieces, strict=True)
-                if t < d.products
+                (way, self.multiplied(way, step, piece))
+                for way, piece in zip(self._ways, pieces, strict=True)
+                if step < way.products
             ]
             # The permute of the next piece is emitted before the products are used, so that both
             # can overlap.
             pieces = [
-                self.permuted(piece, d.hop) if t + 1 < d.products else piece
-                for d, piece in zip(self._ways, pieces, strict=True)
+                self.permuted(piece, way.hop) if step + 1 < way.products else piece
+                for way, piece in zip(self._ways, pieces, strict=True)
             ]
-            for d, product in products:
-                # A contracted ring adds products; otherwise each product is a block of the result.
-                if made is None:
+            for way, product in products:
+                # If the gathered dimension is contracted, the result is the sum of all products;
+                # otherwise each product is a block of the result.
+                if result_dim is None:
                     result = product if result is None else result + product
                 else:
                     whole = self.emitter.program.locals[self.product.results[0]].shape
                     result = jnp.zeros(whole, product.dtype) if result is None else result
-                    place = (self.start(d, t), made)
-                    result = lax.dynamic_update_slice_in_dim(result, product, *place)
+                    start = self.start(way, step)
+                    result = lax.dynamic_update_slice_in_dim(result, product, start, result_dim)
         return result
 
     def scattered(self) -> Array:
@@ -78,12 +82,12 @@ class _LoweredRing:
         A sum is permuted while the product that is added to it next is computed.
         """
         sums: dict[int, Array] = {}
-        for t in range(max(d.products for d in self._ways)):
-            for d in self._ways:
-                if t < d.products:
-                    arrived = self.permuted(sums[d.first], d.hop) if t else None
-                    product = self.multiplied(d, t, None)
-                    sums[d.first] = product if arrived is None else arrived + product
+        for step in range(max(way.products for way in self._ways)):
+            for way in self._ways:
+                if step < way.products:
+                    arrived = self.permuted(sums[way.first], way.hop) if step else None
+                    product = self.multiplied(way, step, None)
+                    sums[way.first] = product if arrived is None else arrived + product
         return jnp.concatenate([sums[first] for first in sorted(sums)], self.dim)
 
     @property

@@ -169,11 +169,14 @@ def _halo_exchange(
         # device first selects the operand that it sends, by its position.
         first = edges[0][2] if edges else 0
         sent = xs[first]
-        for operand in {k for _, _, k in edges} - {first}:
-            here = _at(emitter, [source for source, _, k in edges if k == operand])
-            sent = jnp.where(here, xs[operand], sent)
-        arrived.append(lax.ppermute(sent, names, [edge[:2] for edge in edges]))
-    return [_read(emitter, a.digits, r, xs[r.operand], arrived) for r in a.readings]
+        for other in sorted({operand for _, _, operand in edges} - {first}):
+            senders = [source for source, _, operand in edges if operand == other]
+            sent = jnp.where(_at(emitter, senders), xs[other], sent)
+        pairs = [(source, target) for source, target, _ in edges]
+        arrived.append(lax.ppermute(sent, names, pairs))
+    return [
+        _read(emitter, a.digits, reading, xs[reading.operand], arrived) for reading in a.readings
+    ]
 
 
 def _read(
