@@ -286,12 +286,17 @@ class Scan:
         start = dict.fromkeys([*arguments, *(local for local, _ in self.program.constants)])
         held = {v: self.whole[v] for v in start}
         # A result that no instruction makes is copied to its place when the program ends.
-        made = {v: i for i, one in enumerate(self.program.block.instructions) for v in one.results}
-        pairs = {r: a for r, a in reused(self.program, donated).items() if r in made}
+        block = self.program.block
+        made = {value: at for at, one in enumerate(block.instructions) for value in one.results}
+        pairs = {
+            result: argument
+            for result, argument in reused(self.program, donated).items()
+            if result in made
+        }
         # The caller keeps an argument that is not donated. XLA frees a donated one only if a result
         # takes its memory. So all other arguments live to the end.
         free = frozenset(pairs.values())
-        lives = self.span(self.program.block, held, frozenset(start) - free)
+        lives = self.span(block, held, frozenset(start) - free)
         # Until its result is made, nothing else is written in the memory of an argument.
         last = dict(lives.last)
         for result, argument in pairs.items():

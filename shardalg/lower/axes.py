@@ -221,15 +221,18 @@ class Blocks:
         def block(index: Any) -> np.ndarray:
             """Return one device's block of the padded array, given its slices."""
             # JAX asks for blocks of the padded array, and `read` knows the array without padding.
-            full = [range(*i.indices(n)) for i, n in zip(index, padded, strict=True)]
-            kept = [slice(r.start, min(r.stop, n)) for r, n in zip(full, self.shape, strict=True)]
-            sizes = [max(0, s.stop - s.start) for s in kept]
+            full = [range(*part.indices(size)) for part, size in zip(index, padded, strict=True)]
+            kept = [
+                slice(places.start, min(places.stop, size))
+                for places, size in zip(full, self.shape, strict=True)
+            ]
+            sizes = [max(0, part.stop - part.start) for part in kept]
             # A block of padding alone has no elements to read.
             if 0 in sizes:
-                return np.zeros([len(r) for r in full], self.dtype)
+                return np.zeros([len(places) for places in full], self.dtype)
             found = self._read(tuple(kept), tuple(sizes))
-            widths = [(0, len(r) - size) for r, size in zip(full, sizes, strict=True)]
-            return np.pad(found, widths) if any(w for _, w in widths) else found
+            widths = [(0, len(places) - size) for places, size in zip(full, sizes, strict=True)]
+            return np.pad(found, widths) if any(width for _, width in widths) else found
 
         return jax.make_array_from_callback(padded, target, block)
 

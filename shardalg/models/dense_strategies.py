@@ -135,15 +135,16 @@ def _weight_dims(layout: StrategyAxes, mesh: Mesh, weight: str, shape: tuple[int
     """
     features, cut = _WEIGHTS[weight]
     sizes = dict(mesh.axes)
-    count = [math.prod(sizes[a] for a in axes) for axes in (layout.weights, layout.tensor)]
+    weight_parts = math.prod(sizes[axis] for axis in layout.weights)
+    tensor_parts = math.prod(sizes[axis] for axis in layout.tensor)
     found: list[Axes] = [()] * len(shape)
     # JAX refuses arguments with uneven blocks, so an axis that does not divide is left out.
-    if shape[cut] % count[1] == 0:
+    if shape[cut] % tensor_parts == 0:
         found[cut] = layout.tensor
     # Every weight has the model's features, so that this choice gives all weights one sharding.
-    free = [features, *(d for d in range(len(shape)) if d not in (features, cut))]
-    whole = [d for d in free if shape[d] % count[0] == 0] if not found[cut] else [features]
-    place = (whole or [features])[0]
+    free = [features, *(dim for dim in range(len(shape)) if dim not in (features, cut))]
+    divided = [dim for dim in free if shape[dim] % weight_parts == 0]
+    place = divided[0] if divided and not found[cut] else features
     found[place] = layout.weights
     return tuple(found)
 

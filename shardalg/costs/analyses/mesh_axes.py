@@ -161,9 +161,12 @@ def _idle(program: SpmdProgram, graph: Graph, step: Execution) -> Idle | None:
     if attributes.primitive != signature.primitive or not contracts(signature):
         return None
     # A manual region shards its axes by itself, so these axes are never idle in it.
-    mesh, used = program.mesh, [d for _, digits in attributes.loops for d in digits]
-    own = graph.manual_axes(graph.nodes[node].region)
-    digits = {name: mesh.digit(name) for name, n in mesh.axes if n > 1 and name not in own}
-    free = {n: d for n, d in digits.items() if not any(overlap(d, other) for other in used)}
+    mesh, own = program.mesh, graph.manual_axes(graph.nodes[node].region)
+    used = [digit for _, digits in attributes.loops for digit in digits]
+    free = {}
+    for name, size in mesh.axes:
+        digit = mesh.digit(name)
+        if size > 1 and name not in own and not any(overlap(digit, other) for other in used):
+            free[name] = digit
     flops = signature_local_flops(signature, attributes.loops) * step.count
     return Idle(node, tuple(free), tuple(free.values()), step.count, flops) if free else None

@@ -194,14 +194,18 @@ def _told_apart(rows: Sequence[CoreTime]) -> tuple[list[CoreTime], tuple[str, ..
     names = _names(rows)
     kept: list[str] = []
     # The fit minimises relative errors, so a row's amounts count per measured second.
-    weights = {n: np.array([r.amounts.get(n, 0.0) / r.seconds for r in rows]) for n in names}
+    weights = {
+        name: np.array([row.amounts.get(name, 0.0) / row.seconds for row in rows]) for name in names
+    }
     for name in names:
         # Amounts of flops and of bytes differ by orders of magnitude. Divided by their largest
         # entry, all figures have one scale and need one tolerance.
-        columns = np.stack([weights[n] / weights[n].max() for n in (*kept, name)])
+        scaled = [weights[figure] / weights[figure].max() for figure in (*kept, name)]
+        columns = np.stack(scaled)
         if np.linalg.matrix_rank(columns, tol=1e-6) > len(kept):
             kept.append(name)
-    kept_rows = [
-        CoreTime(r.name, {n: r.amounts.get(n, 0.0) for n in kept}, r.seconds) for r in rows
-    ]
+    kept_rows = []
+    for row in rows:
+        amounts = {name: row.amounts.get(name, 0.0) for name in kept}
+        kept_rows.append(CoreTime(row.name, amounts, row.seconds))
     return kept_rows, tuple(name for name in names if name not in kept)

@@ -241,12 +241,18 @@ class _StepPlan:
         # The instruction with the most live bytes differs from point to point, so the maximum is
         # taken per point.
         peaks = np.maximum.reduce([exact.of(size) for size in self.live_bytes]).tolist()
+        # An amount that depends on no recorded size is one number, so it is repeated per point.
         rows = {
-            key: {name: np.broadcast_to(n, len(peaks)).tolist() for name, n in row.items()}
+            key: {
+                name: np.broadcast_to(amount, len(peaks)).tolist() for name, amount in row.items()
+            }
             for key, row in amounts.rows.items()
         }
         for place, peak in enumerate(peaks):
-            at = {k: {name: n[place] for name, n in row.items()} for k, row in rows.items()}
+            at = {
+                key: {name: by_point[place] for name, by_point in row.items()}
+                for key, row in rows.items()
+            }
             memory = Liveness(peak, None, (), 0, 0)
             yield price(from_amounts(replace(amounts, rows=at), self.devices, memory, self.chip))
 

@@ -208,11 +208,14 @@ class Template:
     @cached_property
     def _products(self) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
         """The products of up to four sizes: their names, and their values at the three points."""
-        names = tuple(self.points[0])
-        chosen = (c for n in range(1, 5) for c in combinations(names, n))
-        rows = ((c, tuple(math.prod(p[n] for n in c) for p in self.points)) for c in chosen)
-        # A product with equal values at two points would make the denominator in `_fitting` zero.
-        return [(c, row) for c, row in rows if len(set(row)) == 3]
+        found = []
+        for count in range(1, 5):
+            for names in combinations(self.points[0], count):
+                values = tuple(math.prod(point[name] for name in names) for point in self.points)
+                # Equal values at two points would make the denominator in `_fitting` zero.
+                if len(set(values)) == 3:
+                    found.append((names, values))
+        return found
 
     @cached_property
     def literals(self) -> tuple[Literal, ...]:
@@ -336,30 +339,36 @@ class _Rebuilt:
         Raises:
           NoTemplateError: the graphs differ in more than numbers.
         """
+        # In each row of the loops below, one value, node or region as it is in each of the graphs.
         first = self.graphs[0]
-        rows = zip(*(g.values for g in self.graphs), strict=True)
-        values = tuple(
-            replace(
-                row[0], type=ValueType(self.of(*(v.type.shape for v in row)), row[0].type.dtype)
-            )
-            for row in rows
-        )
-        types, rebuilt, nodes = [value.type for value in values], {}, []
-        for row in zip(*(g.nodes for g in self.graphs), strict=True):
-            node = row[0]
-            ends = tuple(tuple(types[v] for v in side) for side in (node.operands, node.results))
-            key = (*(n.signature for n in row), ends)
+        values, nodes, regions = [], [], []
+        for same_value in zip(*(graph.values for graph in self.graphs), strict=True):
+            shape = self.of(*(value.type.shape for value in same_value))
+            value = same_value[0]
+            values.append(replace(value, type=ValueType(shape, value.type.dtype)))
+        types, rebuilt = [value.type for value in values], {}
+        for same_node in zip(*(graph.nodes for graph in self.graphs), strict=True):
+            node = same_node[0]
+            operands = tuple(types[operand] for operand in node.operands)
+            results = tuple(types[result] for result in node.results)
+            signatures = [node.signature for node in same_node]
+            key = (*signatures, operands, results)
             # Most operators of equal layers share a signature, which is rebuilt once.
             if key not in rebuilt:
-                params = self.of(*(n.signature.params for n in row))
-                found = Signature(node.primitive, params, *ends)
+                params = self.of(*(signature.params for signature in signatures))
+                found = Signature(node.primitive, params, operands, results)
                 rebuilt[key] = self.same.setdefault(found, found)
             nodes.append(replace(node, signature=rebuilt[key]))
-        trips = zip(*(g.regions for g in self.graphs), strict=True)
-        regions = tuple(
-            replace(row[0], trip_count=self.number(*(r.trip_count for r in row))) for row in trips
+        for same_region in zip(*(graph.regions for graph in self.graphs), strict=True):
+            count = self.number(*(region.trip_count for region in same_region))
+            regions.append(replace(same_region[0], trip_count=count))
+        return replace(
+            first,
+            values=tuple(values),
+            nodes=tuple(nodes),
+            regions=tuple(regions),
+            bindings=(),
         )
-        return replace(first, values=values, nodes=tuple(nodes), regions=regions, bindings=())
 
     def of(self, *found: Any) -> Any:
         """Return a parameter from its values in the graphs, with integers replaced by `number`."""
