@@ -270,6 +270,7 @@ def _without_mesh(value: Any, known: dict[Any, Any]) -> Any:
         return value.replace(jaxpr=_without_mesh(value.jaxpr, known))
     if isinstance(value, core.Literal):
         return type(value)(np.asarray(value.val), _type_without_mesh(value.aval))
+    # A variable occurs in several equations, which must all get the same new one.
     if isinstance(value, core.Var):
         if value not in known:
             known[value] = copy(value)

@@ -77,6 +77,7 @@ def _signs(difference: Formula, sizes: Mapping[str, Any], sign: Callable[[int], 
       sizes: the name of one size, with an array of its values.
       sign: returns the exact sign at one value, for values at which rounding errors matter.
     """
+    # The sum of the terms' absolute values is the scale of the rounding errors in the difference.
     code = Code()
     absolute = {monomial: abs(c) for monomial, c in difference.terms.items()}
     roots = [code.polynomial(terms) for terms in (difference.terms, absolute)]

@@ -85,6 +85,7 @@ def _masked_scores(graph: Graph, givers: Givers) -> set[int]:
         if _orders(graph, node, givers):
             masks.add(result)
         elif node.primitive == "select_n" and _compares(graph, node.operands[0], givers, triangles):
+            # A select between constants is a mask itself; a select with data applies the mask.
             cases = node.operands[1:]
             plain = not any(_reads_data(graph, case, givers) for case in cases)
             (masks if plain else found).add(result)

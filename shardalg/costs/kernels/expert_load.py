@@ -75,6 +75,7 @@ def busiest_flops(rule: Rule, sizes: Mapping[str, Any], count: Any) -> Any:
       count: the flops if all rows belong to the groups of the device. It is returned unchanged if
         sizes are formulas; `of_named_groups` is for these.
     """
+    # A guard selects the group that each row belongs to, so its loop is the loop over groups.
     for guard in rule.guards if rule.load is not None else ():
         assert guard.loop.loop is not None, "a group is one loop"
         own = sizes.get(guard.loop.loop)

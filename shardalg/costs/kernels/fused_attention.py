@@ -73,6 +73,8 @@ def fused_attention(graph: Graph) -> FusedAttention:
             products = NONE.union(*(roots.get(v, NONE) for v in node.operands))
             if products:
                 reads[products] += 1
+    # Scores, weights and their gradients are read by another product of the kernel; the result of
+    # the attention is not.
     scores = NONE.union(*reads)
     found = {v for v, products in roots.items() if products and products <= scores}
     found |= _masks(graph, found, handed)
