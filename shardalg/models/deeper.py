@@ -187,15 +187,17 @@ def interpolated_memory(low: Liveness, high: Liveness, share: float) -> Liveness
 
 
 def held_bytes(low: Shallow, high: Shallow, share: int) -> tuple[list[Any], list[tuple[int, int]]]:
-    """Return the bytes alive at each instant of the deeper model, and both programs' instants.
+    """Return the bytes alive in the deeper model while each of its instructions runs.
 
-    If the two programs cannot be aligned, only their two peaks are compared.
+    They follow from two programs of fewer layers, whose instructions are paired. If the two
+    programs cannot be aligned, only their two peaks are compared.
 
     Args:
       share: the deeper model has the layers of `low` and `share` times the difference to `high`.
 
     Returns:
-      The bytes per instant, and per instant its index in `low.instants` and in `high.instants`.
+      The bytes per pair of instructions, and per pair its indices in `low.instants` and in
+      `high.instants`.
     """
     one, other = low.instants, high.instants
     pairs = aligned([at.key for at in one], [at.key for at in other])

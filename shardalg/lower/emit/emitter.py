@@ -56,9 +56,9 @@ class Emitter:
         return lambda emitter, it, *operands: by_word(partial(emit, emitter, it), *operands)
 
     def rotated(self, digits: Digits, x: Array, hop: int) -> Array:
-        """Return the block `x` of the device whose partition id along `digits` is larger by `hop`.
+        """Return the block of another device: the one whose id along `digits` is larger by `hop`.
 
-        Ids count modulo the size of the group.
+        Ids count modulo the size of the group. `x` is the device's own block.
         """
         # Every group of positions that differ in `digits` alone is a ring of its own.
         at, n = {}, parts(digits)
