@@ -291,18 +291,16 @@ class CostProblem:
         The descent starts from these options.
         """
         held, move = self.value_shardings, self._move
-        # Price each option as if all other units kept the completed shardings: its own seconds, the
-        # moves of its operands from these shardings, and the moves of its results back to them.
-        seconds = [
-            [
-                option.seconds
-                + sum(move(v, held[v], layout) for v, layout in option.asks)
-                + sum(move(v, layout, held[v]) for v, layout in option.makes)
-                for option in options
-            ]
-            for options in self.problem.units
-        ]
-        return tuple(costs.index(min(costs)) for costs in seconds)
+
+        def seconds(option: Option) -> float:
+            # An option is priced as if all other units kept the completed shardings: its operands
+            # are moved from these, and its results back to these.
+            reads = sum(move(value, held[value], layout) for value, layout in option.asks)
+            results = sum(move(value, layout, held[value]) for value, layout in option.makes)
+            return option.seconds + reads + results
+
+        prices = [[seconds(option) for option in options] for options in self.problem.units]
+        return tuple(of_unit.index(min(of_unit)) for of_unit in prices)
 
     def applied(self, taken: Sequence[int]) -> ShardedGraph:
         """Return the sharded graph in which each unit uses its option of number `taken[unit]`.

@@ -259,16 +259,17 @@ def operator_class(
     )
     # XLA propagates from the indices of a gather before its data (kGather).
     indices = {symbol.operand for symbol in rule.symbols}
+    shapes = tuple(t.shape for t in types)
     return OperatorClass(
-        role,
-        maps,
-        tuple(t.shape for t in types),
-        sizes if role in image.MATRIX else (0,) * len(types),
-        len(operands),
-        single,
-        image_of(rule, tuple(t.shape for t in types)) if role == image.CONVOLUTION else None,
-        tuple(sorted(operands, key=lambda k: role == image.GATHER and k not in indices)),
-        through,
+        role=role,
+        maps=maps,
+        shapes=shapes,
+        bytes=sizes if role in image.MATRIX else (0,) * len(types),
+        num_operands=len(operands),
+        single=single,
+        image=image_of(rule, shapes) if role == image.CONVOLUTION else None,
+        first=tuple(sorted(operands, key=lambda k: role == image.GATHER and k not in indices)),
+        through=through,
         blocks=blocks,
         is_closed=bool(unmatched and not rule.batched)
         or not any(entry for tensor in maps for entry in tensor),

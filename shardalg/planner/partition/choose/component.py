@@ -238,20 +238,23 @@ def _component(rows: tuple[Rule, ...], numbers: list[int]) -> Component:
     rules = tuple(rows[n] for n in numbers)
     tensors = tuple(t for n in numbers for t in _tensors(rows[n], None if len(rows) == 1 else n))
     # A loop may be sharded only if every row of the component allows it, because rows share loops.
-    named = [n for rule in rules for n, _ in rule.loops if n not in unsupported_loops(rule)]
+    supported = [n for rule in rules for n, _ in rule.loops if n not in unsupported_loops(rule)]
     barred = {name for rule in rules for name in _unshardable(rule)}
+    even = [
+        (name, rule.extents[name])
+        for rule in rules
+        for name in rule.reduced
+        if not _is_maskable(rule, name)
+    ]
+    # Rows share loops and operands, so a loop or a dimension may occur several times.
+    nests = dict.fromkeys(loops for t in tensors for loops in t.dims if len(loops) > 1)
     return Component(
-        rules,
-        tensors,
-        tuple(dict.fromkeys(name for name in named if name not in barred)),
-        tuple(
-            (n, rule.extents[n])
-            for rule in rules
-            for n in rule.reduced
-            if not _is_maskable(rule, n)
-        ),
-        tuple(dict.fromkeys(loops for t in tensors for loops in t.dims if len(loops) > 1)),
-        len(rows) == 1,
+        rules=rules,
+        tensors=tensors,
+        loops=tuple(dict.fromkeys(name for name in supported if name not in barred)),
+        even=tuple(even),
+        nests=tuple(nests),
+        is_whole=len(rows) == 1,
     )
 
 

@@ -150,6 +150,8 @@ def kinds(graph: Graph) -> Kinds:
     found: dict[tuple[Any, ...], int] = {}
     again, later = remade_values(graph), _read_later(graph)
     numbers: list[int | None] = []
+    # A class is a tuple of the operator and of all properties on which the decision at a node
+    # depends. Nodes with equal tuples get equal numbers.
     for node in graph.nodes:
         if node.bodies or node.signature.primitive in USER_COLLECTIVES:
             numbers.append(None)
@@ -166,7 +168,7 @@ def kinds(graph: Graph) -> Kinds:
     # The keys of `found` are in the order of the class numbers. Each is a signature and the five
     # properties of the class.
     classes = list(zip(*found, strict=True))[1:] or ((),) * 5
-    reads_of, unread, remade, shared, read_again = classes
+    reads_of, unread, remade, shared, is_read_again = classes
     # With two readers, the collective that reduces a partial sum would run once for each of them.
     once = [v for v, users in enumerate(graph.users) if len(users) == 1]
     linear = [(v, *reader) for v in once if (reader := _only_reader(graph, v, outputs))]
@@ -175,8 +177,16 @@ def kinds(graph: Graph) -> Kinds:
     # The last value is repeated, because a getter of one entry would not return a tuple.
     values = [node.operands + node.results for node in graph.nodes]
     pick = tuple([itemgetter(*each, each[-1]) for each in values])
-    waiting = always, finite
-    return Kinds(waiting, tuple(numbers), reads_of, unread, remade, shared, read_again, pick)
+    return Kinds(
+        deferrable=(always, finite),
+        numbers=tuple(numbers),
+        reads=reads_of,
+        unread=unread,
+        remade=remade,
+        shared=shared,
+        read_again=is_read_again,
+        pick=pick,
+    )
 
 
 def _is_read_again(graph: Graph, node: Node) -> bool:

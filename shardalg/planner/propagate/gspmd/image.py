@@ -57,19 +57,17 @@ class Image:
         extents = {name: size for _, loops in self.nests for name, size in loops}
         known = {loop for d, _ in self.nests for loop, _ in maps[self.operand][d]}
         known |= {loop for d in self.kernel_dims for loop, _ in maps[self.kernel][d]}
-        # Only the loops of `nests` may carry the digits of a window. Elsewhere they get their
-        # extents, and the window's other loops are dropped, so that all tensors agree on them.
-        found = [
-            [
-                tuple(
-                    (loop, extents.get(loop, extent))
-                    for loop, extent in entry
-                    if loop not in known or loop in extents
-                )
-                for entry in dims
-            ]
-            for dims in maps
-        ]
+
+        def kept(loops: Loops) -> Loops:
+            # Only the loops of `nests` may carry the digits of a window. Elsewhere they get their
+            # extents, and the window's other loops are dropped, so that all tensors agree on them.
+            return tuple(
+                (loop, extents.get(loop, extent))
+                for loop, extent in loops
+                if loop not in known or loop in extents
+            )
+
+        found = [[kept(loops) for loops in dims] for dims in maps]
         for d, loops in self.nests:
             found[self.operand][d] = loops
         return tuple(map(tuple, found))
@@ -121,16 +119,18 @@ def image_of(rule: Rule, shapes: tuple[tuple[int, ...], ...]) -> Image:
     slid = [d for d in spatial if not _is_whole(rule, image.dims[d], shapes[image.operand][d])]
     taps = {loop for d in slid for loop in image.dims[d].variables} - results
     sizes = tuple(_sizes(rule, image.dims[d]) for d in spatial)
+    loops_of_image = {v for index in image.dims for v in index.variables}
     return Image(
-        image.operand,
-        kernel.operand,
-        batches[0] if len(batches) == 1 and image.dims[batches[0]].loop else None,
-        tuple(features),
-        tuple(slid),
-        tuple(d for d, index in enumerate(kernel.dims) if taps & set(index.variables)),
-        bool(shared & results & {v for index in image.dims for v in index.variables}),
-        _is_small(sizes),
-        tuple((d, _nest(rule, image.dims[d], shapes[image.operand][d])) for d in spatial),
+        operand=image.operand,
+        kernel=kernel.operand,
+        batch_dim=batches[0] if len(batches) == 1 and image.dims[batches[0]].loop else None,
+        feature_dims=tuple(features),
+        window_dims=tuple(slid),
+        kernel_dims=tuple(d for d, index in enumerate(kernel.dims) if taps & set(index.variables)),
+        # A loop in image, kernel and result numbers groups: it is summed in none of them.
+        is_grouped=bool(shared & results & loops_of_image),
+        is_small=_is_small(sizes),
+        nests=tuple((d, _nest(rule, image.dims[d], shapes[image.operand][d])) for d in spatial),
     )
 
 

@@ -411,10 +411,11 @@ def _operand_places(
     steps_of, place = where
     count = [kind.num_operands for kind in kinds]
     operands = [places[: count[kind]] for places, (kind, _, _) in zip(place, steps, strict=True)]
-    # Most values have one step, whose tuple serves without a copy.
-    return [
-        operands[positions[0]]
-        if len(positions) == 1
-        else {p for step in positions for p in operands[step]}
-        for positions in steps_of
-    ]
+
+    def of_steps(found: list[int]) -> Collection[int]:
+        # Most values have one step, whose tuple serves without a copy.
+        if len(found) == 1:
+            return operands[found[0]]
+        return {place for step in found for place in operands[step]}
+
+    return [of_steps(found) for found in steps_of]
