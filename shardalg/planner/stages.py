@@ -573,6 +573,8 @@ def priced(
     given, graph = machine(hardware), traced.graph
     settings: dict[str, Any] = {"roles": traced.roles, "donated": traced.donated}
     made = estimate(program, graph, given, overlap=overlap, **settings)
+    # A while loop whose number of iterations is unknown is priced as one iteration. The cost lists
+    # these loops, so that a user does not take its seconds for the whole.
     unknown = tuple(loop.key for loop in while_loops(graph) if loop.iterations is None)
     placed = program if isinstance(program, SpmdProgram) else program.hints
     return replace(

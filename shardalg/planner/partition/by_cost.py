@@ -113,9 +113,10 @@ class CostProblem:
 
     @cached_property
     def places(self) -> tuple[tuple[Node, int], ...]:
-        """Per unit of a node: the node, and the number of its component (`components`).
+        """For each unit that is a node or a part of it: the node, and the part's number.
 
-        The units of region arguments follow after these in `problem.units`.
+        Parts are the components of its rows of RULES (`components`). In `problem.units`, the groups
+        of region arguments follow after these units.
         """
         return tuple(
             (node, place)
@@ -148,7 +149,7 @@ class CostProblem:
         return tuple(found)
 
     def _body_arguments(self, one: TiedArguments) -> list[int]:
-        """Return the members of a group that are arguments of bodies; no node computes them."""
+        """Return the values of a group of tied values that are arguments of bodies of a call."""
         return [v for v, _ in one.makes if self.graph.producer[v] is None]
 
     def _candidates(self, node: Node, place: int) -> tuple[ComponentCandidate, ...]:

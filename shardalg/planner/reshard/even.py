@@ -468,10 +468,14 @@ def is_direct(shape: Shape, start: State, goal: State) -> bool:
     if any(size % parts(d) for side in (dims, wanted) for size, d in zip(shape, side, strict=True)):
         return False
     used = {digit for digits in dims for digit in digits}
+    # `cut` has the digits by which a dimension is split further. A slice sends nothing, but is only
+    # possible along digits of which each device holds all blocks.
     pairs = [(a, b) for a, b in zip(dims, wanted, strict=True) if a != b]
     cut = [b[len(a) :] for a, b in pairs if b[: len(a)] == a]
     if not all(used.isdisjoint(digits) for digits in cut):
         return False
+    # Each dimension is then sliced or gathered, and a gather after the slices brings only elements
+    # of the goal.
     if pending == kept:
         return all(b[: len(a)] == a or a[: len(b)] == b for a, b in pairs)
     if kept:

@@ -66,6 +66,8 @@ def idle_axes_of_equal_size(key: NodeKey, component: Component) -> dict[str, Dig
     idle = _idle_axes(key, component)
     found: dict[str, Digits] = {}
     for name, sides in _contracting_digits(key, component).items() if idle else ():
+        # An idle axis as large as the digits of the operands is preferred: one permute per operand
+        # moves its blocks there. All idle axes are taken only if another loop has the digits.
         split = [tuple(own) for _, own in sides if own]
         alike = [axis for axis in idle if split and all(axis.size == parts(own) for own in split)]
         count, extent = parts(tuple(idle)), component.rule.extents[name]
@@ -254,7 +256,8 @@ def _is_free(
 def _outweighs(key: NodeKey, component: Component, operand: int, matched: LoopSets) -> bool:
     """Return whether an operand's block has more elements than the result's block.
 
-    Both tensors count as sharded along matched digits only.
+    Both tensors count as sharded along matched digits only, which are digits that shard a loop in
+    all its tensors.
     """
     (one,) = (t for t in component.tensors if t.operand == operand)
     (made,) = (t for t in component.tensors if t.operand is None)

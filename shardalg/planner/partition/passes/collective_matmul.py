@@ -85,6 +85,7 @@ class CollectiveMatmuls(Rewriter):
           made: the instruction that computes each local value.
           reads: how often each local value is read.
         """
+        # A ring never holds the value between its two instructions, so nothing else may read it.
         for one in instructions:
             for local in dict.fromkeys(one.operands):
                 before = made.get(local)

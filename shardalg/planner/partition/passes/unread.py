@@ -38,7 +38,9 @@ COPIES = SAME | {"rev", "slice"}
 
 @dataclass
 class JoinAsBits(Rewriter):
-    """The rewriter that combines elements which only one device has as bits ("pick").
+    """The rewriter that replaces sums by "pick" where one device alone has each element.
+
+    "pick" combines the bits of an element instead of adding numbers.
 
     Attributes:
       alone: local values of which at most one device has each element; all others have 0.
@@ -59,7 +61,7 @@ class JoinAsBits(Rewriter):
         return instruction
 
     def note_part(self, instruction: Instruction) -> Instruction:
-        """Record that one device has each element of a part, if that holds for the whole."""
+        """Record that one device alone has each element of a slice, if it has the operand's."""
         if instruction.operands[0] in self.alone:
             self.alone.update(instruction.results)
         return instruction
