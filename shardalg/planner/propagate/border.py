@@ -92,9 +92,9 @@ def given(graph: Graph, annotations: Annotations) -> list[tuple[int, Sharding]]:
 
 
 def _fixed(sharding: Sharding, layouts: Layouts, *, fixed: bool = True) -> int:
-    """Return the layout number of an annotation in the first round.
+    """Return the number in `layouts` of an annotation in the first round of priorities.
 
-    Dimensions that take part in later rounds are whole and closed.
+    Dimensions that take part in later rounds are whole and closed there.
     """
     known, key = layouts.annotated, (sharding, fixed)
     if key not in known:
@@ -128,7 +128,10 @@ def in_round(layouts: Layouts, number: int, sharding: Sharding, now: int) -> int
 
 
 def rounds(graph: Graph, annotations: Annotations, index: SweepIndex) -> list[tuple[int, Rows]]:
-    """Return the later rounds, each as (priority, the annotated values with this priority)."""
+    """Return the rounds of completion after the first one, in ascending order of priority.
+
+    Each entry is a priority and the annotated values of which a dimension has this priority.
+    """
     shardings = (*annotations.arguments, *annotations.sites, *annotations.results)
     if not any(s is not None and s.priorities for s in shardings):
         return []

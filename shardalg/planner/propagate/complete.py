@@ -75,7 +75,7 @@ class Contested(Fixpoint):
         )
 
     def _shardings_beside(self, value: int) -> list[Dims]:
-        """Return the shardings that an elementwise operator reads beside a value.
+        """Return the shardings of the other operands of an elementwise operator that reads a value.
 
         The operator is the first one with another sharded operand on the chain of single readers.
         """

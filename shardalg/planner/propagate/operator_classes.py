@@ -289,7 +289,7 @@ def role_of(rule: Rule) -> str:
 
 
 def edge(shape: Shape, sources: int, targets: int, *, role: str, alone: bool) -> OperatorClass:
-    """Return the class of values that share one sharding.
+    """Return the operator class of a step that lets several values share one sharding.
 
     Args:
       sources, targets: how many of the values are operands, and how many are results.

@@ -80,7 +80,10 @@ def _other_batch_axes(sharded: ShardedGraph, stages: set[Digit]) -> dict[int, Sh
 
 
 def _stages(sharded: ShardedGraph, node: Node, region: Region) -> Iterator[tuple[Digit, Place]]:
-    """Yield the digits along which a carry is shifted, each with the carry's dimension."""
+    """Yield the digits of pipeline stages: along them a loop shifts its carry to the neighbour.
+
+    Each digit is yielded with the dimension of the carry that it shards.
+    """
     first, count = (node.signature.param(name) for name in ("num_consts", "num_carry"))
     carried = region.arguments[first : first + count]
     for number in region.nodes:

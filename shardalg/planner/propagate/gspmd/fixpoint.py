@@ -128,7 +128,10 @@ class Fixpoint:
         self._write(ShardingChange(value, number, None, "", (), image.LAST_LEVEL))
 
     def _enter(self, level: int) -> None:
-        """Mark the steps as due that begin to act at this level, or that merging may now change."""
+        """Mark the steps as due that this level of XLA's propagation adds.
+
+        They begin to act at this level, or may change because this level begins to merge shardings.
+        """
         self.level, self.merging = level, level >= image.MERGING_LEVEL
         if level == 0:
             self._begin()
@@ -338,7 +341,10 @@ class Fixpoint:
         return False
 
     def _implied_values(self, position: int, value: int) -> Sequence[int]:
-        """Return the values of a step that have a sharding in XLA if the given value has one."""
+        """Return the values of a step that XLA gives a sharding together with the given value.
+
+        In XLA, a replicated value has a sharding, too, as soon as a step gave it one.
+        """
         index = self.index
         kind, values = index.kind(position), index.tensors[position]
         count = kind.num_operands
@@ -357,7 +363,10 @@ class Fixpoint:
         )
 
     def _preferred_order(self, position: int, outcome: StepOutcome) -> StepOutcome:
-        """Return the outcome of the order of operands that agrees with later nodes."""
+        """Return a product's outcome, with its operands in the order that agrees with later nodes.
+
+        If two operands offer the result different shardings, the first one wins.
+        """
         ahead = self._wanted_ahead(self.index.tensors[position][-1])
         if ahead is None:
             return outcome
@@ -389,11 +398,16 @@ class Fixpoint:
         return dims
 
     def _is_zeros(self, position: int) -> bool:
-        """Return whether a step only relates two stacks that begin as the same zeros."""
+        """Return whether a step is no operator, but lets two stacks share a sharding.
+
+        XLA has one constant for all stacks that begin as zeros, so these share its sharding.
+        """
         return self.index.kind(position).role == image.ZEROS
 
     def _reader_chain(self, value: int) -> list[tuple[int, int]] | None:
-        """Return (step, operand) from a value to the first partitioned value, each the only reader.
+        """Return the chain of single readers from a value to the first partitioned value.
+
+        Each entry is a reader's step, and the operand that reads the value before it in the chain.
 
         None if a value has several readers, if the chain leaves a loop, or if it is too long.
         """

@@ -53,7 +53,11 @@ class Image:
     nests: tuple[tuple[int, Loops], ...]
 
     def nested(self, maps: tuple[Map, ...]) -> tuple[Map, ...]:
-        """Return the maps of all tensors with the loops of `nests` on the spatial dimensions."""
+        """Return the loops of all tensors' dimensions, with those of `nests` on the spatial ones.
+
+        Args:
+          maps: per tensor and dimension, its loops with their extents.
+        """
         extents = {name: size for _, loops in self.nests for name, size in loops}
         known = {loop for d, _ in self.nests for loop, _ in maps[self.operand][d]}
         known |= {loop for d in self.kernel_dims for loop, _ in maps[self.kernel][d]}
@@ -230,7 +234,9 @@ LAST_LEVEL = 3
 
 
 def level(role: str, direction: str) -> int:
-    """Return the first level at which a step of this role acts in this direction.
+    """Return the first level at which an operator of this role passes shardings on.
+
+    XLA completes shardings in levels. At each further level, more kinds of operators take part.
 
     >>> level("broadcast", "forward"), level("broadcast", "backward"), level("layout", "forward")
     (3, 2, 0)

@@ -182,9 +182,10 @@ def assembled(
 def _number_places(
     tensors: list[tuple[int, ...]], computations: Sequence[int], count: int
 ) -> tuple[list[int], list[tuple[int, ...]], list[Span]]:
-    """Return the order of the values, each step's places in this order, and the spans.
+    """Return three lists: the values in order, each step's places, and the spans of computations.
 
-    The order is that of first appearance, computation by computation.
+    The order is that of first appearance, computation by computation. A place is a position in this
+    list. A span is (first step, end, first place, end) of one computation.
 
     Args:
       tensors: per step, its values. computations: how many steps each computation has.
@@ -212,7 +213,10 @@ def _reads_by_place(
     order: list[int],
     place: list[tuple[int, ...]],
 ) -> list[list[tuple[int, int]]]:
-    """Return per place the (step, operand position) of every read in its computation."""
+    """Return per place the (step, operand position) of every read in its computation.
+
+    A place is a value's position in the list `order`, which has a value once per computation.
+    """
     reads: list[list[tuple[int, int]]] = [[] for _ in order]
     for position, (kind, _, _) in enumerate(steps):
         for k in range(found[kind].num_operands):
@@ -401,9 +405,9 @@ def _operand_places(
     steps: list[Visit],
     where: tuple[list[list[int]], list[tuple[int, ...]]],
 ) -> list[Collection[int]]:
-    """Return per value the places of all operands of its steps.
+    """Return, for each value, the operands that a change of it may change in a backward sweep.
 
-    A change of the value may change these operands in the next backward sweep.
+    They are the operands of all steps of the value, by their places in the order of the visits.
 
     Args:
       where: per value its steps, and per step the places of its values.

@@ -150,7 +150,7 @@ def cannot_change(kind: OperatorClass, numbers: Numbers, layouts: Layouts, direc
 def forward(
     kind: OperatorClass, numbers: Numbers, layouts: Layouts, merging: bool
 ) -> StepOutcome | None:
-    """Return the outcome for the results, or None if nothing changes.
+    """Return the new layouts of an operator's results, or None if nothing changes.
 
     With merging, the operands' offers are applied in turn; otherwise only the offer with the most
     tiles.
@@ -175,7 +175,7 @@ def forward(
 def backward(
     kind: OperatorClass, numbers: Numbers, layouts: Layouts, merging: bool
 ) -> StepOutcome | None:
-    """Return the outcome for the operands, or None if nothing changes.
+    """Return the new layouts of an operator's operands, or None if nothing changes.
 
     Each operand takes the offers of the results. An operand of a contraction also takes those of
     the other operand.

@@ -132,7 +132,10 @@ class Computations(Instructions):
         return group[0]
 
     def _count_users(self) -> list[int]:
-        """Return per value the number of readers in its computation, without the last tuple."""
+        """Return per value the number of its readers in its computation.
+
+        The tuple that the computation returns does not count as a reader.
+        """
         graph = self.graph
         counts = [0] * (self.first + len(self.names))
         # A node that reads a value twice is one user in XLA, hence the sets below.

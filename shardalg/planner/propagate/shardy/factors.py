@@ -182,7 +182,11 @@ def _source(
 
 
 def _rank(kind: OperatorClass, source: tuple[int, int], digits: Digits) -> tuple[int, int, int]:
-    """Return a loop's rank: largest source first, then most partitions in a pointwise operator."""
+    """Return the sort key of a loop: loops of smaller keys extend a tensor first.
+
+    They are loops whose digits come from a larger tensor, then, in a pointwise operator, loops with
+    more partitions.
+    """
     split = parts(digits) if kind.role == image.POINTWISE else 0
     return (source[0], -split, source[1])
 

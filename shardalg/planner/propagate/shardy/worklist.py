@@ -79,7 +79,7 @@ class Worklist:
         self._copy_to_related()
 
     def _copy_to_related(self) -> None:
-        """Give the values that share a value's sharding this sharding."""
+        """Copy each value's sharding to the other values that must have the same one."""
         # Steps name one value of each group only, so the others get their sharding at the end.
         layouts = self.layouts
         for value, others in self.index.related.items():
