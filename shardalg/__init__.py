@@ -58,6 +58,7 @@ _PUBLIC = {
     "shardalg.xla.stablehlo.read_text": ("read_stablehlo",),
     "shardalg.plan.rules.logical_rules": ("LogicalRules", "logical_rules"),
     "shardalg.plan.rules.findings": ("Finding", "Findings"),
+    "shardalg.plan.rules.rule_strategies": ("rules_of",),
     "shardalg.costs.analyses.mesh_axes": ("rank_device_orders",),
     "shardalg.costs.cost": ("Cost",),
     "shardalg.costs.kernels.kernel_price": ("KernelPrice",),

@@ -18,7 +18,7 @@ from shardalg.plan.commands.comparing import COMPARE
 from shardalg.plan.commands.messages import Command, UserProgramError, failed, in_options
 from shardalg.plan.commands.proving import LEMMAS_COMMAND, PROVE
 from shardalg.plan.commands.questions import AOT, COMPARE_XLA, EXPLAIN, PLAN, TIMELINE
-from shardalg.plan.commands.rules_lint import RULES
+from shardalg.plan.commands.rules import RULES
 
 COMMANDS = {
     "plan": PLAN,

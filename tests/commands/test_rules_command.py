@@ -1,8 +1,9 @@
-"""`shardalg rules lint`: the findings of `rules.lint`, and an exit status for CI."""
+"""`shardalg rules`: the findings of `rules.lint` with an exit status for CI; rules of recipes."""
 
 import json
 
 import pytest
+import yaml
 
 from shardalg.cli import main
 
@@ -71,3 +72,60 @@ def test_a_module_without_rules(tmp_path, capsys):
     path.write_text("def arrays():\n    return {}\n")
     assert main(["rules", "lint", f"{path}:arrays", *MESH]) == 2
     assert "defines no `rules`. Define them there, or give --rules" in capsys.readouterr().err
+
+
+STEP = """
+import jax
+import shardalg as sa
+from jax.sharding import PartitionSpec as P
+
+def loss(params, x):
+    return (jax.nn.relu(x @ params["up"]) @ params["down"]).sum()
+
+step = jax.grad(loss)
+roles = ("parameters", "data")
+strategy = sa.Strategy(sa.Mesh({"data": 4, "model": 2}), (P(None, "model"), P("data")))
+
+def args():
+    shapes = {"up": (64, 256), "down": (256, 64)}
+    params = {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in shapes.items()}
+    return params, jax.ShapeDtypeStruct((128, 64), "float32")
+
+def names():
+    return {"up": ("embed", "mlp"), "down": ("mlp", "embed")}, ("batch", None)
+"""
+WRITE = ["--mesh", "data=4,model=2"]
+
+
+@pytest.fixture
+def step(tmp_path):
+    path = tmp_path / "step.py"
+    path.write_text(STEP)
+    return str(path)
+
+
+def test_the_rules_of_a_recipe_are_written(step, capsys):
+    given = ["rules", "write", f"{step}:names", *WRITE, "--function", f"{step}:step"]
+    given += ["--recipe", "fsdp:data+tensor:model"]
+    want = {"embed": ["data"], "mlp": ["model"], "batch": ["data"]}
+    assert main([*given, "--style", "maxtext"]) == 0
+    assert dict(yaml.safe_load(capsys.readouterr().out)["logical_axis_rules"]) == want
+    assert main([*given, "--json"]) == 0
+    rules = json.loads(capsys.readouterr().out)["rules"]
+    assert {rule["name"]: rule["axes"] for rule in rules} == want
+    for style, name in (("linen", "logical_axis_rules"), ("haliax", "axis_mapping")):
+        assert main([*given, "--style", style]) == 0
+        made: dict = {}
+        exec(capsys.readouterr().out, made)
+        assert {n: [axis] for n, axis in dict(made[name]).items()} == want
+
+
+def test_writing_rules_says_what_is_missing(step, capsys):
+    """Without a recipe the strategy of the module is written: here two layouts for one name."""
+    given = ["rules", "write", f"{step}:names", *WRITE]
+    assert main(given) == 2
+    assert "write needs --function" in capsys.readouterr().err
+    assert main([*given, "--function", f"{step}:step"]) == 2
+    assert "because the same rule for 'embed' applies to both" in capsys.readouterr().err
+    assert main([*given, "--function", f"{step}:step", "--recipe", "fsd:data"]) == 2
+    assert "Did you mean fsdp?" in capsys.readouterr().err

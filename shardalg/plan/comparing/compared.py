@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from shardalg.plan.comparing.fastest_regions import StrategyRegions
     from shardalg.plan.comparing.largest_batch import BatchSearch
     from shardalg.plan.plan import Plan
+    from shardalg.plan.rules.logical_rules import LogicalRules
     from shardalg.planner.propagate.strategy import Strategy
     from shardalg.show.strategy_bars import StrategyBar
 
@@ -141,6 +142,23 @@ class ComparedStrategy:
                 for cause, seconds in item.seconds:
                     sums[cause] += float(seconds)
         return found
+
+    def rules(self, arrays: Any, **more: Any) -> LogicalRules:
+        """Return the logical-axis rules that give the strategy's layouts (`sa.rules_of`).
+
+        Args:
+          arrays, more: as of `sa.rules_of`.
+
+        Raises:
+          StrategyError: no rules give the layouts. TableError: the row has no strategy, because it
+            is refused or is a plan that existed before.
+        """
+        from shardalg.plan.rules.rule_strategies import rules_of
+
+        if self.strategy is None:
+            why = self.refused or "it is a plan; call sa.rules_of with the strategy of the plan"
+            raise TableError(f"{self.name!r} has no strategy to write as rules: {why}.")
+        return rules_of(self.strategy, arrays, **more)
 
     @property
     def names(self) -> tuple[str, str, str]:

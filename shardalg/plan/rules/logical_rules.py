@@ -25,6 +25,7 @@ from shardalg.tables import Table
 
 if TYPE_CHECKING:
     from shardalg.plan.rules.findings import Findings
+    from shardalg.planner.propagate.strategy import Strategy
 
 Axes = tuple[str, ...]
 KEY = "logical_axis_rules"
@@ -171,6 +172,40 @@ class LogicalRules:
         """
         return jax.tree.map(self.spec, logical, is_leaf=_names)
 
+    def strategy(
+        self, arrays: Any, *, results: Any = None, sites: Mapping[str, Any] | None = None
+    ) -> Strategy:
+        """Return the strategy that shards a function's arguments and sites by the rules.
+
+        `sa.plan` and `sa.compare` take it as any strategy. `sa.rules_of` finds the rules that give
+        a strategy back.
+
+        Args:
+          arrays: a tuple with an entry per argument of the function. An entry is None (complete
+            it), or a pytree whose leaves are names of dimensions, boxes of flax linen, variables
+            of nnx, (shape, names), or arrays without names.
+          results: a pytree of the function's result with names, likewise; None: complete it.
+          sites: by the name of a site (`sa.annotate`), the names of its dimensions.
+
+        Raises:
+          StrategyError: an entry that cannot be read, or a name that an array has twice.
+
+        >>> import jax, shardalg as sa
+        >>> rules = logical_rules([("batch", "data"), ("mlp", "model")], {"data": 4, "model": 2})
+        >>> strategy = rules.strategy((("batch", "embed"), {"up": ("embed", "mlp")}))
+        >>> x, up = (jax.ShapeDtypeStruct(s, "float32") for s in ((64, 32), (32, 128)))
+        >>> plan = sa.plan(lambda x, params: x @ params["up"], x, {"up": up}, strategy=strategy)
+        >>> plan.sharded.results[0].text()
+        '[data, model]'
+        """
+        from shardalg.plan.rules.named_arrays import arguments_of, named_site, named_tree
+        from shardalg.planner.propagate.strategy import Strategy
+
+        specs = tuple(tree.specs(self) for tree in arguments_of(arrays))
+        made = None if results is None else named_tree(results, "result").specs(self)
+        names = {site: named_site(site, given).names or () for site, given in (sites or {}).items()}
+        return Strategy(self.mesh, specs, made, {site: self.spec(n) for site, n in names.items()})
+
     def idle(self, logical: Any) -> Table:
         """Return a table of the rules that apply to no array of a pytree, with reasons.
 
@@ -289,12 +324,24 @@ class LogicalRules:
         return self
 
     def linen(self) -> tuple[tuple[str, str | Axes | None], ...]:
-        """Return the rules in the form that `flax.linen.logical_axis_rules` and nnx take.
+        """Return the rules in the form that `flax.linen.logical_axis_rules` takes.
 
         >>> logical_rules({"embed": ("data", "model"), "mlp": None}, Mesh({"data": 2})).linen()
         (('embed', ('data', 'model')), ('mlp', None))
         """
         return tuple((rule.name, _short(rule.axes)) for rule in self.rules)
+
+    def nnx(self) -> tuple[tuple[str, str | Axes | None], ...]:
+        """Return the rules in the form that nnx takes, which reads the last rule of a name.
+
+        nnx takes a name without a rule for a mesh axis: `sa.rules_of(..., style="nnx")` has a rule
+        for every name.
+
+        Raises:
+          StrategyError: two rules for one name.
+        """
+        self._check_one_per_name("nnx reads the last one alone")
+        return self.linen()
 
     def haliax(self) -> dict[str, str | Axes]:
         """Return the rules in the form that `haliax.axis_mapping` takes: a dict from names to axes.
@@ -304,16 +351,55 @@ class LogicalRules:
         Raises:
           StrategyError: two rules for one name.
         """
+        self._check_one_per_name("an axis mapping of haliax has one per name")
+        pairs = ((rule.name, _short(rule.axes)) for rule in self.rules)
+        # haliax has no rule for a dimension that stays whole: it leaves the name out.
+        return {name: axes for name, axes in pairs if axes is not None}
+
+    def text(self, style: str = "linen") -> str:
+        """Return the rules as text for a library: Python, or YAML for MaxText.
+
+        Args:
+          style: "linen", "nnx", "haliax" or "maxtext".
+
+        Raises:
+          StrategyError: an unknown style, or two rules for one name in nnx or haliax.
+
+        >>> rules = logical_rules([("embed", "data"), ("mlp", None)], Mesh({"data": 2}))
+        >>> print(rules.text())
+        logical_axis_rules = (
+            ('embed', 'data'),
+            ('mlp', None),
+        )
+        >>> print(rules.text("haliax"))
+        axis_mapping = {
+            'embed': 'data',
+        }
+        """
+        if style == "maxtext":
+            return self.yaml()
+        if style == "haliax":
+            lines = (f"    {name!r}: {axes!r},\n" for name, axes in self.haliax().items())
+            return f"axis_mapping = {{\n{''.join(lines)}}}"
+        if style not in ("linen", "nnx"):
+            raise StrategyError(
+                f"style is {style!r:.40}: it is one of linen, nnx, haliax, maxtext."
+            )
+        lines = (f"    {rule!r},\n" for rule in (self.nnx() if style == "nnx" else self.linen()))
+        return f"{KEY} = (\n{''.join(lines)})"
+
+    def _check_one_per_name(self, why: str) -> None:
+        """Raise if there are two rules for one name.
+
+        Args:
+          why: the reason, for the message.
+        """
         counts = Counter(rule.name for rule in self.rules)
         twice = [name for name, count in counts.items() if count > 1]
         if twice:
             raise StrategyError(
-                f"there are {counts[twice[0]]} rules for {twice[0]!r}, but an axis mapping of "
-                "haliax has one per name. Keep one of them."
+                f"there are {counts[twice[0]]} rules for {twice[0]!r}, but {why}. Keep one of them."
             )
-        pairs = ((rule.name, _short(rule.axes)) for rule in self.rules)
-        # haliax has no rule for a dimension that stays whole: it leaves the name out.
-        return {name: axes for name, axes in pairs if axes is not None}
 
     def yaml(self) -> str:
         """Return the rules as YAML text for a configuration of MaxText.

@@ -1,4 +1,4 @@
-"""Arrays with names for their dimensions, read from tuples, flax boxes or variables of nnx."""
+"""Arrays with names for their dimensions, read from tuples, flax, nnx or haliax."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -15,8 +15,13 @@ from jax.sharding import PartitionSpec
 from shardalg.errors import StrategyError
 from shardalg.graph.abstract import item_type
 
+if TYPE_CHECKING:
+    from shardalg.plan.rules.logical_rules import LogicalRules
+
 Names = tuple[str | None, ...]
 _EXAMPLE = '{"w": ((512, 2048), "bfloat16", ("embed", "mlp"))}'
+EXAMPLE_ARGUMENTS = '({"w": ("embed", "mlp")}, ("batch", None))'
+"""Names of two arguments of a function, for messages."""
 _NNX_KEYS = ("out_sharding", "sharding_names", "sharding")
 """Where a variable of nnx has the names of its dimensions, the newest key first."""
 
@@ -58,6 +63,11 @@ class NamedTree(NamedTuple):
         """Return a pytree with this structure, and `leaves` in place of the arrays."""
         return jax.tree.unflatten(self.structure, leaves)
 
+    def specs(self, rules: LogicalRules) -> Any:
+        """Return a pytree of the arrays' layouts by rules; None for arrays without names."""
+        named = [None if one.names is None else rules.spec(one.names) for one in self.arrays]
+        return self.filled(named)
+
 
 def named_arrays(arrays: Any, names: Any = None) -> NamedTree:
     """Return the arrays of a pytree with the names of their dimensions.
@@ -72,12 +82,9 @@ def named_arrays(arrays: Any, names: Any = None) -> NamedTree:
     >>> named_arrays({"w": ((4, 8), "bfloat16", ("embed", "mlp"))}).arrays[0].num_bytes
     64
     """
-    leaves, structure = jax.tree_util.tree_flatten_with_path(arrays, is_leaf=_is_leaf)
-    if not leaves:
+    found, structure = named_tree(arrays)
+    if not found:
         raise StrategyError(f"there are no arrays to lint: pass a pytree such as {_EXAMPLE}.")
-    found = [
-        _array(jax.tree_util.keystr(path, simple=True, separator="/"), x) for path, x in leaves
-    ]
     if names is not None:
         given = jax.tree_util.tree_flatten_with_path(names, is_leaf=_is_names)[0]
         by_key = {jax.tree_util.keystr(p, simple=True, separator="/"): x for p, x in given}
@@ -91,18 +98,80 @@ def named_arrays(arrays: Any, names: Any = None) -> NamedTree:
                 f"`names` has no names for array {missing[0]!r}; near: {', '.join(near)}. Give "
                 "`arrays` and `names` the same keys."
             )
-        found = [
+        found = tuple(
             one
             if one.names is not None
-            else _checked(one.key, by_key[one.key], one.shape, one.dtype)
+            else checked_names(one.key, by_key[one.key], one.shape, one.dtype)
             for one in found
-        ]
+        )
     elif all(one.names is None for one in found):
         raise StrategyError(
             f"no array has names for its dimensions. Write arrays as {_EXAMPLE}, or pass names=... "
             "with the same keys."
         )
+    return NamedTree(found, structure)
+
+
+def named_tree(arrays: Any, path: str = "") -> NamedTree:
+    """Return the arrays of a pytree; those without names have None in place of names.
+
+    Args:
+      path: the path of the pytree itself, with which the keys of its arrays begin.
+
+    Raises:
+      StrategyError: a leaf is no array, or has another number of names than dimensions.
+
+    >>> named_tree({"w": ("embed", "mlp")}, "params").arrays[0].key
+    'params/w'
+    """
+    leaves, structure = jax.tree_util.tree_flatten_with_path(arrays, is_leaf=_is_leaf)
+    found = []
+    for keys, leaf in leaves:
+        inside = jax.tree_util.keystr(keys, simple=True, separator="/")
+        found.append(_array("/".join(part for part in (path, inside) if part), leaf))
     return NamedTree(tuple(found), structure)
+
+
+def arguments_of(arrays: Any) -> tuple[NamedTree, ...]:
+    """Return the named arrays of each argument of a function.
+
+    Raises:
+      StrategyError: `arrays` is no tuple or list, or an entry cannot be read.
+    """
+    if not isinstance(arrays, tuple | list) or hasattr(arrays, "_fields"):
+        raise StrategyError(
+            f"arrays is a {type(arrays).__name__}: give a tuple with an entry per argument of the "
+            f"function, as in {EXAMPLE_ARGUMENTS}. An argument without names is None."
+        )
+    return tuple(named_tree(each, f"{number}") for number, each in enumerate(arrays))
+
+
+def named_site(site: str, names: Any) -> NamedArray:
+    """Return a site with the names of its dimensions.
+
+    Raises:
+      StrategyError: `names` are no names.
+    """
+    if names is None:
+        raise StrategyError(f"site {site!r} has no names: give a name or None per dimension.")
+    return checked_names(f"site {site}", names, None)
+
+
+def specs_by_path(specs: Any) -> dict[str, Any]:
+    """Return a dictionary from paths to layouts, of a pytree of layouts; None has a path, too.
+
+    >>> specs_by_path(({"w": "[data]"}, None))
+    {'0/w': '[data]', '1': None}
+    """
+    leaves = jax.tree_util.tree_flatten_with_path(specs, is_leaf=_is_spec)[0]
+    found = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
+    # A variable of nnx is a node whose only leaf has the path "value".
+    return found | {key.removesuffix("/value"): spec for key, spec in found.items()}
+
+
+def _is_spec(node: Any) -> bool:
+    """Return whether a node of a strategy's tree is the layout of all arrays below it."""
+    return node is None or isinstance(node, PartitionSpec | str) or hasattr(node, "shard_shape")
 
 
 def _array(key: str, leaf: Any) -> NamedArray:
@@ -112,28 +181,32 @@ def _array(key: str, leaf: Any) -> NamedArray:
       StrategyError: the leaf is no array, names or pair of these.
     """
     if _is_names(leaf):
-        return _checked(key, leaf, None, "float32")
+        return checked_names(key, leaf, None, "float32")
     # A leaf is (shape, names) or (shape, dtype, names). Without a dtype, an array counts as
     # float32, the usual type of parameters.
     if isinstance(leaf, tuple) and len(leaf) in (2, 3) and _is_shape(leaf[0]):
         dtype = leaf[1] if len(leaf) == 3 else "float32"
-        return _checked(key, leaf[-1], tuple(leaf[0]), _dtype_text(key, dtype))
+        return checked_names(key, leaf[-1], tuple(leaf[0]), _dtype_text(key, dtype))
     names = getattr(leaf, "names", None)
     value = leaf
-    if hasattr(leaf, "unbox"):
+    if _is_haliax(leaf):
+        names, value = tuple(axis.name for axis in leaf.axes), leaf.array
+    elif hasattr(leaf, "unbox"):
         value = leaf.unbox()
     elif hasattr(leaf, "get_metadata"):
         known = leaf.get_metadata()
         names = next((known[k] for k in _NNX_KEYS if known.get(k) is not None), None)
     if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return _checked(key, names, tuple(value.shape), str(value.dtype))
+        return checked_names(key, names, tuple(value.shape), str(value.dtype))
     raise StrategyError(
         f"array {key!r} is {leaf!r:.80}: write arrays as {_EXAMPLE}, or as boxes of flax or "
         "variables of nnx."
     )
 
 
-def _checked(key: str, names: Any, shape: tuple[int, ...] | None, dtype: str) -> NamedArray:
+def checked_names(
+    key: str, names: Any, shape: tuple[int, ...] | None, dtype: str = "float32"
+) -> NamedArray:
     """Return an array, if its names fit its shape.
 
     Raises:
@@ -233,5 +306,12 @@ def _is_names(leaf: Any) -> bool:
 def _is_leaf(leaf: Any) -> bool:
     """Return whether a node of a pytree is one array with its names."""
     tuples = isinstance(leaf, tuple) and len(leaf) in (2, 3) and _is_shape(leaf[0])
-    boxed = hasattr(leaf, "unbox") or hasattr(leaf, "get_metadata")
+    boxed = hasattr(leaf, "unbox") or hasattr(leaf, "get_metadata") or _is_haliax(leaf)
     return bool(tuples) or boxed or _is_names(leaf)
+
+
+def _is_haliax(leaf: Any) -> bool:
+    """Return whether a node of a pytree is a named array of haliax."""
+    axes = getattr(leaf, "axes", None)
+    named = isinstance(axes, tuple) and all(hasattr(axis, "name") for axis in axes)
+    return named and hasattr(leaf, "array")

@@ -170,11 +170,7 @@ def _strategy(
         for key, one in arrays.items()
         if key not in inside and one.names is not None
     }
-    specs = tuple(
-        tree.filled([None if one.names is None else rules.spec(one.names) for one in tree.arrays])
-        for tree in arguments
-    )
-    return Strategy(rules.mesh, specs, None, sites)
+    return Strategy(rules.mesh, tuple(tree.specs(rules) for tree in arguments), None, sites)
 
 
 def _figures(made: Plan) -> Figures:

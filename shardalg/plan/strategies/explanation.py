@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from shardalg.dataframe import Frame
+from shardalg.plan.rules.logical_rules import LogicalRules
+from shardalg.plan.rules.rule_strategies import rules_of
 from shardalg.plan.strategies.derive.deriving import Derived
 from shardalg.planner.propagate.strategy import Strategy
 from shardalg.tables import Table, card
@@ -30,6 +33,13 @@ class RecipeExplanation:
     def strategy(self) -> Strategy:
         """The strategy that is explained."""
         return self.derived.strategy
+
+    def rules(self, arrays: Any, **more: Any) -> LogicalRules:
+        """Return the logical-axis rules that give the strategy's layouts.
+
+        Args and errors: as of `sa.rules_of`.
+        """
+        return rules_of(self.strategy, arrays, **more)
 
     def table(self) -> Frame:
         """Return a row per argument and site: role, spec, reason, and what is not placed."""

@@ -1,0 +1,200 @@
+"""The smallest list of logical-axis rules that gives wanted layouts, or the arrays that forbid it.
+
+In flax linen, and in MaxText, rules are tried in order. A rule applies to an array if the array's
+dimension of its name has no rule yet, and if no other dimension has one of its axes. Let `A` be the
+axes that a dimension with the name `n` is wanted on in some array. Every rule `(n, A)` is needed.
+No other rule helps: where it applied, a layout would be wrong. Only the order is to be found:
+
+- An array that wants `n` on `A` needs `(n, A)` before `(n, B)`, or a blocked `(n, B)`: another
+  dimension of the array has an axis of `B`, by a rule before `(n, B)`.
+- An array that wants `n` whole needs a blocked `(n, B)`.
+
+Each requirement has the form "one of these rules is before that rule". More rules at the start
+never break such a requirement. So any rule is taken whose requirements are met by those taken
+before. If none is left to take, no order exists (AND-OR precedence: Möhring, Skutella and Stork,
+SIAM J. Comput. 33, 2004).
+
+nnx and haliax have one rule per name, without order. nnx takes a name without a rule for a mesh
+axis, so every name has a rule there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from shardalg.plan.rules.logical_rules import Axes, LogicalRule
+from shardalg.plan.rules.named_arrays import Names
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Arrays with the same names and the same wanted layout.
+
+    Attributes:
+      keys: the paths of the arrays.
+      names: the name of each dimension, None for a dimension without a name.
+      axes: the mesh axes of each dimension, major first.
+    """
+
+    keys: tuple[str, ...]
+    names: Names
+    axes: tuple[Axes, ...]
+
+    def __str__(self) -> str:
+        placed = ", ".join(
+            f"{name!r} on {' and '.join(axes)}" if axes else f"{name!r} whole"
+            for name, axes in zip(self.names, self.axes, strict=True)
+        )
+        more = f" (and {len(self.keys) - 1} more)" if len(self.keys) > 1 else ""
+        return f"{self.keys[0]}{more}: {placed}"
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Arrays whose layouts no rules can give together.
+
+    Attributes:
+      arrays: the arrays that are left without rules.
+      others: the arrays that forbid them; () if they forbid themselves.
+      why: the reason.
+    """
+
+    arrays: Wanted
+    others: tuple[Wanted, ...]
+    why: str
+
+
+Found = tuple[LogicalRule, ...] | None
+Style = Callable[[Sequence[Wanted]], Found]
+
+
+def in_order(arrays: Sequence[Wanted]) -> Found:
+    """Return the rules for flax linen or MaxText; None if there are none.
+
+    >>> one = Wanted(("up",), ("embed", "mlp"), (("data",), ("model",)))
+    >>> other = Wanted(("out",), ("batch", "embed"), (("data",), ("model",)))
+    >>> [str(rule) for rule in in_order((one, other))]
+    ["('mlp', 'model')", "('batch', 'data')", "('embed', 'data')", "('embed', 'model')"]
+    """
+    rules = [
+        LogicalRule(name, axes)
+        for one in arrays
+        for name, axes in zip(one.names, one.axes, strict=True)
+        if name is not None and axes
+    ]
+    left = list(dict.fromkeys(rules))
+    needed = {rule: list(_requirements(rule, arrays)) for rule in left}
+    taken: dict[LogicalRule, None] = {}
+    while left:
+        free = [rule for rule in left if all(not taken.keys().isdisjoint(n) for n in needed[rule])]
+        if not free:
+            return None
+        taken.update(dict.fromkeys(free))
+        left = [rule for rule in left if rule not in taken]
+    return tuple(taken)
+
+
+def _requirements(rule: LogicalRule, arrays: Sequence[Wanted]) -> Iterator[set[LogicalRule]]:
+    """Yield, per array in which a rule must not apply, the rules of which one is before it."""
+    for one in arrays:
+        if rule.name not in one.names:
+            continue
+        at = one.names.index(rule.name)
+        if one.axes[at] == rule.axes:
+            continue
+        own = {LogicalRule(rule.name, one.axes[at])} if one.axes[at] else set()
+        pairs = zip(one.names, one.axes, strict=True)
+        yield own | {
+            LogicalRule(name, axes) for name, axes in pairs if name and set(axes) & set(rule.axes)
+        }
+
+
+def one_per_name(arrays: Sequence[Wanted]) -> Found:
+    """Return the rules for nnx, one for every name; None if a name has several layouts."""
+    found: dict[str, Axes] = {}
+    for one in arrays:
+        for name, axes in zip(one.names, one.axes, strict=True):
+            if name is not None and found.setdefault(name, axes) != axes:
+                return None
+    return tuple(LogicalRule(name, axes) for name, axes in found.items())
+
+
+def split_names(arrays: Sequence[Wanted]) -> Found:
+    """Return the rules for haliax: those of `one_per_name` that have axes."""
+    found = one_per_name(arrays)
+    return None if found is None else tuple(rule for rule in found if rule.axes)
+
+
+STYLES: dict[str, Style] = {
+    "linen": in_order,
+    "nnx": one_per_name,
+    "haliax": split_names,
+    "maxtext": in_order,
+}
+"""How each library applies rules, by its name."""
+
+
+def conflicts(arrays: Sequence[Wanted], style: str) -> tuple[Conflict, ...]:
+    """Return the arrays that are left out so that rules give all other layouts, with witnesses.
+
+    Each witness is minimal: without any array of it, there are rules for the rest of it. The empty
+    tuple means that there are rules for all arrays.
+    """
+    found, kept = [], []
+    for one in arrays:
+        why = _own_fault(one, style)
+        if why:
+            found.append(Conflict(one, (), why))
+        else:
+            kept.append(one)
+    rules_of = STYLES[style]
+    while rules_of(kept) is None:
+        core = _core(kept, rules_of)
+
+        def exception(one: Wanted) -> tuple[int, int]:
+            """Return how many layouts forbid this one, and how few arrays have it, negated."""
+            against = sum(rules_of((one, other)) is None for other in kept)
+            return against, -len(one.keys)
+
+        out = max(reversed(core), key=exception)
+        others = tuple(one for one in core if one is not out)
+        found.append(Conflict(out, others, _reason(out, others, style)))
+        kept.remove(out)
+    return tuple(found)
+
+
+def _own_fault(one: Wanted, style: str) -> str:
+    """Return why rules cannot give the layout of an array, whatever other arrays want; else ""."""
+    for at, (name, axes) in enumerate(zip(one.names, one.axes, strict=True)):
+        if name is None and axes:
+            return f"dimension {at} has no name, and is wanted on {', '.join(axes)}"
+        if name is not None and name in one.names[:at] and (style != "nnx" or any(one.axes)):
+            return f"{name!r} is the name of two dimensions"
+    return ""
+
+
+def _core(arrays: Sequence[Wanted], rules_of: Style) -> list[Wanted]:
+    """Return arrays without rules of which every proper part has rules, from arrays without."""
+    for pair in combinations(arrays, 2):
+        if rules_of(pair) is None:
+            return list(pair)
+    core = list(arrays)
+    for one in arrays:
+        rest = [other for other in core if other is not one]
+        if rules_of(rest) is None:
+            core = rest
+    return core
+
+
+def _reason(out: Wanted, others: Sequence[Wanted], style: str) -> str:
+    """Return why arrays have no rules together: a name with two layouts, or orders in a circle."""
+    for other in others:
+        for name, axes in zip(out.names, out.axes, strict=True):
+            if name in other.names and other.axes[other.names.index(name)] != axes:
+                if len(others) > 1:
+                    return f"the rules for {name!r} would have to be before each other in a circle"
+                only = "one rule" if style in ("nnx", "haliax") else "the same rule"
+                return f"{only} for {name!r} applies to both"
+    return "their rules exclude each other"

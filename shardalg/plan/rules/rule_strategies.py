@@ -1,0 +1,231 @@
+"""`sa.rules_of`: the logical-axis rules that give a strategy's layouts of arrays with names."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from functools import partial
+from typing import Any
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.errors import ShardingError, StrategyError
+from shardalg.plan.rules.logical_rules import Axes, LogicalRules, mesh_from
+from shardalg.plan.rules.named_arrays import (
+    EXAMPLE_ARGUMENTS,
+    NamedArray,
+    NamedTree,
+    Names,
+    arguments_of,
+    named_site,
+    specs_by_path,
+)
+from shardalg.plan.rules.ordered_rules import STYLES, Conflict, Wanted, conflicts
+from shardalg.planner.propagate.strategy import PerLeaf, Strategy
+
+MOST_CONFLICTS = 5
+"""Arrays in the message of an error."""
+
+
+def rules_of(
+    strategy: Strategy,
+    arrays: Any,
+    *,
+    style: str = "linen",
+    sites: Mapping[str, Any] | None = None,
+    leave_out: bool = False,
+) -> LogicalRules:
+    """Return the fewest logical-axis rules that give a strategy's layouts of named arrays.
+
+    The library `style` reads the rules back as the same layouts, by its own semantics. In linen and
+    MaxText, a name may have several rules, tried in order. In nnx and haliax it has one. Arrays
+    without names, and those that the strategy leaves to completion, have no influence.
+
+    Args:
+      arrays: a tuple with an entry per argument of the function. An entry is None, or a pytree
+        whose leaves are names of dimensions, boxes of flax linen, variables of nnx, named arrays of
+        haliax, (shape, names), or arrays without names.
+      style: "linen", "nnx", "haliax" or "maxtext".
+      sites: by the name of a site of the strategy, the names of its dimensions.
+      leave_out: whether arrays without rules are named by a warning, not by the error. The rules
+        give the layouts of all other arrays.
+
+    Raises:
+      StrategyError: no rules give the layouts; the error names the arrays, and those that forbid
+        them. An unknown style or site, or a layout that is no `PartitionSpec` of the mesh's axes.
+
+    >>> import shardalg as sa
+    >>> from jax.sharding import PartitionSpec as P
+    >>> names = {"up": ("embed", "mlp"), "down": ("mlp", "embed"), "scale": ("embed",)}
+    >>> specs = {"up": P("data", "model"), "down": P("model", "data"), "scale": P("data")}
+    >>> mesh = sa.Mesh({"data": 4, "model": 2})
+    >>> found = sa.rules_of(sa.Strategy(mesh, (specs,)), (names,))
+    >>> found.linen()
+    (('mlp', 'model'), ('embed', 'data'))
+    >>> found.strategy((names,)).in_shardings[0] == specs
+    True
+    >>> specs["scale"] = P()
+    >>> sa.rules_of(sa.Strategy(mesh, (specs,)), (names,))
+    Traceback (most recent call last):
+      ...
+    shardalg.errors.StrategyError: no rules of linen give these layouts:
+      0/scale: 'embed' whole
+        against 0/down: 'mlp' on model, 'embed' on data
+        because the same rule for 'embed' applies to both
+    Give the dimensions different names, or the arrays layouts that agree.
+    """
+    if style not in STYLES:
+        near = get_close_matches(str(style), list(STYLES), 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise StrategyError(f"style is {style!r:.40}: it is one of {', '.join(STYLES)}.{hint}")
+    mesh = mesh_from(strategy.mesh)
+    layouts = [
+        *_layouts(strategy, arguments_of(arrays), mesh),
+        *_site_layouts(strategy, sites or {}, mesh),
+    ]
+    # Axes of size 1 split nothing. They are written only if the layouts have no rules without them:
+    # in linen, an axis of size 1 on one dimension prevents a rule with that axis on another one.
+    live = _grouped((one, tuple(map(partial(_live, mesh), axes))) for one, axes in layouts)
+    wanted, found = live, conflicts(live, style)
+    if found and not conflicts(every := _grouped(layouts), style):
+        wanted, found = every, ()
+    if found and not leave_out:
+        raise StrategyError(f"no rules of {style} give these layouts:\n{_listed(found)}")
+    if found:
+        warnings.warn(f"the rules leave these layouts out:\n{_listed(found)}", stacklevel=2)
+    without = [one.arrays for one in found]
+    made = STYLES[style]([one for one in wanted if one not in without])
+    assert made is not None, "arrays without conflicts have rules"
+    return LogicalRules(made, mesh)
+
+
+def _grouped(layouts: Iterable[tuple[NamedArray, tuple[Axes, ...]]]) -> list[Wanted]:
+    """Return arrays with their mesh axes, one entry for equal names and axes."""
+    found: dict[tuple[Names, tuple[Axes, ...]], list[str]] = {}
+    for one, axes in layouts:
+        found.setdefault((one.names or (), axes), []).append(one.key)
+    return [Wanted(tuple(keys), names, axes) for (names, axes), keys in found.items()]
+
+
+def _live(mesh: Mesh, axes: Axes) -> Axes:
+    """Return the mesh axes whose size is not 1."""
+    return tuple(axis for axis in axes if mesh.shape[axis] != 1)
+
+
+def _listed(found: Sequence[Conflict]) -> str:
+    """Return the arrays without rules as text, each with its witness, and the remedy."""
+    lines = []
+    for one in found[:MOST_CONFLICTS]:
+        lines.append(f"  {one.arrays}")
+        lines += [f"    against {other}" for other in one.others]
+        lines.append(f"    because {one.why}")
+    if len(found) > MOST_CONFLICTS:
+        lines.append(f"  and {len(found) - MOST_CONFLICTS} more")
+    lines.append("Give the dimensions different names, or the arrays layouts that agree.")
+    return "\n".join(lines)
+
+
+def _layouts(
+    strategy: Strategy, arguments: Sequence[NamedTree], mesh: Mesh
+) -> Iterator[tuple[NamedArray, tuple[Axes, ...]]]:
+    """Yield the named arrays that a strategy shards, with the mesh axes of each dimension.
+
+    Raises:
+      StrategyError: an array has no place in the strategy, or a layout that cannot be read.
+    """
+    given, every = strategy.in_shardings, [one for tree in arguments for one in tree.arrays]
+    if isinstance(given, PerLeaf):
+        if len(given) != len(every):
+            raise StrategyError(
+                f"the strategy has layouts for {len(given)} arrays, and `arrays` has {len(every)}. "
+                "Give an entry with the same arrays per argument."
+            )
+        by_key = {one.key: spec for one, spec in zip(every, given, strict=True)}
+    else:
+        by_key = specs_by_path(given)
+    for one in every:
+        if one.names is not None:
+            spec = _spec_of(one.key, by_key)
+            if spec is not None:
+                yield one, _axes(spec, one, mesh)
+
+
+def _spec_of(key: str, by_key: Mapping[str, Any]) -> Any:
+    """Return the spec of an array: that of the array itself, or of a tree that contains it.
+
+    Args:
+      by_key: the specs by the paths of a prefix of the tree of arguments.
+
+    Raises:
+      StrategyError: there is none.
+    """
+    parts = key.split("/")
+    for end in range(len(parts), -1, -1):
+        path = "/".join(parts[:end])
+        if path in by_key:
+            return by_key[path]
+    near = get_close_matches(key, list(by_key), 2) or sorted(by_key)[:2]
+    raise StrategyError(
+        f"the strategy has no layout for array {key!r}; near: {', '.join(near)}. Give `arrays` as "
+        f"the function's arguments, as in {EXAMPLE_ARGUMENTS}."
+    )
+
+
+def _site_layouts(
+    strategy: Strategy, sites: Mapping[str, Any], mesh: Mesh
+) -> Iterator[tuple[NamedArray, tuple[Axes, ...]]]:
+    """Yield the named sites with the mesh axes of each dimension.
+
+    Raises:
+      StrategyError: the strategy has no such site.
+    """
+    for site, names in sites.items():
+        if site not in strategy.sites:
+            near = get_close_matches(site, list(strategy.sites), 2) or list(strategy.sites)[:4]
+            raise StrategyError(
+                f"the strategy has no site {site!r}; its sites are {', '.join(near) or 'none'}."
+            )
+        one = named_site(site, names)
+        yield one, _axes(strategy.sites[site], one, mesh)
+
+
+def _axes(spec: Any, one: NamedArray, mesh: Mesh) -> tuple[Axes, ...]:
+    """Return the mesh axes of each dimension of an array.
+
+    Raises:
+      StrategyError: the spec is no `PartitionSpec` or sharding with named axes, has more entries
+        than the array has names, or names an axis that the mesh does not have.
+    """
+    try:
+        plain = spec.to_spec() if hasattr(spec, "to_spec") else getattr(spec, "spec", spec)
+    except ShardingError as error:
+        raise StrategyError(
+            f"array {one.key!r}: rules name whole mesh axes, and its layout does not. {error}"
+        ) from None
+    names = one.names or ()
+    if isinstance(plain, str) or not isinstance(plain, Iterable):
+        raise StrategyError(f"array {one.key!r} has the layout {spec!r:.80}: give a PartitionSpec.")
+    plain = tuple(plain)
+    if len(plain) > len(names):
+        raise StrategyError(
+            f"array {one.key!r} has the names {list(names)}, and its layout {spec!r:.80} has "
+            f"{len(plain)} entries. Give a name or None per dimension."
+        )
+    found = []
+    for entry in (*plain, *(None,) * (len(names) - len(plain))):
+        axes = () if entry is None else (entry,) if isinstance(entry, str) else entry
+        if not isinstance(axes, tuple | list):
+            raise StrategyError(
+                f"array {one.key!r} has the layout {spec!r:.80}: an unconstrained dimension has no "
+                "rule. Give its axes, or None."
+            )
+        for axis in axes:
+            if axis not in mesh.shape:
+                near = get_close_matches(str(axis), list(mesh.axis_names), 1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise StrategyError(
+                    f"array {one.key!r} has the axis {axis!r}, and the mesh only "
+                    f"{', '.join(mesh.axis_names)}{hint}"
+                )
+        found.append(tuple(axes))
+    return tuple(found)
