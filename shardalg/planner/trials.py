@@ -66,10 +66,25 @@ class TrialOutcome:
             runs[moved.alike] += moved.step.count
         count, total = len(stages.traffic.collectives), stages.traffic.wire_bytes
         if not is_priced:
-            return TrialOutcome(count, total, math.nan, sent, runs, math.nan)
+            return TrialOutcome(
+                collectives=count,
+                wire_bytes=total,
+                peak_memory_bytes=math.nan,
+                sent=sent,
+                runs=runs,
+                step_time_s=math.nan,
+            )
         cost = stages.cost
         held = cost.peak_memory_bytes
-        return TrialOutcome(count, total, held, sent, runs, cost.step_time_s, cost.fits)
+        return TrialOutcome(
+            collectives=count,
+            wire_bytes=total,
+            peak_memory_bytes=held,
+            sent=sent,
+            runs=runs,
+            step_time_s=cost.step_time_s,
+            fits=cost.fits,
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -283,7 +283,15 @@ def plain(
     # No framework reorders the arguments here, so leaf i of `args` is leaf i of the user's own.
     places = tuple(range(len(paths)))
     return Call(
-        inside, made, paths, through, made, places, keywords=bool(kwargs), lost=lost, names=names
+        fn=inside,
+        args=made,
+        paths=paths,
+        through=through,
+        outer=made,
+        places=places,
+        keywords=bool(kwargs),
+        lost=lost,
+        names=names,
     )
 
 

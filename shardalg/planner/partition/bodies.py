@@ -151,7 +151,14 @@ class BodyPartitioner(ABC):
             if hoists and not (is_free or keeps):
                 once = self.graph.trip_count(node)
                 times = once * node.signature.param("length")
-                copied = Copied(value, result_sharding, layout, "hoist_gathers", times, once)
+                copied = Copied(
+                    value=value,
+                    before=result_sharding,
+                    after=layout,
+                    option="hoist_gathers",
+                    times=times,
+                    fewest=once,
+                )
                 self.hoisted.append(copied)
 
     def _deferred_sums(self, node: Node, bodies: Sequence[tuple[Layouts, Layouts]]) -> DeferredSums:

@@ -208,7 +208,13 @@ class CostProblem:
         fused = frozenset(
             k for k, v in enumerate(values) if v in made and (v in read or k >= len(node.operands))
         )
-        part = OperatorPart(node.signature, place, shardings, fused, self.finite)
+        part = OperatorPart(
+            signature=node.signature,
+            place=place,
+            shardings=shardings,
+            fused=fused,
+            finite=self.finite,
+        )
         seconds = operator_s(part, candidate, self.hardware)
         times = self.graph.trip_count(node)
         asks = tuple((node.operands[k], layout) for k, layout in candidate.required_shardings)

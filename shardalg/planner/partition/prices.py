@@ -131,9 +131,27 @@ def _graph_of(signature: Signature) -> Graph:
     )
     given, made = tuple(range(count)), tuple(range(count, len(types)))
     node = Node(0, signature, given, made)
-    root = Region(0, "root", None, None, given, made, (0,), 1)
+    root = Region(
+        index=0,
+        kind="root",
+        parent=None,
+        node=None,
+        arguments=given,
+        results=made,
+        nodes=(0,),
+        trip_count=1,
+    )
     names = tuple(value.name for value in values)
-    return Graph(values, (node,), (root,), (), given, made, names[:count], names[count:])
+    return Graph(
+        values=values,
+        nodes=(node,),
+        regions=(root,),
+        region_arguments=(),
+        arguments=given,
+        results=made,
+        argument_paths=names[:count],
+        result_paths=names[count:],
+    )
 
 
 def _sharded(graph: Graph, layouts: tuple[Sharding, ...]) -> ShardedGraph:
@@ -142,9 +160,16 @@ def _sharded(graph: Graph, layouts: tuple[Sharding, ...]) -> ShardedGraph:
     results = layouts[count:]
     annotations = Annotations(mesh, layouts[:count], results, ())
     return ShardedGraph(
-        graph, mesh, layouts, results, frozenset(range(len(layouts))), annotations,
-        tuple, tuple, tuple,
-    )  # fmt: skip
+        graph=graph,
+        mesh=mesh,
+        shardings=layouts,
+        results=results,
+        fixed=frozenset(range(len(layouts))),
+        annotations=annotations,
+        _history=tuple,
+        _conflicts=tuple,
+        _merges=tuple,
+    )
 
 
 class Neighbours(NamedTuple):
@@ -228,14 +253,38 @@ def _move(
 
     The graph has one value, which is both argument and result.
     """
-    root = Region(0, "root", None, None, (0,), (0,), (), 1)
-    graph = Graph((value,), (), (root,), (), (0,), (0,), ("x",), ("result",))
+    root = Region(
+        index=0,
+        kind="root",
+        parent=None,
+        node=None,
+        arguments=(0,),
+        results=(0,),
+        nodes=(),
+        trip_count=1,
+    )
+    graph = Graph(
+        values=(value,),
+        nodes=(),
+        regions=(root,),
+        region_arguments=(),
+        arguments=(0,),
+        results=(0,),
+        argument_paths=("x",),
+        result_paths=("result",),
+    )
     links = links_on(source.mesh, hardware, value.type.itemsize)
     context = PartitionContext(graph, ("unknown",), links=links)
     first = context.new_local(source.shard_shape, value.type.dtype, source, 0)
     last = context.move(first, source, target, Cause(None))
     block = Block((first,), tuple(context.instructions), (last,))
-    program = SpmdProgram(source.mesh, tuple(context.locals), block, (source,), (target,))
+    program = SpmdProgram(
+        mesh=source.mesh,
+        locals=tuple(context.locals),
+        block=block,
+        argument_shardings=(source,),
+        result_shardings=(target,),
+    )
     return after_passes(program, graph, Switches(), DEFAULT_CHIP), graph
 
 

@@ -90,11 +90,11 @@ def _computed_sharding(
     The choice is that of `node_plan` for operands in their current shardings.
     """
     key = NodeKey(
-        node.signature,
-        tuple([node.operands.index(v) for v in node.operands]),
-        tuple([(plain(shardings[v]),) for v in node.operands]),
-        (plain(shardings[node.results[0]]),),
-        chip.rates(operand_type(node.signature)),
+        signature=node.signature,
+        values=tuple([node.operands.index(v) for v in node.operands]),
+        sources=tuple([(plain(shardings[v]),) for v in node.operands]),
+        value_shardings=(plain(shardings[node.results[0]]),),
+        rates=chip.rates(operand_type(node.signature)),
         # An unread result is not moved to its sharding, so the choice does not pay for that move.
         unread=(0,),
         padded=padded,

@@ -181,20 +181,27 @@ def propagate(
         graph, annotations, layouts, numbers=numbers, seeds=seeds, is_carried=order.is_carried
     )
     own = frozenset(value for value, _ in border.given(graph, annotations))
-    record = Record(graph, fixpoint, begin, seeds, border_changes, own)
+    record = Record(
+        graph=graph,
+        fixpoint=fixpoint,
+        begin=begin,
+        seeds=seeds,
+        border_changes=border_changes,
+        annotated=own,
+    )
     results = border.results(graph, annotations, layouts, numbers)
     # After the results have their shardings: Shardy may compute a product in another sharding.
     fixpoint.finish()
     known = layouts.shardings()
     return ShardedGraph(
-        graph,
-        annotations.mesh,
-        tuple([known[number] for number in numbers[: len(graph.values)]]),
-        tuple([known[number] for number in results]),
-        frozenset(value for value, number in seeds.items() if layouts.fixed[number]),
-        annotations,
-        partial(history, record),
-        partial(conflicts, record),
-        partial(merges, record),
+        graph=graph,
+        mesh=annotations.mesh,
+        shardings=tuple([known[number] for number in numbers[: len(graph.values)]]),
+        results=tuple([known[number] for number in results]),
+        fixed=frozenset(value for value, number in seeds.items() if layouts.fixed[number]),
+        annotations=annotations,
+        _history=partial(history, record),
+        _conflicts=partial(conflicts, record),
+        _merges=partial(merges, record),
         contested=fixpoint.lost() if options.order == "paper" else frozenset(),
     )

@@ -69,7 +69,16 @@ def _reasons(record: Record) -> Iterator[Reason]:
         values = tensors[step]
         taken = tuple([names[values[k]] for k in sources])
         layout, role = known[number], roles[kind_of_step[step]]
-        yield Reason(value, layout, "completed", nodes[step], direction, taken, role, level)
+        yield Reason(
+            value=value,
+            layout=layout,
+            kind="completed",
+            node=nodes[step],
+            direction=direction,
+            sources=taken,
+            role=role,
+            level=level,
+        )
     for value, kind, sources in record.border_changes.changes():
         yield Reason(value, layouts.sharding(fixpoint.numbers[value]), kind, sources=sources)
 
@@ -112,10 +121,10 @@ def conflicts(record: Record) -> tuple[Conflict, ...]:
             value = steps.tensors[position][target]
             if value < len(record.graph.values) and (value, dims) not in found:
                 found[value, dims] = Conflict(
-                    value, steps.nodes[position], direction,
-                    tuple([steps.names[steps.tensors[position][k]] for k in sources]),
-                    layouts.sharding(final[value]),
-                    layouts.sharding(layouts.number(layouts.shapes[final[value]], dims)),
+                    value=value, node=steps.nodes[position], direction=direction,
+                    sources=tuple([steps.names[steps.tensors[position][k]] for k in sources]),
+                    kept=layouts.sharding(final[value]),
+                    refused=layouts.sharding(layouts.number(layouts.shapes[final[value]], dims)),
                 )  # fmt: skip
     return tuple(found.values())
 

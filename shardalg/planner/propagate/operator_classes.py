@@ -299,9 +299,17 @@ def edge(shape: Shape, sources: int, targets: int, *, role: str, alone: bool) ->
     count, through = sources + targets, frozenset(f"d{i}" for i in range(len(shape)))
     single, zeros = (False,) * targets, (0,) * count
     return OperatorClass(
-        role, (maps,) * count, (shape,) * count, zeros, sources, single, None,
-        tuple(range(sources)), through, alone,
-    )  # fmt: skip
+        role=role,
+        maps=(maps,) * count,
+        shapes=(shape,) * count,
+        bytes=zeros,
+        num_operands=sources,
+        single=single,
+        image=None,
+        first=tuple(range(sources)),
+        through=through,
+        alone=alone,
+    )
 
 
 def tuple_class(shape: Shape, count: int) -> OperatorClass:
@@ -325,7 +333,16 @@ def pass_through(shape: Shape, single: bool, drop: tuple[int, int] = (0, 0)) -> 
     maps = tuple(((),) * extra + inner for extra in drop)
     shapes = tuple((0,) * extra + shape for extra in drop)
     role = image.STACK if any(drop) else image.LOOP
-    return OperatorClass(role, maps, shapes, (0, 0), 1, (single,), None, (0,))
+    return OperatorClass(
+        role=role,
+        maps=maps,
+        shapes=shapes,
+        bytes=(0, 0),
+        num_operands=1,
+        single=(single,),
+        image=None,
+        first=(0,),
+    )
 
 
 def stack_update_class(shape: Shape) -> OperatorClass:
@@ -336,4 +353,13 @@ def stack_update_class(shape: Shape) -> OperatorClass:
     inner = tuple(((f"d{i}", 0),) for i in range(1, len(shape)))
     whole = ((("d0", 0),), *inner)
     maps, shapes = (inner, whole, whole), (shape[1:], shape, shape)
-    return OperatorClass(image.STACK, maps, shapes, (0, 0, 0), 2, (False,), None, (0, 1))
+    return OperatorClass(
+        role=image.STACK,
+        maps=maps,
+        shapes=shapes,
+        bytes=(0, 0, 0),
+        num_operands=2,
+        single=(False,),
+        image=None,
+        first=(0, 1),
+    )

@@ -418,12 +418,12 @@ class CompletionOptions:
         """Return the settings of a plan that completion reads."""
         switches = options.switches
         return CompletionOptions(
-            options.partitioner,
-            options.way,
-            switches.priorities,
-            options.hardware,
-            switches.pad_blocks,
-            switches.finite_sums,
+            partitioner=options.partitioner,
+            order=options.way,
+            priorities=switches.priorities,
+            hardware=options.hardware,
+            pad_blocks=switches.pad_blocks,
+            finite_sums=switches.finite_sums,
         )
 
 

@@ -233,12 +233,12 @@ def _reading(
     if classes is not None:
         permutes = tuple(classes.device_runs(exchange, piece.number, each) for each in permutes)
     return Reading(
-        number,
-        start_of(exchange, exchange.first, piece.number),
-        tuple(map(positions, permutes)),
-        start_of(exchange, start),
-        exchange.want.length,
-        (piece.lower - first, piece.upper - first),
+        operand=number,
+        source=start_of(exchange, exchange.first, piece.number),
+        permutes=tuple(map(positions, permutes)),
+        wanted=start_of(exchange, start),
+        length=exchange.want.length,
+        places=(piece.lower - first, piece.upper - first),
     )
 
 
@@ -325,7 +325,14 @@ class Retile:
         pairs: Any = neighbours(self.digits, step, devices)
         wanted = self.number(self.after)
         places = (0, self.margin)
-        reading = Reading(0, self.number(1, step), (positions(pairs),), wanted, self.after, places)
+        reading = Reading(
+            operand=0,
+            source=self.number(1, step),
+            permutes=(positions(pairs),),
+            wanted=wanted,
+            length=self.after,
+            places=places,
+        )
         return HaloExchange(self.dim, self.digits, (reading,))
 
 

@@ -99,7 +99,9 @@ def _grid_problem(
     start, goal = map(numbered, ends)
     sizes = tuple(digit.size for digit in names)
     overlaps = tuple(tuple(k for k, b in enumerate(names) if overlap(a, b)) for a in names)
-    return GridProblem(shape, sizes, overlaps, start, goal, padded)
+    return GridProblem(
+        shape=shape, sizes=sizes, overlaps=overlaps, start=start, goal=goal, padded=padded
+    )
 
 
 def _step(shape: Shape, before: Found, hop: GridMove, names: Digits) -> SearchStep:

@@ -123,9 +123,25 @@ def node_plan(key: NodeKey) -> NodePlan:
     primitive = key.signature.primitive
     why = Why(Purpose.NEEDS, primitive)
     if rows is None:
-        return NodePlan(choice, (), Apply(primitive), (), None, choice.produced, why)
+        return NodePlan(
+            choice=choice,
+            before=(),
+            apply=Apply(primitive),
+            after=(),
+            indexed=None,
+            raw=choice.produced,
+            why=why,
+        )
     if choice.regrouped:
-        return NodePlan(choice, (), None, (), None, choice.produced, why)
+        return NodePlan(
+            choice=choice,
+            before=(),
+            apply=None,
+            after=(),
+            indexed=None,
+            raw=choice.produced,
+            why=why,
+        )
     rule, loops = rows[0], dict(choice.loops)
     extents = {name: extent for each in rows for name, extent in each.loops}
     blocks = {n: tile(e, parts(loops.get(n, ()))) for n, e in extents.items()}
@@ -169,7 +185,17 @@ def node_plan(key: NodeKey) -> NodePlan:
         raw = tuple(replace(p, unreduced=p.unreduced + partial_) for p in choice.produced)
     apply = _local(key.signature, rule, emission, choice, blocks)
     mask = _mask_of_gathered(emission, loops, blocks)
-    return NodePlan(choice, before, apply, after, mask, raw, why, found, cut)
+    return NodePlan(
+        choice=choice,
+        before=before,
+        apply=apply,
+        after=after,
+        indexed=mask,
+        raw=raw,
+        why=why,
+        windows=found,
+        kept=cut,
+    )
 
 
 def _local(

@@ -216,7 +216,16 @@ def exchange(group: ReshapeGroup, held: Sharding, made: Sharding) -> Exchange:
     length = made.shard_shape[group.out_start + last] * prod(group.out_sizes[last + 1 :])
     want = Interval(start, length)
     (size,) = group.flat
-    return cheaper(Exchange(want, size, block, held.dims[first], tuple(ids), held.mesh.size))
+    return cheaper(
+        Exchange(
+            want=want,
+            size=size,
+            block=block,
+            held=held.dims[first],
+            ids=tuple(ids),
+            devices=held.mesh.size,
+        )
+    )
 
 
 def exchange_program(group: ReshapeGroup, dim: int, held: Sharding, made: Sharding) -> DimProgram:

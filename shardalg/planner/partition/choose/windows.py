@@ -241,7 +241,11 @@ def _window(
     counts = {n: parts(digits) for n, digits in split.items()}
     size = rule.operand_shapes[operand][dim]
     want, block = touched(index, blocks=blocks, parts=counts), -(-size // parts(held))
-    exchange = cheaper(Exchange(want, size, block, held, tuple(split.items()), devices))
+    exchange = cheaper(
+        Exchange(
+            want=want, size=size, block=block, held=held, ids=tuple(split.items()), devices=devices
+        )
+    )
     # A negative coefficient reads its smallest index in the last iteration of a block.
     low = sum(min(0, c * (blocks[n] - 1)) for n, c in index.terms)
     terms = tuple((n, c * blocks[n]) for n, c in index.terms if n in split)
@@ -314,7 +318,11 @@ def _selected_window(
     want = Interval(numerator + moved + min(skips), max(skips) - min(skips) + needed)
     size = rule.operand_shapes[operand][dim]
     block = -(-size // parts(held))
-    exchange = cheaper(Exchange(want, size, block, held, source.exchange.ids, devices))
+    exchange = cheaper(
+        Exchange(
+            want=want, size=size, block=block, held=held, ids=source.exchange.ids, devices=devices
+        )
+    )
     return ShardedWindow(
         operand,
         dim,

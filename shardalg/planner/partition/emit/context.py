@@ -417,4 +417,11 @@ class PartitionContext(BlockListing):
                 result_sharding = nearest(
                     known, layout, links, padded=given.pad_blocks, joined=given.join_gathers
                 )
-                yield Copied(value, result_sharding, layout, "keep_gathers", len(found), 1)
+                yield Copied(
+                    value=value,
+                    before=result_sharding,
+                    after=layout,
+                    option="keep_gathers",
+                    times=len(found),
+                    fewest=1,
+                )

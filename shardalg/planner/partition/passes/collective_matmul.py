@@ -129,7 +129,14 @@ class CollectiveMatmuls(Rewriter):
         # A gather begins with the device's own block. A scatter begins with the block whose sum has
         # the longest way to travel, n - 1 hops, and ends with the device's own block.
         ways = tuple(
-            Direction(first, size, hop, 0 if gathers else -hop * (n - 1) % n, hop, n)
+            Direction(
+                first=first,
+                size=size,
+                hop=hop,
+                start=0 if gathers else -hop * (n - 1) % n,
+                step=hop,
+                products=n,
+            )
             for first, size, hop in ((0, half, 1), (half, block - half, -1))
             if size
         )
