@@ -127,7 +127,7 @@ class _WrongValue(Exception):
         self.place = ""
 
     def inside(self, key: object) -> _WrongValue:
-        """Return the same error with `key` in front of its place."""
+        """Return the same error with the key of an enclosing object in front of its path."""
         self.place = f"[{key!r}]{self.place}"
         return self
 

@@ -228,7 +228,7 @@ def _inside_pair(index: Index, extents: Mapping[str, Any], end: Any) -> Any:
     outer, inner, step = extents[wide], extents[narrow], abs(slope)
 
     def below(bound: Any) -> Any:
-        """Return the sum of `max(0, bound - step*o)` over the outer loop."""
+        """Return the sum of `max(0, bound - step*o)` over `o = 0, ..., outer - 1`."""
         count = larger(0, smaller(outer, -_floor(-bound, step)))
         pairs = count * (count - 1)  # an even number
         half = pairs * Fraction(1, 2) if type(pairs) is Formula else pairs // 2

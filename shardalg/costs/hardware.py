@@ -256,7 +256,10 @@ class Hardware:
 
     @staticmethod
     def load(hardware: str | Hardware) -> Hardware:
-        """Return the hardware with a name, or from the path of a JSON file (see `load`)."""
+        """Return the hardware with this name, or read it from a JSON file at this path.
+
+        A `Hardware` is returned unchanged.
+        """
         return load(hardware)
 
     @property

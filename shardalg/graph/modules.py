@@ -38,17 +38,20 @@ def gradients(
 
 
 class _Ends:
-    """For each value, the modules of the weights whose gradient or update it becomes.
+    """Search for the weights whose gradient or update a value is part of.
 
-    `of_value` must be called for values in reversed order of execution.
+    `of_value` returns the modules of these weights for one value. It follows the readers of the
+    value to the results of the function. It must be called for values in reversed order of
+    execution.
 
     Attributes:
-      results: module by value, for results of the function that are a weight's gradient or update.
-      named: module by value, for the arguments of the function that have one.
+      results: for each result that is the gradient or update of a weight, the weight's module.
+      named: for each argument of the function that belongs to a module, this module.
       sizes: number of elements of each value.
-      inner: by value, the values that receive it at the border of a loop or branch, but no carries.
-      through: by (barrier, operand), the result of the barrier that is this operand.
-      known: modules by value, for values that were examined already.
+      inner: for each value that enters or leaves a loop or branch, the values that equal it on
+        the other side. Carries are left out.
+      through: for each pair (barrier, operand), the result that equals the operand.
+      known: for each value that was examined already, the modules that were found.
     """
 
     def __init__(self, graph: Graph, arguments: ArgumentModules) -> None:

@@ -234,9 +234,13 @@ def turned(
 
 
 def on_axes(plain: ArrayBorder, axes: Axes) -> ArrayBorder:
-    """Return the border with a sharding on the program's own axes for the executable (`seen`).
+    """Return the border of an array with its sharding rewritten on the program's own axes.
 
-    JAX requires it of some programs, in which all shardings must name the same axes.
+    JAX requires that all shardings of some programs name the same axes. The field `seen` has the
+    sharding that JAX gets.
+
+    Args:
+      axes: the axes of the mesh that the program runs on.
     """
     held = whole(plain.sharding) if plain.is_empty else plain.sharding
     return replace(plain, seen=axes.named(held))

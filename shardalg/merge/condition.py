@@ -145,7 +145,11 @@ Given = tuple[Sharding, Sharding, str]
 
 
 def _two_chains(rows: Iterable[Places]) -> bool:
-    """Return whether the digits belong to at most two meshes, so that pairs of digits decide."""
+    """Return whether all digits belong to at most two meshes.
+
+    Digits of one mesh are nested in pairs, and form a chain. With two chains, a condition on the
+    sizes needs to look at pairs of digits only.
+    """
     # Digits of one mesh are nested in pairs, so each mesh is one chain.
     chains: list[list[NamedDigit]] = []
     for digit in (d for places in rows for row in places.values() for d in row):

@@ -86,9 +86,9 @@ def conditions(named: Symbolised, guards: Guards | None, options: Options) -> Ta
 
 
 def _asked_facts(guards: Guards) -> Iterator[AskedFact]:
-    """Yield every recorded fact about sizes once, with a question of planning that it answers.
+    """Yield each recorded fact about sizes once, with one decision of planning that depends on it.
 
-    If a comparison of two choices is among the questions, it is the comparison.
+    If several decisions depend on a fact, a comparison of two choices is preferred.
     """
     # The run asks some facts directly, outside of every memoised call. Their question is kept
     # unless a call asks the same fact to compare two choices, which tells the user more.

@@ -115,7 +115,7 @@ class Trials:
         return self._planned(annotations, self.options)
 
     def _planned(self, annotations: Annotations, options: Options) -> Stages:
-        """Return a new plan of the function, priced with the same assumption on links."""
+        """Return the plan of the function with other annotations, priced in the same way."""
         made = planned(self.stages.traced, annotations, options)
         return replace(made, has_own_links=self.stages.has_own_links)
 

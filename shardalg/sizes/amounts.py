@@ -98,7 +98,10 @@ def given(formula: Formula, divides: Divides) -> Formula:
         return formula
 
     def new(factor: Any) -> Formula:
-        """Return a factor of the formula without ceilings of whole quotients."""
+        """Return a factor of the formula; a ceiling loses the whole part of its quotient.
+
+        For example, `ceil(k + r)` becomes `k + ceil(r)` if k is whole.
+        """
         if type(factor) is not Ceil:
             return symbol(factor)
         ratio = given(factor.ratio, divides_again)

@@ -332,7 +332,11 @@ class _StepSchedule:
         return self.points.arrays[name]
 
     def at(self, index: Index) -> list[Any]:
-        """Return the results of the program on one block of points."""
+        """Return the results of the program at one block of the points.
+
+        Args:
+          index: the slice of each dimension of the points' arrays.
+        """
         known: dict[Any, Any] = {}
 
         def value(number: Any) -> Any:

@@ -63,11 +63,11 @@ class Calls:
 
 @dataclass(frozen=True, eq=False)
 class _Host:
-    """Context of a recorder.
+    """The calls of decided functions inside which a recorder works.
 
     Attributes:
-      call: the call whose facts the recorder stores.
-      calls: all calls of the run.
+      call: the present call; the recorder stores its facts there.
+      calls: the records of all calls in one run of planning.
     """
 
     call: DecidedCall
@@ -190,7 +190,7 @@ class Replaced:
         return self.record(value) if is_dataclass(kind) else value
 
     def sequence(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the tuple with each item replaced, or itself if nothing changes."""
+        """Return the tuple with the numbers in its items replaced; `values` if none changes."""
         made = [self(value) for value in values]
         if all(a is b for a, b in zip(made, values, strict=True)):
             return values
@@ -370,12 +370,20 @@ class _PointCalls:
         return found
 
     def same(self, call: DecidedCall) -> bool:
-        """Return whether a call has its recorded result at the point; the function is called."""
+        """Return whether a recorded call has the same result with the numbers of the point.
+
+        The recorded function is called to compare.
+        """
         assert call.function is not None  # the whole run alone has none
         return self.agree(call.result, call.function(*self.replaced(call.args)))
 
     def agree(self, recorded: Any, found: Any) -> bool:
-        """Return whether a result at the point equals a recorded result, evaluated there."""
+        """Return whether a result at the point equals a recorded result with the point's numbers.
+
+        Args:
+          recorded: the result of a call on recorded sizes.
+          found: the result of the same call on the numbers that the sizes have at the point.
+        """
         pairs: list[tuple[Any, Any]] = []
         alike = _same_except_sizes(recorded, found, pairs)
         return alike and all(self.number(size) == number for size, number in pairs)

@@ -294,7 +294,7 @@ class Exactly:
         return str(self.size)
 
     def otherwise(self, values: Mapping[str, int]) -> str:
-        """Return text with the size that the axis has at other sizes, such as "X = 8"."""
+        """Return the statement with the size that the axis has in `values`, such as "X = 8"."""
         return f"{self.size} = {self.size.at(values)}"
 
     @property

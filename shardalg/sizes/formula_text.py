@@ -75,7 +75,7 @@ def _name(factor: Any) -> str:
 # Many prices share few atoms, and terms are sorted by their text.
 @lru_cache(maxsize=1 << 14)
 def _text_of(atom: Any) -> str:
-    """Return the text of an atom, cached."""
+    """Return the text of a factor that is no name, such as a ceiling; cached."""
     return str(atom)
 
 

@@ -133,7 +133,10 @@ def _operator(name: str) -> Callable[[Recorded, Any], Any]:
     """Return the method of `Recorded` for an operation of `_DO`; each recorder caches results."""
 
     def method(self: Recorded, other: Any) -> Any:
-        """Return the result of the operation, or `NotImplemented` for another type."""
+        """Return the result of the operation `name` on two sizes, with its facts recorded.
+
+        The result is `NotImplemented` if `other` is no number, or is a size of another run.
+        """
         recorder = self.recorder
         if type(other) is Recorded:
             # Sizes of two runs may not be mixed: their facts would be noted in one run only.
@@ -166,7 +169,11 @@ def _difference(a: Compared, b: Compared) -> Answer:
 
 
 def _product(a: Compared, b: Compared) -> Answer:
-    """Return `a * b`, without facts."""
+    """Return (the formula of `a * b`, ()): a product of sizes needs no facts.
+
+    Args:
+      a, b: pairs (number, formula) of both sizes.
+    """
     return a[1] * b[1], ()
 
 
@@ -576,11 +583,11 @@ def _range_end(
     found: frozenset[int],
     ends: tuple[int, int],
 ) -> int:
-    """Return the last x, from the first end towards the other, at which `ask` returns `found`.
+    """Return the last x between two ends at which `ask` still returns the set `found`.
 
     Args:
-      lines: (a, c) for each size `a*x + c`.
-      ask: as in `least_sum`.
+      lines: (a, c) of each size, which is `a*x + c`.
+      ask: from the sizes to the indices of the sizes in the smallest sum (see `least_sum`).
       found: the set that `ask` returns at the first end.
       ends: the values of x between which the search runs.
     """

@@ -250,9 +250,9 @@ def _is_plain(value: object) -> bool:
 
 
 def _is_why(value: object) -> bool:
-    """Return whether a value is a `Why`, the reason for an instruction, with fields of its types.
+    """Return whether a value is a `Why` (an instruction's reason) with fields of correct types.
 
-    No device runs a reason, so its shardings may be of any mesh.
+    The meshes of the shardings in a reason are not checked, because no device runs a reason.
     """
     if type(value) is not Why or type(value.purpose) is not Purpose:
         return False

@@ -72,7 +72,11 @@ class Start:
         return self.of({name: partition_id(digits, position) for name, digits in self.digits})
 
     def of(self, ids: Mapping[str, Any]) -> Any:
-        """Return the number for partition ids by name: ints, or numbers of a traced program."""
+        """Return the element number on a device: a Python integer, or a traced number.
+
+        Args:
+          ids: the device's partition id for each name in `digits`.
+        """
         return self.index.at(ids) + self.more
 
     @property

@@ -198,7 +198,13 @@ def without_value(contents: Contents, operands: tuple[int, ...]) -> Contents:
 def with_value(contents: Contents, value: int | None, operands: tuple[int, ...]) -> Contents:
     """Return the contents as parts of the graph value `value`: the inverse of `without_value`.
 
-    A fill "operand 1" becomes "value 7" if `operands[1]` is 7.
+    `without_value` replaces value numbers by operand numbers. For example, padding that equals
+    "operand 1" becomes padding that equals "value 7" if `operands[1]` is 7.
+
+    Args:
+      contents: contents with operand numbers.
+      value: the value that the contents are parts of, or None.
+      operands: the value of each operand.
     """
     pairs = operand_names(operands).items() if _names_fill(contents) else ()
     return _replace_names(contents, value, {operand: filled for filled, operand in pairs})

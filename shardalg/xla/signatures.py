@@ -246,7 +246,12 @@ class HloSide:
         return [here[name] for name in instruction.operands if name in here]
 
     def _signature(self, instruction: HloInstruction) -> int:
-        """Return the number of an instruction's signature: kind, shape, and anchors above it."""
+        """Return the number of an instruction's signature, which equal anchors share.
+
+        Anchors are instructions that are compared with operators of our graph. The signature
+        consists of the kind, the shape, and the nearest anchors from which the operands are
+        computed.
+        """
         operands = self._operands(instruction)
         # A reduction of XLA has its initial values as operands; one of the graph has only data.
         if instruction.opcode == "reduce":
@@ -258,10 +263,15 @@ class HloSide:
         return _anchor(what, data, self.numbers)
 
     def _parameter(self, instruction: HloInstruction, element: int | None) -> Above:
-        """Return the signatures of the nearest anchors above a computation's parameter.
+        """Return the signatures of the nearest anchors from which a parameter is computed.
 
-        They are those of the operand that the caller passes for it.
-        A parameter of the whole program is its own anchor, named by its number.
+        Anchors are instructions that are compared with operators of our graph. The parameter of a
+        called computation has the anchors of the operand that the caller passes. A parameter of the
+        whole program is an anchor itself, named by its number.
+
+        Args:
+          instruction: the parameter.
+          element: the index in the tuple, if the parameter is a tuple.
         """
         number = int(instruction.literal)
         if instruction.computation == self.module.entry:

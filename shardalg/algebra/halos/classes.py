@@ -110,15 +110,16 @@ def positions_of(digits: Digits, ids: np.ndarray) -> np.ndarray:
 class Classes:
     """A division of the devices of a mesh into classes that send and receive in the same way.
 
-    Devices of a class have partition ids `p, p + T, p + 2*T, ...` of a dimension. Their intervals
-    are equal, except that each one starts `S` blocks after the one before.
+    In an exchange, each device needs an interval of a sharded dimension. The partition ids of a
+    class are `p, p + T, p + 2*T, ...`. The intervals of successive devices of a class differ only
+    in their start, by `S` blocks.
 
     Attributes:
-      held: digits of the partition id of the dimension.
-      rows: the other digits on which starts of intervals depend.
+      held: the digits that shard the dimension, so that they determine the partition id.
+      rows: the other digits of the device position that change the start of an interval.
       devices: number of positions in the mesh.
-      period, step: `T` and `S`. If nothing repeats itself, both are the number of partition ids, so
-        that each device is a class of its own.
+      period, step: `T` and `S`. If no two devices behave in the same way, both are the number of
+        partition ids, so that each device is a class of its own.
     """
 
     held: Digits
@@ -163,8 +164,9 @@ class Classes:
     def window(self, exchange: Exchange) -> tuple[np.ndarray, np.ndarray]:
         """Return two arrays: the row and the partition id of one device of each class.
 
-        The ids of a row are `T` successive ones, from the first id whose interval starts in another
-        block than its predecessor's. Devices that read one block are then next to each other.
+        For each row, the partition ids are `T` successive ones. They begin at an id whose interval
+        starts in another block than the interval of the id before it. Devices that read one block
+        are then next to each other.
         """
         # If the period is the whole dimension, each device is a class, and any first id will do.
         rows, ids = np.arange(parts(self.rows))[:, None], np.arange(self.period)
@@ -238,9 +240,10 @@ class ClassRound:
 
     @cached_property
     def valid(self) -> tuple[np.ndarray, np.ndarray]:
-        """First and last `k` for which a class's pair of devices sends an element.
+        """The first and the last k for which the k-th pair of devices of each class communicates.
 
-        For the k-th pair, both devices exist, and so does an element that is read.
+        The k-th pair is the reader with partition id `p + k*T` and the owner of the block `q + k*S`
+        that it reads. Both devices must exist, and so must at least one element that is read.
         """
         classes, exchange = self.classes, self.exchange
         low, high = self._read

@@ -232,7 +232,7 @@ class _New(NamedTuple):
 
     @staticmethod
     def of(slot: Slot) -> _New:
-        """Return the slot with its pairs, and their number at each source and target."""
+        """Return the slot with its numbers of messages per source and per target."""
         return _New(slot, frozenset(slot.pairs), Counter(_ends(slot.pairs)))
 
 
@@ -258,12 +258,11 @@ class _Group:
         return self.width * self.permutes, self.permutes
 
     def joints(self, new: _New) -> Iterator[tuple[tuple[int, int], int]]:
-        """Yield (price of the group, slot number) for each way to add the slot `new`.
+        """Yield (price of the changed group, k) for each way to add the slot `new` to the group.
 
-        It may join each slot of the same tensor. The last number, the number of slots, means that
-        it is appended as a slot of its own.
-
-        Slots that would be wider than a block are left out: no slice of the block has that width.
+        The new slot can be united with slot k if both send the same tensor. If k is the number of
+        slots in the group, the new slot is appended instead. A union that would be wider than a
+        block is left out, because no slice of the block has that width.
         """
         block, permutes = min(self.block, new.slot.block), self._permutes_with((), new)
         for k in self.same_tensor.get(new.slot.tensor, ()):
@@ -313,9 +312,13 @@ def _ends(pairs: Iterable[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
 
 
 def _join(groups: list[_Group], slot: Slot) -> None:
-    """Add a slot to the groups where it saves most elements.
+    """Add a slot to the group of slots where it saves most elements, or to a group of its own.
 
-    It joins a slot of a group, becomes another slot of a group, or becomes a new group.
+    The slots of a group share permutes (see the docstring of the module). In a group, the new slot
+    is united with one of the group's slots, or is appended as another slot.
+
+    Args:
+      groups: the groups so far, which are changed.
     """
     new = _New.of(slot)
     own = _Group(new)
@@ -381,12 +384,16 @@ def _free(*ends: dict[int, tuple[int, ...]]) -> int:
 
 
 def _swap(sides: tuple[Ends, Ends], target: int, permutes: tuple[int, int]) -> None:
-    """Exchange two permutes along the path of edges that alternate between them.
+    """Exchange two permutes on a path of edges, so that a target gets free of the first permute.
 
-    The path begins at a target, with its edge in the first of the two permutes.
+    An edge is a message from a source to a target in one permute. The path starts with the target's
+    edge in the first permute, goes on with that source's edge in the second permute, and so on. On
+    the path, all edges of one permute go to the other. No device then sends or receives twice.
 
     Args:
-      sides: the edges that each source sends, and the edges that each target receives.
+      sides: for each source and for each target, its edge in each permute; changed in place.
+      target: the target.
+      permutes: the numbers of the first and of the second permute.
     """
     sent, received = sides
     first, second = permutes

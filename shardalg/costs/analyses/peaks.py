@@ -284,7 +284,10 @@ class _Candidates(Scan):
 
     @cached_property
     def terms(self) -> _Terms:
-        """The columns for all monomials in the bytes of local values."""
+        """A numbering of the monomials in the bytes of local values.
+
+        With it, a formula is a row of coefficients, which is compared faster than a formula.
+        """
         return _Terms.of(dict.fromkeys(self.held))
 
     @cached_property

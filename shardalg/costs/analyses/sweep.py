@@ -106,7 +106,15 @@ class Sweeper:
         self.own, self.called = (Checked(facts, known) for facts in asked)
 
     def at(self, sizes: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
-        """Return (seconds, peak bytes, `holds`, `doubtful`) as in `Sweep`, at arrays of sizes."""
+        """Return four arrays with one entry per point of a grid of sizes.
+
+        They are the seconds of a step, the bytes of the peak, and two masks: whether all recorded
+        conditions hold, and whether only a condition of a called function fails. At points of the
+        second mask the plan may still be the same.
+
+        Args:
+          sizes: for each swept size, by name, an array of its values.
+        """
         seconds, peak = run(self.code, [self.time, self.peak], sizes)
         # Where a condition of the planner's own code is false, the formulas are not valid anyway.
         # So the conditions of called functions are checked only elsewhere.

@@ -184,10 +184,10 @@ def _sum(one: Quantities | None, other: Quantities | None) -> Quantities:
 
 @dataclass(frozen=True)
 class _Moved:
-    """Function that computes the work of a collective from its bytes and its executions.
+    """Function from the bytes of a collective and its executions to counts, bytes and seconds.
 
-    Combined all-reduces (`analyses.overlap.together`) have the time of one message, which counts
-    for the first of them; the others take no time.
+    XLA sends several all-reduces as one message (`analyses.overlap.together`). The first of them
+    has the seconds of the whole message; the others have no seconds.
 
     Attributes:
       attributes: the collective.

@@ -349,7 +349,14 @@ class _Problem:
 
         # Constants have different units, so each x is a place between a constant's bounds, 0 to 1.
         def errors(x: Any) -> list[float]:
-            """Return the relative errors of all steps, and the weighted distances from typical."""
+            """Return the residuals of the fit: the relative errors of the steps, then the prior's.
+
+            A residual of the prior is `prior` times the relative distance of a constant from its
+            typical value.
+
+            Args:
+              x: the position of each constant between its bounds, from 0 to 1.
+            """
             values = low + x * (high - low)
             at = self.calibrations(values)
             found = [_error(at, step) for step in measured]

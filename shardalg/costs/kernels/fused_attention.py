@@ -119,7 +119,11 @@ def _roots(graph: Graph, handed: Mapping[int, list[int]]) -> dict[int, frozenset
     roots: dict[int, frozenset[int]] = {}
 
     def give(value: int, products: frozenset[int]) -> None:
-        """Add products to the roots of a value and of all values that are equal to it."""
+        """Add products to the `roots` of a value, and of all values that are equal to it.
+
+        Args:
+          products: nodes of products from which the value is computed.
+        """
         if not products <= roots.get(value, NONE):
             roots[value] = roots.get(value, NONE) | products
             for target in handed.get(value, ()):

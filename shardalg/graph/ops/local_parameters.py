@@ -291,10 +291,10 @@ GROUPS = ("feature_group_count", "batch_group_count")
 
 
 def _dynamic(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Return what a device does for its block of a dynamic slice or dynamic update.
+    """Return the changes of a dynamic slice or dynamic update on one device.
 
-    If it selects along a sharded dimension, only `boxed` is set. Otherwise the sizes of the slice
-    become the sizes of the device's block.
+    If the operator selects along a sharded dimension, `boxed` is set: other instructions read or
+    write the box. Otherwise the slice sizes become the sizes of the device's block.
     """
     split = sharded(rule, blocks)
     if any(boxes(rule, split)):

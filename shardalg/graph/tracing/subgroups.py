@@ -213,7 +213,10 @@ def _sum_after_branches(
     """
 
     def without_sums(branch: ClosedJaxpr) -> ClosedJaxpr:
-        """Return a branch without the last sums of the results in `sums`."""
+        """Return a branch that omits the last sum of each result whose index is in `sums`.
+
+        The branch then returns the operand of this sum. The caller sums after the conditional.
+        """
         jaxpr = branch.jaxpr
         outs = list(jaxpr.outvars)
         for result in sums:

@@ -221,7 +221,13 @@ def _while(equation: Any) -> Any:
     condition, body = (partial(evaluated, params[name]) for name in ("cond_jaxpr", "body_jaxpr"))
 
     def loop(*operands: Any) -> list[Any]:
-        """Run until no element continues; an element that is done keeps its carry."""
+        """Run a batched `while`: iterate until the condition is false for all batch elements.
+
+        An element whose condition is false keeps its carry.
+
+        Args:
+          operands: constants of the condition, constants of the body, and the initial carry.
+        """
 
         def goes_on(carry: list[Any]) -> Any:
             return condition(*operands[:first], *carry)[0]

@@ -142,7 +142,11 @@ def _remat(text: str) -> str | bool:
 
 
 def _listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """Return a function from an option's text, "a,b", to the list of its parts as `kind`."""
+    """Return a parser of an option: "1,2" becomes [1, 2] if `kind` is `int`.
+
+    Args:
+      kind: converts one part of the text.
+    """
 
     def values(text: str) -> list[Any]:
         """Return the parts of an option's text; a part that `kind` refuses is an error."""

@@ -109,10 +109,10 @@ class ExploredPlan:
         return (self.name, *spreads, round(measured.ratio, 3), *beside, error)
 
     def memory(self) -> tuple[object, ...]:
-        """Return the row of the table `HELD`: peak bytes per device.
+        """Return a row of the table `HELD`: the plan's name, and three peaks in bytes per device.
 
-        They are the estimate of the plan, and the sizes of our program and of XLA's after XLA's
-        compiler.
+        The first peak is the plan's estimate. The others are the compiled sizes of our program and
+        of XLA's own program.
         """
         measured = self.compared.measurement
         compiled = measured.memory.total_bytes, measured.xla_memory.total_bytes

@@ -146,7 +146,12 @@ class Space:
         return z3.Implies(z3.And(inside, equal_values), z3.And(q == p, r == t))
 
     def position(self, values: Mapping[str, int], tag: str) -> int:
-        """Return the position of the device that a model names `tag`."""
+        """Return the position in the mesh of a device in a model (a solution) of the solver.
+
+        Args:
+          values: the model: a number for each name, such as "d[x]" for the coordinate of d along x.
+          tag: the name of the device in the formulas, such as "d".
+        """
         # A model leaves out a coordinate that may have any value.
         return sum(values.get(f"{tag}[{a.name}]", 0) * a.digit.stride for a in self.atoms)
 

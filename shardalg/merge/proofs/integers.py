@@ -465,7 +465,7 @@ class IntegerClaim:
 
     @property
     def digits(self) -> Digits:
-        """All digits of the goal's partition ids and of the members, each once."""
+        """All digits in the claim, each once: of partition ids in the goal, and of the members."""
         ids = (a.digits for a in atoms(self.goal) if not isinstance(a, str))
         return tuple({d: None for row in (*ids, *(m for _, m in self.members)) for d in row})
 

@@ -209,10 +209,16 @@ def _no_prefixes(verdict: Verdict, devices: Devices) -> list[Obligation]:
 def _no_prefix(
     verdict: Verdict, devices: Devices, coarse: Digits, fine: Digits, *, group: str
 ) -> list[Obligation]:
-    """Return the formulas that `coarse` is no major part of `fine`; one of them has to be proved.
+    """Return the formulas of the claim that `coarse` is no major part of `fine`.
 
-    For all sizes: with `n` and `m` parts, `p` is the major part of `q` only if
-    `p*m <= q*n < (p + 1)*m`. This is false on some device at 1 on one axis and 0 elsewhere.
+    It is enough to prove one of the formulas: each is about one device. With `n` and `m` parts, `p`
+    is the major part of `q` only if `p*m <= q*n < (p + 1)*m`. For symbolic sizes, the devices are
+    those with coordinate 1 on one axis and 0 on all others. For sizes in numbers, it is one device
+    for which the inequality is false.
+
+    Args:
+      verdict: the refusal that is proved.
+      group: the name that the alternative formulas share.
     """
     found = devices.space
     if found is not None and found.symbolic:

@@ -170,7 +170,11 @@ def _equal(claim: EqualClaim, devices: Devices) -> list[Obligation]:
 
 
 def _lemma(claim: Lemma, symbolic: bool = True) -> list[Obligation]:
-    """Return one formula per condition that the lemma shows; a lemma is always for all sizes."""
+    """Return the formulas of a lemma: its assumptions imply each condition that it states.
+
+    Args:
+      symbolic: ignored, because a lemma is always about all sizes.
+    """
     given = conditions(claim.given)
     return [_implied(given, shown) for shown in conditions(claim.shows)]
 

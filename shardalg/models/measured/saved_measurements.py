@@ -180,7 +180,7 @@ def _rows(name: str, file: Mapping[str, Any]) -> Iterable[CoreTime]:
 
 
 def _names(rows: Sequence[CoreTime]) -> list[str]:
-    """Return the figures in the order of fitting: times per execution after rates."""
+    """Return the figures that the rows determine: rates first, then seconds per execution."""
     found = {name for row in rows for name, amount in row.amounts.items() if amount}
     return sorted(found, key=lambda name: (ALL_UNITS[name.partition(".")[0]] == "s", name))
 

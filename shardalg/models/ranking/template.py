@@ -229,7 +229,14 @@ class Template:
         return tuple(self._literal(row) for row in found if row[0].ndim == 0)
 
     def _literal(self, row: list[Any]) -> Literal:
-        """Return the function of a scalar that has these values in the three traces."""
+        """Return a scalar constant of the step as a function of the sizes.
+
+        Args:
+          row: the value of the scalar in each of the three traces, which are at different sizes.
+
+        Raises:
+          NoTemplateError: no formula gives the three values.
+        """
         values, kind = [one.item() for one in row], str(row[0].dtype)
         if values.count(values[0]) == len(values):
             return Literal(kind, (), lambda _: values[0])
@@ -245,7 +252,11 @@ class Template:
         return Literal(kind, below.names, lambda sizes: inverted(1 / below.at(sizes)).item())
 
     def together(self, sizes: Sizes) -> frozenset[str]:
-        """Return the names of the sizes that make two different scalars of the program equal."""
+        """Return the names of the sizes for which two scalars of the program have one value.
+
+        A graph has one value for equal scalars. With these sizes the traced step would therefore
+        have another form than the template.
+        """
         known: dict[Any, Literal] = {}
         found: set[str] = set()
         for one in self.varying:
@@ -334,7 +345,9 @@ class _Rebuilt:
         self.graphs, self.number, self.same = graphs, number, same
 
     def graph(self) -> Graph:
-        """Return the first graph with shapes, parameters and trip counts replaced by `number`.
+        """Return the first graph with each number replaced by `number` of its values in all graphs.
+
+        The numbers are those in shapes and in parameters, and trip counts.
 
         Raises:
           NoTemplateError: the graphs differ in more than numbers.
@@ -371,7 +384,14 @@ class _Rebuilt:
         )
 
     def of(self, *found: Any) -> Any:
-        """Return a parameter from its values in the graphs, with integers replaced by `number`."""
+        """Return a parameter whose integers are `number` of the integers in all graphs.
+
+        Args:
+          found: the value of the parameter in each graph.
+
+        Raises:
+          NoTemplateError: the values differ in more than integers.
+        """
         first = found[0]
         # A part that is equal in all graphs depends on no size, so it is used unchanged.
         if all(one is first or one == first for one in found):

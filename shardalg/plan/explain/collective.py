@@ -90,7 +90,10 @@ class CollectiveExplanation(Answer):
 
     @cached_property
     def together(self) -> tuple[Trial, ...]:
-        """A trial that changes as many annotations as necessary; empty if two suffice."""
+        """A trial that changes three or more annotations to remove the collective.
+
+        It is empty if one or two changes suffice, or if the number of trial plans is used up.
+        """
         # Fewer changes are easier to make: larger sets are planned only if no pair removes it.
         if any(trial.removes for trial in (*self.trials, *self.pairs)):
             return ()

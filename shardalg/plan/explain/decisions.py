@@ -92,7 +92,13 @@ def changes(
 
 
 def _peak(here: Stages, named: Symbolised, point: Mapping[str, int]) -> Iterator[ChangeRow]:
-    """Yield a row if the formula of the peak memory gives another number than the plan `here`."""
+    """Yield one row if the peak memory by formula differs from the peak of the plan `here`.
+
+    Args:
+      here: a plan for the sizes `point`.
+      named: the program of a plan with named sizes, which has the formula of the peak.
+      point: the number for each named size.
+    """
     donated = tuple(here.traced.donated)
     # Chips differ in whether their compiler rebuilds values in the backward pass: check both.
     for rebuild in (False, True):

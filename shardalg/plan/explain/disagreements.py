@@ -219,7 +219,12 @@ class _Reading:
             waiting.extend(fresh)
 
     def _annotations(self, causes: Iterable[Cause]) -> tuple[Annotated, ...]:
-        """Return the annotations from which the digits of the causes come, each once."""
+        """Return the annotations from which completion took the axes in `causes`, each once.
+
+        Args:
+          causes: (value, digits) for values whose sharding along these digits led to the
+            collective.
+        """
         found = (annotations_of(self.sharded, *cause) for cause in causes)
         return tuple(dict.fromkeys(place for places in found for place in places))
 
@@ -298,9 +303,10 @@ MOST_STEPS = 8
 
 
 def program_listing(program: SpmdProgram, sharded: ShardedGraph) -> Listing:
-    """Return the program with source lines, and with the reasons of each value as its title.
+    """Return the program as text, with an explanation of each value that opens as a tooltip.
 
-    The result of a collective also has the two sides that disagree.
+    The explanation lists the steps of completion that gave the value its sharding. For the result
+    of a collective, it also has the sharding before the collective and the sharding needed after.
     """
     # Each copy of a value in another sharding is a local value of its own with the same chain of
     # reasons, so the text is made once.

@@ -182,9 +182,13 @@ def pairs(
 
 
 def _pairs(trials: Trials, moved: MovedValue, tried: tuple[Trial, ...]) -> Iterator[Changes]:
-    """Yield pairs of changes, in turns one pair for each first change.
+    """Yield pairs of two annotation changes that may remove a collective together.
 
-    So a single first change cannot use up the limit on the number of pairs.
+    The first pair of each first change comes before the second pair of any. So no first change
+    alone uses up the limit on the number of pairs.
+
+    Args:
+      tried: the trials of single changes.
     """
     first = [one.change for one in tried[:MOST_FIRST] if isinstance(one.change, AnnotationChange)]
     seconds = [_second(trials, moved, change) for change in first]

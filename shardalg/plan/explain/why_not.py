@@ -44,7 +44,7 @@ class WhyNot(Answer):
 
     @property
     def table(self) -> Table:
-        """The changes of the plan."""
+        """The changes of the plan's figures if the value is annotated with the wanted sharding."""
         return self.cost.table
 
     def parts(self) -> Parts:

@@ -184,10 +184,10 @@ class _Part:
         return positional, {name: v for name, v in kwargs.items() if name not in self.named}
 
     def merged(self, others: Sequence[Any]) -> list[Any]:
-        """Return all positional arguments of the call, joined from this part and the others.
+        """Return all positional arguments of the call: those of this part, and `others` in between.
 
         Args:
-          others: the positional arguments outside of this part.
+          others: the positional arguments that are not in this part, in order.
         """
         rest = iter(others)
         return [self.values[i] if i in self.values else next(rest) for i in range(self.count)]

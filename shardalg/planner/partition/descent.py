@@ -107,7 +107,7 @@ class UnitProblem:
 
     @cached_property
     def outside(self) -> dict[int, tuple[Layout, ...]]:
-        """`wanted` as a dictionary from each value to the shardings that are required of it."""
+        """The entries of `wanted` by value: the shardings that readers require of each value."""
         found: dict[int, tuple[Layout, ...]] = {}
         for value, layout in self.wanted:
             found[value] = (*found.get(value, ()), layout)
@@ -269,7 +269,10 @@ def descend_together(problem: UnitProblem, start: Sequence[int]) -> tuple[int, .
 
 
 def _nearest(problem: UnitProblem, unit: int) -> tuple[int, ...]:
-    """Return the `NEAR` units nearest to a unit; units that share a value are at distance one."""
+    """Return the `NEAR` units of a graph that are nearest to a unit.
+
+    Two units are at distance one if both compute or read one value.
+    """
     # Breadth-first search: `found` grows while it is read, so that nearer units come first.
     found = [unit]
     for reached in found:

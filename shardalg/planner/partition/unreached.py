@@ -142,9 +142,10 @@ JOINS = ("concatenate", "join_ends", "pad")
 
 
 def joined_whole(sharded: ShardedGraph) -> ShardedGraph | None:
-    """Return the graph in which concatenations are whole along dimensions that all readers gather.
+    """Return the graph with concatenations gathered along dimensions that all readers would gather.
 
-    None if no concatenation (or padding) has such a sharded dimension.
+    Such a dimension is replicated in the new graph, so that it is gathered once. The same applies
+    to paddings. None if no concatenation or padding has such a sharded dimension.
     """
     graph, found, made = sharded.graph, list(sharded.shardings), []
     fixed = border_values(graph) | sharded.fixed

@@ -62,9 +62,11 @@ class Contested(Fixpoint):
         return found
 
     def lost(self) -> frozenset[int]:
-        """Return the contested products whose second operand agrees with a neighbour's sharding.
+        """Return the contested products for which the operand that lost would fit the neighbours.
 
-        The neighbour is a value that an elementwise operator reads together with the product.
+        A product is in the result if an elementwise operator reads it together with another value,
+        the neighbour, whose sharding agrees with the wish of the second operand and not with the
+        wish of the first one.
         """
         # [False, True]: the neighbours agree with the operand that lost, and not with the winner.
         return frozenset(
@@ -102,11 +104,12 @@ DEFAULT = CompletionOptions()
 
 
 class CompletionOrder(NamedTuple):
-    """An order in which shardings spread over a graph.
+    """A way to complete shardings: the order of the steps, and the class that applies them.
 
     Attributes:
-      steps: the function that makes the graph's index. order: the class that sweeps it to the end.
-      is_carried: whether a loop's carry has one sharding outside and inside.
+      steps: the function that returns the steps of a graph in this order (`SweepIndex`).
+      order: the class that applies steps until no sharding changes.
+      is_carried: whether a loop's carry has one sharding outside and inside of the loop.
     """
 
     steps: Any

@@ -84,9 +84,10 @@ def _reasons(record: Record) -> Iterator[Reason]:
 
 
 def _without_step(record: Record, change: ShardingChange, layout: Sharding) -> Reason:
-    """Return the reason of a change that no step made.
+    """Return the reason of a change of a sharding that no operator caused.
 
-    It is an annotation that takes part in a later round, a product, or an element of a tuple.
+    The causes are an annotation, a product that is computed in another sharding than its result
+    has, and an element of a loop's tuple that follows the other elements.
     """
     if change.sources:
         names = record.fixpoint.index.names
@@ -177,7 +178,12 @@ def _replayed(record: Record) -> Iterator[Merge]:
 
 
 class TensorChange(NamedTuple):
-    """A change, and the position of the changed tensor in the step, operands first."""
+    """A change of a sharding, and the position of the changed tensor among the tensors of its step.
+
+    Attributes:
+      target: the position; a step's operands come before its results.
+      change: the change.
+    """
 
     target: int
     change: ShardingChange
@@ -234,7 +240,12 @@ MERGED = {"gspmd": _merged, "shardy": _extended}
 def _offers_of(
     kind: OperatorClass, key: Numbers, layouts: Layouts, taken: TensorChange
 ) -> list[Offer]:
-    """Return the offers that a change took, in the order in which it took them."""
+    """Return the proposed shardings that a change combined, in the order in which it took them.
+
+    Args:
+      kind, key: the class of the step's operator, and the layout numbers of the step's tensors.
+      taken: the change.
+    """
     target, change = taken
     offers = result_offers if change.direction == image.FORWARD else operand_offers
     order = change.sources

@@ -271,11 +271,16 @@ def row_maps(
 
 
 def dim_loops(rule: Rule, index: Index, blocks: frozenset[str] = frozenset()) -> Loops:
-    """Return the loops whose digits partition a dimension with this index.
+    """Return the loops whose digits partition a dimension, as pairs (loop, extent), major first.
 
-    A plain or shifted loop takes any digits. `n*i + j` over full extents is (i, j), each within its
-    extent. In a window map `s*o + r` the loop of larger extent places the blocks; the other one
-    only widens the read.
+    A dimension with the index `n*i + j` nests the loops i and j: both are returned with their
+    extents, which the digits must divide. A plain or shifted loop may be sharded along any digits:
+    its extent is given as 0. Of the two loops in a window's index `s*o + r`, only the one
+    of larger extent partitions the dimension.
+
+    Args:
+      index: the index of the dimension in the row `rule`.
+      blocks: loops that count although the operator needs them whole (`rule.whole`).
 
     >>> i, j = Index.of("i"), Index.of("j")
     >>> rule = Rule("reshape", (("i", 4), ("j", 8)), (), ((i, j),))

@@ -148,10 +148,14 @@ class OperatorClass:
 
 
 def _picked(source: Map, target: Map) -> tuple[int, ...] | None:
-    """Return, per dimension of the target, the source's dimension of the same loop (-1: none).
+    """Return, for each dimension of the target, the source's dimension along the same loop, or -1.
 
-    None if a dimension has several loops, a loop several dimensions, or an extent that digits have
-    to divide. Such shardings are projected loop by loop.
+    With this table, a sharding is passed on dimension by dimension. The result is None if that is
+    impossible, so that shardings must be passed on loop by loop: a dimension has several loops, a
+    loop has several dimensions, or the digits of a loop must divide its extent.
+
+    Args:
+      source, target: for each dimension of both tensors, its loops.
     """
     for side in (source, target):
         loops = [entry for entry in side if entry]
@@ -201,13 +205,15 @@ def _gathered(
 
 
 def _with_majors(found: Dims, given: Dims) -> Dims:
-    """Return the target's dimensions without parts of an axis whose more major part has no place.
+    """Return the target's dimensions without minor parts of axes whose major part is missing.
 
-    Each dimension ends before the first such part.
-    XLA's reshape stops at the first tiles of a dimension that it cannot place (`ReshapeSharding`).
+    A dimension is cut before the first digit whose more major neighbour in the same axis is in no
+    dimension of the target. XLA's reshape also stops at the first tiles of a dimension that it
+    cannot place (`ReshapeSharding`).
 
     Args:
-      found: the digits of the target's dimensions. given: those of the source's dimensions.
+      found: the digits of each dimension of the target.
+      given: the digits of each dimension of the source.
     """
     whole = {digit for digits in given for digit in digits}
     placed = {digit for digits in found for digit in digits}

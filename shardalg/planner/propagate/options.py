@@ -251,7 +251,7 @@ class Options:
 
     @staticmethod
     def of(settings: Mapping[str, Any]) -> Options:
-        """Return options from settings by name, with switches among the others, as in `settings`.
+        """Return the options with these values, by name; names of switches may be among them.
 
         >>> Options.of({"defer_sums": False, "strict": True}).settings["defer_sums"]
         False
@@ -268,7 +268,7 @@ class Options:
 
     @property
     def completing(self) -> Options:
-        """The options of the plan's completion; for policy "cost", those of its first one."""
+        """The options of the first completion; policy "cost" compares several completions."""
         return self.completions[0]
 
     @property

@@ -70,10 +70,14 @@ def border_orders(
     results: Sequence[Sharding | None],
     orders: Orders,
 ) -> tuple[dict[int, Mesh], dict[int, Mesh]]:
-    """Return, by number, the arguments and the results that are in another device order.
+    """Return the arguments and the results that are in another device order than the plan's mesh.
+
+    The two dictionaries give the mesh with this order by the number of the argument, and by the
+    number of the result.
 
     Args:
-      sites, results: the annotations there.
+      sites, results: the annotated sharding of each site and of each result, or None.
+      orders: (side, number, mesh) of each annotation that names another device order.
     """
     if not orders:
         return {}, {}
@@ -100,14 +104,17 @@ def border_orders(
 
 
 def is_another(other: Mesh, mesh: Mesh, *, axes: Collection[str], first_mesh: Mesh) -> bool:
-    """Return whether a sharding along `axes` of `other` means that mesh, not the plan's mesh.
+    """Return whether axis names in a sharding on `other` are names of other axes than the plan's.
 
-    The mesh on which the function was planned first follows the plan wherever it is planned again.
-    Every other mesh means itself. A mesh without device ids names the devices 0, 1, 2, ...; if the
-    first mesh has other devices, it means these in their order.
+    The result is False if `other` is the mesh on which the function was planned first. Such a
+    sharding follows the plan to every mesh, and its names are axes of the plan's mesh. It is also
+    False without axes. The result is True for every other mesh, and if the plan's mesh does not
+    have the axes. Meshes with other device ids are other meshes, with one exception: a mesh without
+    device ids means the first mesh if this has the same axes over later devices than 0, 1, 2, ....
 
     Args:
-      mesh: the plan's.
+      axes: the names of the axes in the sharding.
+      mesh: the plan's mesh.
       first_mesh: the mesh on which the function was planned first.
 
     >>> here, there = Mesh({"x": 2, "y": 4}), Mesh({"x": 4, "y": 2})

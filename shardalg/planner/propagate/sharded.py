@@ -144,7 +144,10 @@ class ShardedGraph:
 
     @cached_property
     def conflicts(self) -> tuple[Conflict, ...]:
-        """The offers that values without annotation did not take."""
+        """The shardings that operators proposed for values without annotation, in vain.
+
+        A proposal is refused if the value already has a sharding that contradicts it.
+        """
         return self._conflicts()
 
     @cached_property

@@ -318,17 +318,23 @@ def _digits(bits: Sequence[int], of_bits: Mapping[int, Digits]) -> Digits:
 
 
 def _units(start: Dims, goal: Dims, pool: Digits, *, ample: bool) -> list[Digits]:
-    """Return groups of digits that some cheapest path always moves together.
+    """Return the groups of digits that some cheapest path always moves together.
 
-    Grouped digits make the search smaller. They are neighbours in one dimension, or unused, at the
-    start and at the goal alike.
+    The search moves groups instead of digits, so that it is smaller. Digits form a group if they
+    are neighbours in one dimension at the start and at the goal, or unused at both.
 
-    Suppose that two such digits of sizes m and n part on the cheapest path. If only one travels,
-    with k others, a device sends 1 - 1/(k*m) or 1 - 1/(k*n) of its block. If one follows the other
-    everywhere, this becomes 1 - 1/(k*m*n), or 1 - 1/k where it now stays. The two ways to keep them
-    together, weighted `log m : log n`, send no more on average, because 1/t is convex in log t. So
-    one of the two ways sends no more. The proof needs that any dimension may hold any digits
-    (`ample`).
+    Proof that this loses no cheapest path. Suppose that two digits of a group, of sizes m and n,
+    are separated on a cheapest path. Where an all-to-all moves only one of them, together with k
+    other parts, a device sends the share 1 - 1/(k*m) or 1 - 1/(k*n) of its block. Change the path
+    so that one digit always goes with the other: each such share becomes 1 - 1/(k*m*n) or 1 - 1/k.
+    There are two such changes. Their average with the weights `log m : log n` sends no more than
+    the path, because 1/t is convex in log t. So one of the two changes sends no more. The proof
+    needs that any dimension may hold any digits (`ample`).
+
+    Args:
+      start, goal: the digits of each dimension at both ends.
+      pool: all digits of the mesh.
+      ample: whether any dimension may hold any digits; if False, each digit is a group.
 
     >>> a, b, c = (Digit(4, 2),), (Digit(2, 2),), (Digit(1, 2),)
     >>> _units((a + b + c, ()), (c, a + b), a + b + c, ample=True)
@@ -435,13 +441,14 @@ def fitted_then_permuted(shape: Shape, start: Dims, goal: Dims, axes: Digits) ->
 
 
 def _numbers(counts: Sequence[tuple[int, int]], arcs: Sequence[Arc]) -> tuple[list[int], list[int]]:
-    """Return the numbers of parts per dimension before and after the all-to-alls `arcs`.
+    """Return two lists: per dimension, its number of parts before and after some all-to-alls.
 
-    They are the smallest numbers for which slices lead from the start's n parts to `before`, and
-    gathers lead from `after` to the goal's m parts.
+    A path slices each dimension from its n parts at the start to the first number, runs the
+    all-to-alls, and gathers each dimension from the second number to its m parts at the goal. The
+    returned numbers are the smallest ones that make this possible.
 
     Args:
-      counts: per dimension, n and m.
+      counts: (n, m) of each dimension.
       arcs: (source dimension, target dimension, number of devices) of each all-to-all.
     """
     before, after = [], []
@@ -457,13 +464,14 @@ def _numbers(counts: Sequence[tuple[int, int]], arcs: Sequence[Arc]) -> tuple[li
 def _arcs(
     over: int, out: tuple[int, ...], into: tuple[int, ...]
 ) -> tuple[Fraction, tuple[Arc, ...]] | None:
-    """Return the cheapest all-to-alls that reduce the number of parts `over` times, or None.
+    """Return (price, all-to-alls) for the cheapest way to divide the number of parts by `over`.
 
-    Each all-to-all is (source dimension, target dimension, number r of devices). The product of
-    all r is `over`. The answer has the sum of `1 - 1/r` as its price, then the all-to-alls.
+    Slices may give a tensor `over` times more parts than the mesh has devices. Each all-to-all is
+    (source dimension, target dimension, number r of devices), and the product of all r is `over`.
+    The price is the sum of `1 - 1/r`. None if there is no such way.
 
     Args:
-      out, into: per dimension, the factor of parts that may leave it, and that may arrive.
+      out, into: per dimension, the number that the r of outgoing and of incoming ones must divide.
     """
     # The numbers of parts fit on the mesh: no all-to-all is needed.
     if over == 1:

@@ -156,7 +156,7 @@ class EvenBlocks:
         return state == self.goal
 
     def least(self, state: State) -> Any:
-        """Return a lower bound of the elements that are sent from a state on."""
+        """Return a lower bound of the elements that a device sends on a path to the goal."""
         return bound(self.shape, state, self.goal)
 
     def onward(self, state: State, _: Cost) -> Iterator[Reached]:

@@ -298,7 +298,12 @@ class _Grids:
             yield from self._arranged(counts, (*made, row), blocked)
 
     def _rows(self, head: Labels, n: int, used: frozenset[int]) -> Iterator[Labels]:
-        """Yield `head` followed by unused digits that make n more parts."""
+        """Yield `head` extended by unused digits, in each way that gives n times as many parts.
+
+        Args:
+          head: the digits of the dimension so far.
+          used: the digits that may not be used.
+        """
         if n == 1:
             yield head
             return

@@ -253,10 +253,10 @@ class _MeshDigits:
         return interned(self.source.mesh, shape, tuple(map(self.digits, dims)), pending)
 
     def move(self, move: Move, before: Dims, after: Dims) -> Move:
-        """Return the move with its digits in terms of the mesh.
+        """Return the move with each digit written as an axis or sub-axis of the mesh.
 
         Args:
-          before, after: the digits of each dimension on both sides of the move.
+          before, after: the digits of each dimension before and after the move.
         """
         if isinstance(move, AllToAlls):
             # No two of the exchanges share a dimension, so each is rewritten alone.
@@ -273,7 +273,7 @@ class _MeshDigits:
         return move if digits == move.digits else replace(move, digits=digits)
 
     def exchange(self, move: AllToAll) -> AllToAll:
-        """Return the all-to-all with its digits in terms of the mesh."""
+        """Return the all-to-all with each digit written as an axis or sub-axis of the mesh."""
         if move.arriving:
             # Both sides must keep the same pieces, because their order differs.
             sides = (tuple([self.known.get(d, d) for d in s]) for s in (move.digits, move.arriving))
@@ -387,7 +387,11 @@ def _common_states(source: Sharding, target: Sharding) -> tuple[State, State]:
 
 
 def _refined(sharding: Sharding, pieces: Mapping[Digit, Digits] | None) -> State:
-    """Return the state of a sharding, in which each digit is replaced by its pieces, if any."""
+    """Return a sharding as a state of the path search: (digits per dimension, pending digits).
+
+    Args:
+      pieces: the smaller digits that replace each digit; None to keep the digits.
+    """
     pending = sharding.unreduced
     if pieces is None:
         # The order of pending digits has no meaning. One order makes equal states equal.

@@ -36,7 +36,13 @@ Hops = tuple[AllToAllHop, ...]
 
 
 class Swap(NamedTuple):
-    """One all-to-all in fixed orders: its digits as they leave `source`, and as they arrive."""
+    """One all-to-all between two dimensions, with its digits in fixed orders.
+
+    Attributes:
+      source, target: the dimension that loses the digits, and the dimension that gets them.
+      leaving: the digits, major first, in the order that they have on `source`.
+      arriving: the same digits in the order that they have on `target`.
+    """
 
     source: int
     target: int
@@ -115,11 +121,13 @@ class Shuffle:
         return not self.least(state)
 
     def least(self, state: Stacks) -> int:
-        """Return a lower bound of the cost of the remaining hops.
+        """Return a lower bound of the cost of the all-to-alls (hops) that are still necessary.
 
-        Each hop delivers to one dimension and removes from one. Hops of m1 and m2 parts cost no
-        less than one of m1*m2. If every dimension that lacks digits is blocked, the digits that
-        leave the first of them arrive where they are of no use.
+        Each hop removes digits from one dimension and adds them to another one. So the cost is at
+        least the sum of what all dimensions lack, and at least the sum of what must leave them. If
+        no dimension can take its missing digits yet, one must first be emptied by a hop that adds
+        no missing digit anywhere. The cheapest of these hops is added. Two hops with m1 and m2
+        parts cost no less than one with m1*m2, so each sum may count one hop per dimension.
         """
         found = self.found(state)
         lacks = sum([need.lacks for need in found])
@@ -134,11 +142,15 @@ class Shuffle:
         return [k[s] if s in k else self.needs(dim, s) for dim, (k, s) in enumerate(rows)]
 
     def needs(self, dim: int, stack: Stack) -> Needs:
-        """Return lower bounds of the cost of the hops that a dimension still needs; record them.
+        """Return lower bounds of the cost of the hops that a dimension still needs; store them.
+
+        A hop is an all-to-all that moves a set of digits. In the example, the goal has the digits 1
+        and 2 in dimension 0, and none in dimension 1.
 
         Args:
           dim: the dimension.
-          stack: its blocks of digits, major first.
+          stack: the sets of digits that the dimension has now, major first. A set is a number with
+            one bit per digit.
 
         >>> shuffle = Shuffle(((1, 2), ()), shape=(8, 8), parts=(1, 2, 2, 4), pieces=4)
         >>> shuffle.needs(0, (1,)), shuffle.needs(0, (2,)), shuffle.needs(1, (2,))
@@ -150,12 +162,16 @@ Needs(lacks=0, leaves=2, blocked=0))
         return need
 
     def _needs(self, goal: Order, elsewhere: int, stack: Stack) -> Needs:
-        """Return lower bounds of the cost that a dimension with these blocks still needs.
+        """Return lower bounds of the price of the all-to-alls that a dimension still needs.
 
-        They are found by comparing its digits with those of the goal, from the major end.
+        The digits of the dimension are compared with the digits that the goal has there, from the
+        major end. The three bounds are for the digits that must arrive, for the digits that must
+        leave, and for the digits that must leave before a digit of the goal can arrive.
 
         Args:
-          goal: the goal's digits of this dimension; elsewhere: its digits of other dimensions.
+          goal: the digits of the dimension at the goal, major first.
+          elsewhere: the set of digits that other dimensions have at the goal.
+          stack: the present sets of digits of the dimension, major first.
         """
         at, end, leaves, blocked = 0, len(goal), 0, 0
         for block in stack:

@@ -73,7 +73,8 @@ class Extents:
       equal: pairs of dimensions of equal size, because they run over the same loop.
       equations: equal products or sums of sizes.
       shifts: dimensions that a slice, padding or a window connects.
-      inner: extents of loops that no dimension runs over alone; (-1, k) refers to the k-th.
+      inner: extents of loops without a dimension of their own. In the other fields, (-1, k) means
+        the loop `inner[k]`; any other pair means (tensor, dimension).
     """
 
     equal: tuple[tuple[TensorDim, TensorDim], ...]
@@ -165,7 +166,11 @@ class _IndexSorter:
         return Extents(tuple(self.equal), equations, tuple(kept), tuple(self.inner))
 
     def _products(self) -> Iterator[Equation]:
-        """Yield the equations of products, as for a reshape."""
+        """Yield the equations between products of sizes.
+
+        For example, a dimension that nests two loops has as many elements as both extents
+        multiplied.
+        """
         for place, loops in self.nested:
             yield Equation(PRODUCT, (place,), tuple(self._loop(*loop) for loop in loops))
         # Dimensions that do not nest, `[i//4, i%4] -> [i//6, i%6]`, share one flat loop. Its extent
@@ -176,7 +181,10 @@ class _IndexSorter:
                 yield Equation(PRODUCT, tuple(left), tuple(right))
 
     def _loop(self, name: str, extent: int) -> TensorDim:
-        """Return the dimension that runs over a loop alone; without one, a new entry of `inner`."""
+        """Return the dimension that runs over a loop alone, as (tensor, dimension).
+
+        If there is none, return (-1, k), where `inner[k]` is the extent of the loop.
+        """
         if name not in self.loop_at:
             self.loop_at[name] = (-1, len(self.inner))
             self.inner.append(extent)

@@ -111,9 +111,10 @@ class Names:
         self.name[slot] = size
 
     def join_loops(self) -> None:
-        """Join the slots of dimensions that share a loop of an operator.
+        """Record that all dimensions which one loop of an operator indexes have equal sizes.
 
-        Other relations between dimensions are stored in `equations` and `shifts`.
+        Relations that are no equalities, such as products of a reshape, go to `equations` and
+        `shifts`.
         """
         base, parent = self.base, self.parent
         for node in self.graph.nodes:
@@ -173,9 +174,10 @@ class Names:
                 self.equations.append((found[0][1], SUM, ([source], targets)))
 
     def join_regions(self) -> None:
-        """Join the slots of a loop's operands and results with those of values in its body.
+        """Record that values at the border of a loop have the same sizes as the values in its body.
 
-        The leading dimension of a stacked value is joined with the trip count of the loop.
+        A stacked value has one more dimension outside, whose size equals the trip count of the
+        loop.
 
         Raises:
           SymbolError: the graph has a `shard_map`, or two sizes must be equal.
@@ -199,10 +201,15 @@ class Names:
                     self._join(self.trip[body], base[stacked], node)
 
     def _join(self, first: int, second: int, node: Node) -> None:
-        """Unite the sets of two slots; raise SymbolError if they have different formulas.
+        """Declare two slots equal: unite the sets of equal slots that contain them.
+
+        A slot is a dimension of a value, or the trip count of a loop.
 
         Args:
           node: the operator that needs equal sizes, for the message.
+
+        Raises:
+          SymbolError: the two sets have different formulas already.
         """
         a, b = self.root(first), self.root(second)
         if a == b:

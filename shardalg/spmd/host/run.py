@@ -118,7 +118,12 @@ def exchange(digits: Digits, stack: Stack, function: Callable[[Stack], Stack]) -
 
 
 def run_block(run: HostRun, block: Block, arguments: Iterable[Stack]) -> list[Stack]:
-    """Return the results of a block on its arguments."""
+    """Run the instructions of a block on the host, and return the block's results.
+
+    Args:
+      run: the program that runs, with its constants.
+      arguments: for each argument of the block, its block on every device.
+    """
     # A body reads constants of the program directly.
     env = {**run.constants, **dict(zip(block.arguments, arguments, strict=True))}
     for instruction in block.instructions:

@@ -160,7 +160,7 @@ class Choose(Along, Operator):
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """End of each tensor in the concatenation."""
+        """The index behind each tensor's last element in the concatenation of all tensors."""
         return tuple(accumulate(self.sizes))
 
     def text(self, mesh: Mesh) -> str:

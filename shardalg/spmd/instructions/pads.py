@@ -40,7 +40,7 @@ class Dilate(Along):
     of_one_type = True
 
     def length(self, before: int) -> int:
-        """Return the number of places that `before` places become."""
+        """Return the size of a dimension after the insertion, from its size before."""
         return self.low + max((before - 1) * self.factor + 1, 0) + self.high
 
     def text(self, mesh: Mesh) -> str:

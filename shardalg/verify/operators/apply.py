@@ -350,9 +350,10 @@ def _row_claims(op: CheckedOperator, run: LocalOperator, emission: Emission) -> 
 
 
 def _margin_claims(run: LocalOperator, contents: Mapping[int, Contents]) -> Iterator[Goal]:
-    """Yield the claims that operands are 0 outside the blocks of summed loops with a margin.
+    """Yield the claims that an iteration which two devices run is counted once in a sum.
 
-    A device runs more iterations of such a loop than its block (`run.wider`).
+    Along some loops (`run.wider`) a device runs more iterations than its own block. If such a loop
+    is summed, the operands must be 0 in the additional iterations.
     """
     for name, _ in run.wider:
         # Iterations outside the block are another device's as well: a sum would count them twice.

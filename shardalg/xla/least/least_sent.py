@@ -202,16 +202,25 @@ class _Least:
         return copies, elements * result.size * (n + m - 2) / n
 
     def _missing(self, fact: _Fact, wanted: Dims) -> float:
-        """Return the largest number of bytes that a device lacks of its block."""
+        """Return the most bytes that a device lacks of its block in another sharding.
+
+        Args:
+          fact: shape, present sharding and element bytes of a value.
+          wanted: the digits of each dimension in the other sharding.
+        """
         if not fact.counted or fact.layout == wanted:
             return 0.0
         devices = int(self.sharded.mesh.size)
         return missing(fact.shape, fact.layout, wanted, devices) * fact.counted
 
     def _copied(self, fact: _Fact, reads: Reads) -> float:
-        """Return the largest number of bytes that a device lacks of an operand.
+        """Return the most bytes that a device lacks of the part of an operand that it reads.
 
         Along a summed loop only the number of elements counts, because a device may sum any part.
+
+        Args:
+          fact: shape, present sharding and element bytes of the operand.
+          reads: the loops of each dimension, and the digits that divide each loop.
         """
         if not fact.counted:
             return 0.0

@@ -42,13 +42,16 @@ class StablehloProgram:
     meshes: Mapping[str, Mesh] = field(default_factory=dict)
 
     def layout(self, said: Any, shape: Sequence[int]) -> Any:
-        """Parse a sharding on its mesh; None on a mesh without axes, where it has no meaning.
+        """Parse a sharding on the mesh that its text names; None if this mesh has no axes.
+
+        JAX writes shardings on a mesh without axes for random keys; they have no meaning.
 
         Args:
           said: a sharding of Shardy or of HLO. shape: shape of the value.
 
         Raises:
           NotationError, ShardingError: the sharding does not fit the shape or the mesh.
+          TraceError: the text states no mesh.
         """
         # A sharding of Shardy names its mesh or contains it; one of HLO does neither.
         names = [name or inlined for name, inlined in _MESH.findall(str(said))]

@@ -252,7 +252,8 @@ class _Counting:
     def broadcast(self, node: Node) -> int | None:
         """Return the dimension of a broadcast's result that counts 0, 1, 2, ..., or None.
 
-        There is none if the broadcast repeats it, or if the operand has none.
+        It is the dimension that comes from the operand's counting dimension. The result is None if
+        the operand has no counting dimension, or if the broadcast repeats its single element.
         """
         dim, dims = self.along(node.operands[0]), node.signature.param("broadcast_dimensions")
         if dim is None:

@@ -308,8 +308,11 @@ def join_ends(signature: Signature) -> tuple[Rule, ...]:
 def _concatenation_row(signature: Signature, sizes: tuple[int, ...]) -> Rule:
     """Return the row of an operator that concatenates parts of its operands.
 
+    The part of the first operand is at its end (a rotation reads these elements first). The parts
+    of all other operands are at their beginning.
+
     Args:
-      sizes: the number of elements from each operand; from the first operand, its last ones.
+      sizes: the number of elements of each part.
     """
     shape, axis = signature.results[0].shape, signature.param("dimension")
     loops = names("d", len(shape))

@@ -26,10 +26,10 @@ Place = tuple[int, int]
 
 
 class Nest(NamedTuple):
-    """A dimension of several loops, such as heads times features.
+    """A dimension that nests several loops, such as heads times features of a head.
 
     Attributes:
-      loops: per loop, major first, its extent, and a dimension with this loop alone (or None).
+      loops: per loop, major first: its extent, and another dimension of this loop alone, or None.
     """
 
     place: Place
@@ -92,7 +92,7 @@ class DimensionClasses:
         return self.coarse[self.base[value] : self.base[value + 1]]
 
     def fine_of(self, value: int) -> tuple[int, ...]:
-        """Return the class of each dimension of a value, by equal sizes; see `fine`."""
+        """Return, for each dimension of a value, its class of dimensions of equal size (`fine`)."""
         return self.fine[self.base[value] : self.base[value + 1]]
 
     def is_iterated(self, value: int, dim: int) -> bool:
@@ -111,10 +111,10 @@ class DimensionClasses:
         return self._refusal(fine, parts, closed, frozenset())
 
     def _refusal(self, fine: int, parts: int, closed: frozenset[int], seen: frozenset[int]) -> str:
-        """Return the result of `refusal`.
+        """Return why axes cannot split a class of dimensions, or "" if they can; see `refusal`.
 
         Args:
-          seen: the classes around this one, which are not visited again.
+          seen: the classes on the way to this one by nested loops, which are not visited again.
         """
         if fine in self.iterated:
             return "a loop walks through this dimension"

@@ -101,7 +101,7 @@ class NodePlan:
 
     @cached_property
     def along(self) -> tuple[list[ShardedWindow], ...]:
-        """The entries of `windows` in lists, one per dimension number of their operands."""
+        """The entries of `windows`, grouped by the number of the dimension that they read."""
         dims = sorted({window.dim for window in self.windows})
         return tuple([window for window in self.windows if window.dim == dim] for dim in dims)
 

@@ -145,7 +145,10 @@ class TiedArguments:
 
     @property
     def plain(self) -> tuple[int, ...]:
-        """The values of the group that are not stacked, so that they have the shared sharding."""
+        """The values of the group that have the shared sharding themselves.
+
+        Values that are stacked over the iterations have one more dimension, and are left out.
+        """
         return tuple(v for v, length in (*self.makes, *self.asks) if not length)
 
 

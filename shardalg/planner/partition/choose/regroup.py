@@ -165,16 +165,18 @@ def _with_runs(every: tuple[ReshapeGroup, ...], out: Dims, home: Sharding) -> Di
 def _dims(
     every: tuple[ReshapeGroup, ...], held: Dims, home: Dims, kept: Dims | None, led: Dims | None
 ) -> tuple[Dims, Dims]:
-    """Return candidate digits of the operand's and of the result's dimensions.
+    """Return one candidate for the digits of the operand's and of the result's dimensions.
 
-    A group has the dimensions of both that contain the same elements. Only the leading dimension of
-    a group gets digits.
+    A group consists of the dimensions of operand and result that contain the same elements. Only
+    the leading dimension on each side of a group is sharded. Dimensions that the reshape keeps have
+    the same digits on both sides.
 
     Args:
-      held: digits of the operand's dimensions.
-      home: digits of the dimensions in the result's completed sharding.
-      kept: digits of the operand's dimensions that the reshape keeps; None to use those of `home`.
-      led: digits of the result's leading dimensions; None to use the operand's.
+      every: all groups.
+      held: digits of the operand's dimensions now.
+      home: digits of the result's dimensions in its completed sharding.
+      kept: the operand's digits to use for kept dimensions; None: those of `home`.
+      led: the result's digits to use for leading dimensions; None: the operand's.
     """
     dims: list[Digits] = [()] * sum(len(group.sizes) for group in every)
     out: list[Digits] = [()] * sum(len(group.out_sizes) for group in every)

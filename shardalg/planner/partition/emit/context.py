@@ -249,7 +249,10 @@ class PartitionContext(BlockListing):
             self.copies[value, layout, ANY_PHASE] = local
 
     def sources(self, value: int) -> tuple[Sharding, ...]:
-        """Return the shardings of a value's available copies; the first is that of `first`."""
+        """Return the shardings in which a value is available without communication.
+
+        The first one is the sharding of the first copy, in which the value was computed or placed.
+        """
         return self.tuples.known[self.available[value]]
 
     def lasting_sources(self, value: int) -> tuple[Sharding, ...]:

@@ -75,9 +75,12 @@ class Element:
 
 
 def elements(graph: Graph, place: Places) -> dict[int, list[Element]]:
-    """Return the elements of every call in HLO's order: carries, stacks, constants.
+    """Return, for each loop and conditional, the elements of the tuple that it takes in HLO.
 
-    Stacks that trips write come before stacks that they read.
+    The order of a loop's elements is HLO's: carries, stacked outputs, stacked inputs, constants.
+
+    Args:
+      place: creates the place of an element that is no value of the graph.
     """
     # A manual region has no tuple: XLA has its body in the computation around it.
     ties: dict[int, list[RegionArgument]] = defaultdict(list)
@@ -103,12 +106,14 @@ ORDER = ("carry", "ys", "xs", "const")
 
 @dataclass(eq=False)
 class _Loop:
-    """The elements of a loop's tuple, collected from its region arguments.
+    """The elements of the tuple that a loop carries in HLO, collected from its region arguments.
+
+    An element is a carry, a stack that the loop writes or reads, or a constant of the loop.
 
     Attributes:
-      carried: the element of each carry, by the body's argument.
-      constants: the element of each constant, by the value outside of the loop.
-      last: the carry whose body result was read last.
+      carried: the element of each carry; the key is the body's argument for it.
+      constants: the element of each constant; the key is the value outside of the loop.
+      last: the carry whose result of the body was read last.
       made: how many results of the body were read so far.
     """
 
@@ -129,10 +134,10 @@ class _Loop:
         self.made = 0
 
     def read(self, tie: RegionArgument) -> None:
-        """Add one region argument of the loop to the elements.
+        """Add one region argument (a value outside and its value in the body) to the elements.
 
-        The body's results are numbered in the order of their region arguments: carries, then
-        stacks.
+        The results of the body are numbered in the order of their region arguments: carries first,
+        then stacked outputs.
         """
         match tie.kind:
             case "init":
@@ -165,7 +170,11 @@ class _Loop:
                 raise AssertionError(f"a loop has no region argument of kind {kind}")
 
     def elements(self) -> list[Element]:
-        """Return all elements that are not scalars, with their places."""
+        """Return the elements that are not scalars, in HLO's order, and give each its places.
+
+        A place is an entry of one of the loop's tuples, numbered like a value: before the `while`,
+        after it, as a parameter of its bodies, and at the end of its body.
+        """
         kept = []
         for element in sorted(self.found, key=lambda e: ORDER.index(e.kind)):
             name = element.outer if element.outer is not None else element.result

@@ -286,10 +286,14 @@ class Fixpoint:
         return changed
 
     def _visit_tuple(self, steps: Sequence[int], direction: str) -> bool:
-        """Apply the steps from one tuple to another together; return whether a sharding changed.
+        """Pass shardings from one tuple of a loop or branch to another; return whether one changed.
 
-        XLA replaces the sharding of the whole tuple as soon as one element is refined. Elements
-        that lose by it are replaced, too (`sharding_propagation.cc`, kWhile and MergeSharding).
+        XLA copies the sharding of the whole tuple as soon as one element is refined. So the other
+        elements are overwritten, too, even if they had a better sharding
+        (`sharding_propagation.cc`, kWhile and MergeSharding).
+
+        Args:
+          steps: one step for each element of the tuple.
         """
         # All outcomes are computed before any is written, because XLA compares whole tuples.
         index, layouts, outcomes = self.index, self.layouts, []

@@ -94,7 +94,11 @@ class Instructions:
                     yield from self._nodes(body)
 
     def _made_by(self, node: int) -> Key:
-        """Return the instruction of a node: a call with a tuple, or an operator."""
+        """Return the key of the instruction that XLA has for a node.
+
+        The kind in the key is "call" if the node is a loop or branch with a tuple of operands, and
+        "node" for all other operators.
+        """
         return ("call" if node in self.elements else "node", node, 0)
 
     def _key(self, value: int) -> Key | None:

@@ -266,7 +266,15 @@ def _project_operand(
 
 
 def _is_movable(kind: OperatorClass, source: int, dims: Dims) -> bool:
-    """Return whether an unsorted dimension could take the tiles of a sorted dimension evenly."""
+    """Return whether some unsorted dimension can be sharded by the tiles of the sorted one, evenly.
+
+    XLA moves the tiles of a sorted dimension to another dimension instead of gathering them.
+
+    Args:
+      kind: the class of the sort.
+      source: the number of the tensor.
+      dims: the digits of each dimension of the tensor.
+    """
     rows = [*zip(kind.shapes[source], dims, kind.maps[source], strict=True)]
     tiles = math.prod(parts(d) for _, d, entry in rows if entry and entry[0][0] in kind.blocks)
     others = [(n, d) for n, d, entry in rows if not (entry and entry[0][0] in kind.blocks)]

@@ -120,10 +120,11 @@ class Computations(Instructions):
                     element.outer = self._first_of(groups[region], key, element.result)
 
     def _first_of(self, groups: dict[Literal, list[int]], key: Literal, name: int) -> int:
-        """Return the first value that is full of a number, or a new place for it.
+        """Return the first value whose elements are all one number, or else a new place.
 
         Args:
-          groups: per (number, type), the values so far; a new place is added.
+          groups: the values with equal elements so far, by (number, type); a new place is added.
+          key: the (number, type) that is searched for.
           name: the value after which a new place is named.
         """
         group = groups.setdefault(equal_key(groups, key), [])

@@ -58,7 +58,11 @@ class _IndexBuilder:
     operators: list[ShardyOperator]
 
     def __post_init__(self) -> None:
-        """Decide which annotated sites hold for the values that they read, then count readers."""
+        """Find the values whose reader annotates them, and count the readers of each value.
+
+        A sharding constraint (site) is an operator that reads the annotated value. If Shardy's
+        rules allow it, the value itself starts with the constraint's sharding.
+        """
         builder = self.builder
         self.absent = builder.numbers | builder.full
         # A site's annotation is also that of the value which the site reads if the value has none
@@ -183,10 +187,11 @@ class _IndexBuilder:
         return found
 
     def _known(self, value: int) -> int:
-        """Return the value that Shardy has in place of a value of the graph.
+        """Return the value in Shardy's module that corresponds to a value of the graph.
 
-        A value may be another one under a second name, or the argument of a loop that only reads
-        it. The latter is the value outside the loop, or the loop's open copy of an annotated value.
+        Some values of the graph are a second name of another value. An argument of a loop that only
+        reads it is replaced by the value outside of the loop, or, if that value is annotated, by
+        the copy that Shardy makes for the loop.
         """
         builder = self.builder
         while value in builder.same or value in builder.captured:

@@ -210,7 +210,14 @@ def _extend(
     order: Sequence[str],
     by: Extension,
 ) -> list[str]:
-    """Extend a tensor along its loops, in place; return the loops that took digits."""
+    """Shard a tensor further along its loops, in place; return the loops that got digits.
+
+    Args:
+      tensor: the digits of each loop in the tensor.
+      kind: the operator's class, with the extents of its loops.
+      order: the loops in the order in which they take digits; an earlier loop wins a conflict.
+      by: the digits proposed for each loop, the reserved digits, and the tensors that limit it.
+    """
     (axes, reserved, limits), changed = by, []
     for loop in order:
         part = tensor.get(loop)

@@ -197,7 +197,13 @@ def made_as_operands(
 
 
 def _made(kind: OperatorClass, numbers: Numbers, layouts: Layouts) -> int | None:
-    """Return the layout in which a product is computed, or None if its own layout applies."""
+    """Return the layout number in which Shardy computes a product before it reshards the result.
+
+    None if the product is computed in the sharding of its result.
+
+    Args:
+      numbers: the layout numbers of both operands and of the result.
+    """
     left, right, result = (split(kind, k, layouts, number) for k, number in enumerate(numbers))
     if not _agree(left, right):
         return None
@@ -221,7 +227,10 @@ def _made(kind: OperatorClass, numbers: Numbers, layouts: Layouts) -> int | None
 
 
 def _own(left: Tensor, right: Tensor, loop: str) -> Digits:
-    """Return the digits of a loop in the operand of a product that has the loop."""
+    """Return the digits of a loop in the product's left operand, or in the right one.
+
+    The left operand counts if both have the loop; () if neither has it.
+    """
     part = left.get(loop) or right.get(loop)
     return part.digits if part is not None else ()
 

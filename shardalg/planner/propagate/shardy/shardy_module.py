@@ -352,10 +352,12 @@ class ShardyModuleBuilder(Instructions):
                     self.same[element.result] = element.outer
 
     def _stacked(self, element: Element, body: int) -> Carried:
-        """Return the carry of a stack that the loop writes, and add its places in the body.
+        """Return the `Carried` of a stacked output (ys of a scan), which the loop body updates.
 
-        The stack before a write shares the sharding of the loop's result. JAX begins it as zeros,
-        which have no sharding in Shardy: the initial value is None.
+        It is (initial value, body results, loop result). Two new places stand for the stack in the
+        body: before and after the body writes one slice. The place before the write shares the
+        sharding of the loop's result. JAX creates the stack as zeros, which have no sharding in
+        Shardy: the initial value is None.
         """
         assert element.result is not None  # a stack that a loop writes is a result of the loop
         shape = self.shape(element.result)

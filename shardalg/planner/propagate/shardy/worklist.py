@@ -110,7 +110,11 @@ class Worklist:
             self._visit(position)
 
     def _visit(self, position: int) -> None:
-        """Apply a step to the present layouts, and put the steps that it concerns on the stack."""
+        """Apply one step, and put the producers and readers of each changed tensor on the stack.
+
+        Args:
+          position: the number of the step.
+        """
         key = self.index.pick[position](self.numbers)
         # A memo serves one operator class under one set of directions. The next stage may have the
         # same directions, and then continues with the memo.
