@@ -376,11 +376,10 @@ def _itemsize(program: SpmdProgram, value: int) -> int:
 def _read_by_products(
     steps: Sequence[_Step], readers: Mapping[int, Sequence[_Step]], results: tuple[int, ...]
 ) -> tuple[set[int], set[int]]:
-    """Return two sets of values that products read: with fusing operators, and products alone.
+    """Return the results of casts and views that products read: with other readers, and without.
 
-    A value in the first set has at least one product as a reader, and otherwise fusing operators.
-    The second set is the part of the first whose readers are all products. The readers of a view's
-    result count as readers of its operand.
+    A value in the first set is read by a product, and perhaps by fusing operators. A value in the
+    second set is read by products only. A view's readers count as readers of its operand too.
 
     Args:
       readers: for each result of a cast, view or product, the instructions that read it.
@@ -559,9 +558,10 @@ def rebuilt_stacks(program: SpmdProgram, graph: Graph) -> frozenset[int]:
 
 
 def _of_block(block: Block, graph: Graph) -> set[int]:
-    """Return the values in bodies of one block's loops that move no bytes.
+    """Return the values in the bodies of a block's loops that move no bytes to or from memory.
 
-    The loops are those directly in the block. `rebuilt_stacks` tells which values these are.
+    The kinds of such values are described in `rebuilt_stacks`. Loops inside of these bodies are not
+    visited.
     """
     loops = [one for one in block.instructions if is_a(one, Loop)]
     if not loops:

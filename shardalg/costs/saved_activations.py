@@ -39,9 +39,10 @@ Instructions = tuple[Instruction, ...]
 
 
 def last_uses(instructions: Instructions, results: tuple[int, ...]) -> dict[int, int]:
-    """Return, for each value, the number of the last instruction that reads it.
+    """Return, for each value, the position of the last instruction that reads it.
 
-    A result of the block has the number of instructions, one more than the last.
+    The values in `results`, which the block returns, are needed after the last instruction. They
+    have the position `len(instructions)`.
     """
     last = {value: i for i, ins in enumerate(instructions) for value in ins.operands}
     last.update(dict.fromkeys(results, len(instructions)))

@@ -468,11 +468,13 @@ class Pricing:
         return tuple(item for item in items if any((item.flops, item.wire_bytes, item.time_s)))
 
     def item(self, key: _Key, sums: dict[Any, Any]) -> Item:
-        """Return the `Item` for all instructions with a key, from the sums of their amounts.
+        """Return the `Item` (a row of the cost table) for all instructions with equal properties.
 
         Args:
-          sums: the sum of each amount in their prices. A key is a field of `Item`, such as "flops",
-            or (cause, rate), whose amount means amount / rate seconds of this cause.
+          key: the properties: the kind of the instruction, its axes, role and phase.
+          sums: the added-up amounts of these instructions. The key of an amount is "count",
+            "flops", "wire_bytes" or "slices", or a pair (cause, rate). The amount of a pair takes
+            amount / rate seconds, which are due to this cause.
         """
         names = ("count", "flops", "wire_bytes", "slices")
         count, flops, sent, slices = (sums.pop(name, 0) for name in names)

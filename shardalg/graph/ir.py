@@ -230,7 +230,7 @@ class RegionArgument:
 
     @property
     def target_drop(self) -> int:
-        """Leading dimensions of `target` that `source` lacks."""
+        """Number of leading dimensions of `target` that `source` lacks, 0 or 1."""
         return int(self.kind == "ys")
 
 

@@ -37,5 +37,5 @@ class UnionFind:
             self.parent[a] = b
 
     def roots(self) -> tuple[int, ...]:
-        """Return, for each number from 0 on, the smallest number that it is joined with."""
+        """Return, for each number from 0 on, the representative of its class."""
         return tuple(map(self.root, range(len(self.parent))))

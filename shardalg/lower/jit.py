@@ -75,7 +75,10 @@ def on_explicit_axes(
 
 
 def _typed(result: jax.Array, mesh: JaxMesh | AbstractMesh | None) -> jax.Array:
-    """Return one result on `mesh`, as `on_explicit_axes` does."""
+    """Return one result of a call on `mesh`, if its own mesh has the same axes and devices.
+
+    Only the types of the axes (Explicit or Auto) differ then. Other results are returned unchanged.
+    """
     layout = result.sharding
     if mesh is None or not isinstance(layout, NamedSharding):
         return result

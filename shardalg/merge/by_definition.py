@@ -59,11 +59,11 @@ class _Question:
         return tuple(n for n in range(1, size + 1) if size % n == 0)
 
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Return the groups of places whose tiles must be on equally many devices.
+        """Return the groups of places that are balanced together.
 
-        A place is a dimension, or a class of axes such as "unreduced"; groups contain its number in
-        `places`. There is one group for each operand with explicitly replicated axes, or one group
-        in all.
+        In a group, each combination of partition ids must be on equally many devices. A place is a
+        dimension, or a class of axes such as "unreduced"; a group has its number in `places`. There
+        is one group for each operand with explicitly replicated axes, or one group in all.
         """
         # Replicated axes of the two operands may overlap, so they are not balanced with each other.
         shared = tuple(k for k, (_, owner) in enumerate(self.places) if owner is None)
@@ -117,7 +117,11 @@ def search(first: Sharding, second: Sharding, policy: str) -> Verdict:
 
 
 def _script(question: _Question) -> Iterator[str]:
-    """Yield the declarations, and all conditions except the ones about tiles, as SMT-LIB text."""
+    """Yield the SMT-LIB text of a merge question, except the conditions on devices per tile.
+
+    The text declares the partition ids of the merged sharding as unknowns. It says how many
+    partitions are possible, and that the ids agree with those of both operands.
+    """
     # For place k: its number of partitions is n{k}, its partition id on device d is id{k}_{d}, and
     # agree{k} demands that it agrees with the operands.
     size, places = len(question.devices), range(len(question.places))

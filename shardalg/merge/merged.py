@@ -154,10 +154,15 @@ def open_dims(first: Sharding, second: Sharding) -> tuple[int, ...]:
 
 
 def from_table(table: Rows, first: Sharding, second: Sharding) -> Sharding:
-    """Return the sharding with the partition ids of a balanced table.
+    """Return the merged sharding of two operands from a table of its partition ids.
 
-    It is on the mesh of an operand if digits of the device's position there give the ids. Otherwise
-    it has an unnamed mesh of its own.
+    It is on the mesh of an operand if that mesh has axes or sub-axes which give these ids.
+    Otherwise it has an unnamed mesh of its own.
+
+    Args:
+      table: the partition id of each device, for each split dimension; every tile is on the same
+        number of devices.
+      first, second: the operands.
     """
     # An operand's own mesh gives the result the axis names that the user wrote.
     for like in (first, second):

@@ -81,14 +81,22 @@ class _Instants(Scan):
     """A scan of a program that records the live bytes at every instruction."""
 
     def begin(self, start: dict[int, LiveValue]) -> AliveBytes:
-        """Start a timeline that keeps every instant."""
+        """Return a count of bytes alive that keeps the bytes at each instruction.
+
+        Args:
+          start: the values alive at the start of the block.
+        """
         line = super().begin(start)
         return _Every(line.alive, line.total, totals=line.totals, instants=[((), line.total)])
 
     def largest(self, lines: list[AliveBytes], most: int) -> AliveBytes:
-        """Return the live bytes in the body that needs the most memory, number `most` of `lines`.
+        """Return the live bytes in the body that needs the most memory, `lines[most]`.
 
-        Its `instants` become those of all bodies, so that every instruction has one.
+        Its list `instants` is replaced by the instants of all bodies, so that every instruction has
+        one.
+
+        Args:
+          lines: the live bytes in each body of a loop or branch.
         """
         both = lines[most]
         assert isinstance(both, _Every), "begun by this scan"
@@ -250,14 +258,17 @@ def _run(low: Sequence[Key], high: Sequence[Key], i: int, j: int) -> int | None:
 
 
 def _moved(more: list[int], high: Sequence[Key], i: int, shift: int, run: int) -> None:
-    """Change `more` for `run` keys of `high` that `low` lacks at its key `i`.
+    """Correct an alignment for `run` keys of `high` which have no partner in `low` (see `aligned`).
 
-    The keys are those of one layer, and equal layers come before it. All keys of `low` between the
-    first of these layers and `i` are paired with keys that are `run` further in `high`.
+    The alignment pairs key `k` of `low` with key `k + more[k]` of `high`. The skipped keys are one
+    repetition of a layer, found at key `i` of `low`. Any of the equal repetitions could be the
+    skipped one. The second repetition is chosen: all keys of `low` from there to `i` move on by
+    `run`.
 
     Args:
-      more: for each index of `low`, the distance to its index in `high`; changed in place.
-      shift: this distance at `i`, before the change.
+      more: the distance of each key of `low` to its partner in `high`; changed in place.
+      i: the index in `low` at which the two sequences disagree.
+      shift: the distance at `i` before the change.
     """
     start = i + shift
     # The skipped run may be any of the repetitions. Skipping the second one pairs the first and the

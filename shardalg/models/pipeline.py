@@ -169,7 +169,12 @@ class Pipeline:
         # One array of slots has the inputs that still have to enter and the results that have left:
         # together they are never more than M microbatches, so no stage needs slots for all of them.
         def streamed(carry: tuple[Tree, Tree], t: Array) -> tuple[tuple[Tree, Tree], None]:
-            """Return the carry ((state, done), slots) after iteration `t`, and None."""
+            """Run iteration `t` of the pipeline, and move the input slots on; return (carry, None).
+
+            The carry is ((state, done), slots). `state` has the activations of every stage. `done`
+            has the microbatches that finished a round. `slots` has the microbatches that have not
+            entered yet, and the results.
+            """
             (state, done), io = carry
             (state, done), _ = self._iteration(weights, io, (state, done), t)
 

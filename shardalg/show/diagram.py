@@ -240,9 +240,14 @@ class _Lanes:
     def place(
         self, end: int, near: int, lanes: dict[int, int], taken: set[tuple[int, int]]
     ) -> None:
-        """Put the path to the box `end` into the free lane nearest to `near`, then its branches.
+        """Assign a lane to each box on the path that ends at `end`, then to the paths that join it.
+
+        A path takes the free lane that is nearest to the wished one. The paths that lead into a
+        placed path wish for its lane.
 
         Args:
+          end: the number of the last box of the first path.
+          near: the lane that the first path wishes for.
           lanes: the lane of each box that has one; extended here.
           taken: the occupied cells, as (lane, column); extended here.
         """

@@ -189,11 +189,12 @@ class _Check:
 
 
 class _AskedFact(NamedTuple):
-    """A fact that is checked at points.
+    """A fact about named sizes, prepared for arrays of sizes (points).
 
     Attributes:
-      check: the fact and its program.
-      most: a bound of all numbers in its evaluation at these points.
+      check: the fact, and the program that evaluates its formula on arrays.
+      most: an upper bound of the numbers that occur when the formula is evaluated at the points.
+        Double precision is exact below 2**52.
     """
 
     check: _Check

@@ -206,7 +206,7 @@ class Replaced:
         return self.meshes[mesh]
 
     def record(self, value: Any) -> Any:
-        """Return the dataclass with each field replaced, or itself if nothing changes."""
+        """Return a dataclass with its numbers replaced, or `value` itself if nothing changes."""
         parts = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
         made = {name: self(part) for name, part in parts.items()}
         same = all(made[name] is part for name, part in parts.items())

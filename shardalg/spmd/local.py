@@ -68,7 +68,7 @@ class Start:
     more: int = 0
 
     def at(self, position: int) -> int:
-        """Return the number on the device at a position."""
+        """Return the element number on the device at a position."""
         return self.of({name: partition_id(digits, position) for name, digits in self.digits})
 
     def of(self, ids: Mapping[str, Any]) -> Any:

@@ -65,9 +65,9 @@ class DimensionContents:
         return All((inside, *(within(element, start, start + n) for start, n in self.wanted)))
 
     def part(self, first: Number, length: int) -> DimensionContents:
-        """Return the contents of `length` places from place `first` on.
+        """Return the contents of the `length` places from place `first` on.
 
-        A wanted range that contains the whole part is dropped, because it then restricts nothing.
+        An entry of `wanted` whose range contains all these places is dropped: it restricts nothing.
         """
         start = self.start + first
         # With base dilation, places and elements have different units and cannot be compared.

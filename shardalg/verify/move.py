@@ -269,9 +269,10 @@ def crosses(attributes: Attributes, digits: Digits) -> bool:
 
 
 def positions(pairs: Iterable[tuple[int, ...]] | Runs) -> np.ndarray:
-    """Return the pairs of a permute as an array of two rows: its sources, and its targets.
+    """Return the (source, target) pairs of a permute as an array of two rows: sources and targets.
 
-    Edges of a halo exchange have a third row, the numbers of the operands that are sent.
+    A pair of a halo exchange also has the number of the operand that is sent. These numbers are a
+    third row.
     """
     found = pairs.arrays if isinstance(pairs, Runs) else np.array(list(pairs), int)
     return found.T if found.size else np.zeros((2, 0), int)
@@ -323,10 +324,10 @@ def start_positions(span: DimensionContents) -> tuple[Number, ...]:
 
 
 def declared_dim(step: CheckedInstruction, dim: int) -> DimensionContents:
-    """Return dimension `dim` as the program declares it for the result.
+    """Return dimension `dim` of the result as the program declares it, with the operand's size.
 
-    The number of existing elements is the operand's: a padded sharding declares a longer dimension,
-    which has no more elements for that.
+    The declared sharding may be padded to a longer dimension. That does not make more elements
+    exist, so the number of existing elements is that of the operand.
     """
     return replace(step.declared_contents.dims[dim], size=step.operand.dims[dim].size)
 

@@ -37,7 +37,7 @@ class Decided:
 
     @property
     def status(self) -> str:
-        """Status of a claim with this statement: "trusted", "proved" or "refuted"."""
+        """The verdict on the statement in a report: "trusted", "proved" or "refuted"."""
         if self.trusted:
             return TRUSTED
         return "proved" if self.holds else "refuted"

@@ -181,7 +181,11 @@ class BesideCompiler(Answer):
         return Table(DIFFERENCE_COLUMNS, tuple(rows))
 
     def parts(self) -> Parts:
-        """Return the target, a line if it does not fit, the table, the differences, and notes."""
+        """Return the lines and tables of the printed text.
+
+        They are the target, a line per program that does not fit the memory, the table of figures,
+        the differences, and the notes.
+        """
         lines = [f"{self.where}: planned, compiled, and the same function partitioned by XLA."]
         programs = (("the lowered program", self.compiled), ("XLA's program", self.xla))
         for name, program in programs:

@@ -153,7 +153,10 @@ class GraphSide:
         return None if kind == "constraint" and node.index not in self.demanded else kind
 
     def above(self, value: int) -> Above:
-        """Return the signatures of the nearest anchors from which a value is computed."""
+        """Return the signatures of the nearest anchors from which a value is computed.
+
+        Anchors are the operators that XLA keeps, such as products.
+        """
         if value not in self._above:
             self._above[value] = self._found(value)
         return self._above[value]
@@ -203,7 +206,10 @@ class HloSide:
                     self._caller[name] = instruction
 
     def signatures(self) -> list[tuple[HloInstruction, int]]:
-        """Return (instruction, number of its signature) of each anchor, in the program's order."""
+        """Return (instruction, number of its signature) of each anchor, in the program's order.
+
+        An anchor is an instruction of XLA's program that corresponds to an operator of the graph.
+        """
         return [(i, self._signature(i)) for i in self._walk(self.module.entry) if hlo_kind(i)]
 
     def shapes(self, _: None) -> list[tuple[HloInstruction, object]]:
@@ -297,9 +303,13 @@ class HloSide:
         return NOTHING.union(*map(self.above, chosen))
 
     def _call(self, instruction: HloInstruction, element: int | None) -> Above:
-        """Return the anchors above the results of the called computations.
+        """Return the anchors from which the results of called computations are computed.
 
-        For a loop, those above its initial values are included.
+        Their signatures are returned. A loop may have no iterations, so the anchors of its initial
+        values are included.
+
+        Args:
+          element: the result of which the anchors are wanted; None for all results.
         """
         roots = [self.module.roots[n] for n in _callees(instruction) if n in self.module.roots]
         if instruction.opcode == "while":

@@ -179,7 +179,12 @@ class Classes:
         return np.broadcast_to(rows, ids.shape).ravel(), ids.ravel()
 
     def starts(self, exchange: Exchange, rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """Return the start of the interval of the device with each row and partition id."""
+        """Return the starts of the intervals of several devices.
+
+        Args:
+          rows: per device, the number that its digits `rows` give.
+          ids: per device, its partition id along the dimension.
+        """
         return exchange.starts(positions_of(self.rows, rows) + positions_of(self.held, ids))
 
 
@@ -283,11 +288,16 @@ class ClassRound:
         return {label: sends for label, sends in found if sends.runs}
 
     def _sent(self, row: int, target: int, source: int, *ends: int) -> tuple[Label, Sends]:
-        """Return the label of a pair of classes, a sender's and a reader's, and what is sent.
+        """Return the label of two classes of devices, and the elements that one sends to the other.
+
+        Device k of a class has the partition id `target + k*T` and reads from `source + k*S` (see
+        `Classes`).
 
         Args:
-          row, target, source: the row, the reader's partition id and its source's, for k = 0.
-          ends: first and last `k`, the `k` of the own block, and the range of elements.
+          row: the number of the other digits, which both classes share.
+          target, source: the partition ids of reader and sender for k = 0.
+          ends: five numbers: the first and the last k; the k whose sender is the reader itself; the
+            first element and the end of the range to send.
         """
         first, last, own, low, high = ends
         step, period, block = self.classes.step, self.classes.period, self.exchange.block
@@ -362,9 +372,12 @@ def neighbours(digits: Digits, step: int, devices: int) -> Pairs:
 
 @lru_cache(maxsize=1 << 10)
 def classes_of(exchanges: tuple[Exchange, ...]) -> Classes | None:
-    """Return a division of the devices into classes that suits several exchanges of one dimension.
+    """Return a division of the devices into classes that have the same part in all exchanges.
 
-    None on small meshes, and if the digits are not digits of one mesh.
+    None on small meshes, where classes save nothing, and if the digits are not digits of one mesh.
+
+    Args:
+      exchanges: exchanges of one dimension, of which the intervals may differ.
     """
     held, devices = exchanges[0].held, exchanges[0].devices
     if devices <= FEW:

@@ -328,8 +328,9 @@ class Exchange:
     def _sources(self, number: int) -> np.ndarray:
         """Return, for each device, the position of the device that sends to it in round `number`.
 
-        This is the holder of the round's block. The holder differs from the device in the digits
-        `held` alone. -1 if there is no such block.
+        The sender holds the block that the device receives in this round. Of all devices with this
+        block, it is the one that differs from the receiver only in the digits `held`. -1 if the
+        block does not exist.
         """
         block = self._first + number
         # The block's number gives the digits `held`; the sender has all others in common with the

@@ -120,7 +120,7 @@ class Slot:
         return tuple(dict.fromkeys(pair for piece in self.pieces for pair in piece.pairs))
 
     def joined_width(self, other: Slot) -> int:
-        """Return the width of the slot that `joined` returns."""
+        """Return the width of the range that has the elements of both slots."""
         return max(self.upper, other.upper) - min(self.lower, other.lower)
 
     def joined(self, other: Slot) -> Slot:
@@ -219,11 +219,15 @@ def transfers(readers: Sequence[BlockReader]) -> tuple[Transfer, ...]:
 
 
 class _New(NamedTuple):
-    """A slot that is about to join a group, with the counts that its price needs.
+    """A slot that is about to join a group, with the counts that determine its price.
+
+    A slot is a range of elements that devices send. A group is a set of slots that one transfer
+    sends.
 
     Attributes:
       pairs: the (source, target) pairs of the slot.
-      ends: the number of pairs of each source (0, position) and each target (1, position).
+      ends: the number of pairs of each device. A key is (0, position) for a source and (1,
+        position) for a target.
     """
 
     slot: Slot
@@ -239,12 +243,13 @@ class _New(NamedTuple):
 class _Group:
     """Slots that one transfer sends, with the counts that give the price of one more slot.
 
-    With the counts, pricing one more slot takes as many steps as the slot has pairs. Without them
-    a concatenation of n pieces took a number of steps that grows with the cube of n.
+    A slot is a range of elements that devices send of their blocks. Slots of one group share their
+    permutes. With the counts, the price of one more slot takes time in proportion to its pairs.
+    Without them, a concatenation of n pieces took a number of steps that grows with the cube of n.
     """
 
     def __init__(self, new: _New) -> None:
-        """Start a group that has one slot."""
+        """Start a group that has only the slot `new`."""
         self.slots: list[Slot] = []
         self.pairs: list[frozenset[tuple[int, ...]]] = []
         self.ends: Counter[tuple[int, int]] = Counter()
@@ -278,7 +283,11 @@ class _Group:
             yield (width * permutes, permutes), len(self.slots)
 
     def add(self, k: int, new: _New) -> None:
-        """Add a slot to the group: join it with slot `k`, or append it if there is no slot `k`."""
+        """Add the slot `new` to the group.
+
+        It is joined with slot `k`: both are sent as one range. If there is no slot `k`, it is
+        appended.
+        """
         if k == len(self.slots):
             self.slots.append(new.slot)
             self.pairs.append(frozenset())
@@ -294,10 +303,11 @@ class _Group:
         self.block = min(self.block, new.slot.block)
 
     def _permutes_with(self, known: Collection[tuple[int, ...]], new: _New) -> int:
-        """Return the number of permutes that the group needs after `new` joins it.
+        """Return the number of permutes that the group's transfer needs after `new` joins it.
 
         Args:
-          known: pairs of `new` that the group sends already.
+          new: the slot that joins the group.
+          known: the pairs of `new` that the group sends already.
         """
         more = Counter(_ends(new.pairs.difference(known))) if known else new.ends
         # König: a bipartite graph needs as many colours as its largest degree.

@@ -198,7 +198,10 @@ def _in_braces(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Lay
 
 
 def _refuse(reader: Reader) -> None:
-    """Raise NotationError if the next word does not state the layout of a single value."""
+    """Raise NotationError if the next word begins a kind of sharding that cannot be read here.
+
+    These kinds, such as "unknown" and tuples, do not give the layout of a single value.
+    """
     for word, reason in _REFUSED.items():
         if reader.text.startswith(word, reader.skip()):
             raise reader.error(reason)

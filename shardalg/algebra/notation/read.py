@@ -265,7 +265,7 @@ def _own_axis(reader: Reader, mesh: Mesh) -> Callable[[], Digits]:
     """
 
     def read() -> Digits:
-        """Read one axis in any of these forms; return its digits."""
+        """Read one axis in a form such as `x`, `x:(2)4`, `0` or `d//4%2`; return its digits."""
         start = reader.skip()
         reader.one_more_axis(start)
         if reader.take(r"d//"):

@@ -243,9 +243,10 @@ def handed_on(graph: Graph) -> dict[int, list[int]]:
 
 
 def handed_together(graph: Graph, values: frozenset[int]) -> frozenset[int]:
-    """Return some values together with all values that are equal to them, in both directions.
+    """Return `values` together with every value that is equal to one of them.
 
-    See `handed_on` for the values that are equal.
+    A loop or branch gives a value that it receives or returns another number (see `handed_on`).
+    Such values are followed from the outside to the inside, and back.
     """
     found: set[int] = set()
     waiting = [*values]

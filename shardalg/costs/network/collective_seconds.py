@@ -264,9 +264,13 @@ def _booked(moved: Iterable[tuple[LinkStage, Any]]) -> Seconds:
 
 
 def _hide_faster_level(found: Seconds) -> None:
-    """Reduce the seconds of switches in place, so that network and switches take the longer time.
+    """Subtract the part of the links' seconds that runs at the same time as the network.
 
-    Both carry pieces of one collective at the same time.
+    One collective uses the network between islands and the links (switches) inside of them at the
+    same time. Together they take as long as the slower one.
+
+    Args:
+      found: the seconds by cause; changed in place.
     """
     if NETWORK in found and LINK in found:
         found[LINK] = found[LINK] - smaller(found[NETWORK], found[LINK])

@@ -90,7 +90,14 @@ def local_params(
     param = signature.param
 
     def padding_around(dim: int, span: WindowBlock) -> tuple[int, int]:
-        """Return the padding for which the block's windows fit exactly; negative widths cut off."""
+        """Return the padding (low, high) with which the operator has exactly the device's windows.
+
+        Negative numbers cut elements off.
+
+        Args:
+          dim: the dimension of operand 0.
+          span: the interval of this dimension that the device reads.
+        """
         needed = reach(rule.operands[0][dim], blocks)
         return span.phase, needed - span.phase - max((span.length - 1) * span.base + 1, 0)
 

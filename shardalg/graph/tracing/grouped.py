@@ -96,12 +96,14 @@ def prefix_dims(numbers: Any, rank: int) -> tuple[int, ...] | None:
 
 
 def grouped_dot(x: Any, w: Any, group: Any, **params: Any) -> Any:
-    """Return the product in which row m of `x` meets the group `group[m]`, or 0 if there is none.
+    """Return the product in which row m of `x` is multiplied by the group `group[m]` of `w`.
 
-    The numbers do not decrease along the rows, except in the padding at the end of a block. The
-    product is `jax.lax.ragged_dot_general`, so that a platform runs its own kernel.
+    A row whose group does not exist gives 0. The numbers in `group` do not decrease, except in the
+    padding at the end of a block. The product is `jax.lax.ragged_dot_general`, so that a platform
+    runs its own kernel.
 
     Args:
+      group: the number of the group of each row.
       params: of the primitive. `count` is the number of groups. `is_shifted` says that numbers may
         be negative, because the first group of the device is not the first group of the product.
 

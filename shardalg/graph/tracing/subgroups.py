@@ -118,8 +118,9 @@ def _bind_equation(equation: Any, operands: list[Any]) -> Sequence[Any]:
 def _nested_region(params: Mapping[str, Any], operands: Sequence[Any]) -> list[Any]:
     """Return the results of a `shard_map` inside another one, computed on whole values.
 
-    Residuals of the backward pass also have blocks along the outer region's axes, of which a device
-    knows only its own. Here all these blocks are copies of it.
+    The specs of an operand may also name axes of the outer region, as those of residuals do. Along
+    these axes, the operand has equal copies of one block. The body runs on the first copy, and its
+    results are copied again along these axes.
     """
     axes, sides = sides_of(params)
     mesh, own = params["mesh"], {name for name, _ in axes}

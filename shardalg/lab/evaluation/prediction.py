@@ -214,7 +214,10 @@ def compared(columns: Iterable[Column], predictors: Mapping[int, Predictor]) -> 
 
 
 def summary(values: Iterable[Compared]) -> Table:
-    """Return a row per quantity and goal: number of values, errors, and if the goal is met."""
+    """Return a row per quantity and goal: number of values, errors, and whether the goal is met.
+
+    A goal is a largest error that predictions of the quantity should have.
+    """
     names = ("quantity", "tables", "num_values", "median_error", "largest_error", "goal", "met")
     return Table(names, tuple(map(_row, summary_records(values))))
 
@@ -229,7 +232,11 @@ def _row(found: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def summary_records(values: Iterable[Compared]) -> list[dict[str, Any]]:
-    """Return one record of plain data per goal, with units in the keys."""
+    """Return a dictionary per goal, such as "at most 5 % error of the step time".
+
+    The entries are the number of predictions with this goal, their errors, and whether the goal is
+    met. Keys name the units.
+    """
     groups: dict[tuple[str, str], list[Compared]] = {}
     for value in values:
         if isinstance(value.goal, Goal):

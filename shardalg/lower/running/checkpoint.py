@@ -115,7 +115,7 @@ class StoredArray:
 
     @property
     def kind(self) -> list[Any]:
-        """Item type and true shape."""
+        """Item type and shape, without padding."""
         return [self.border.dtype, list(self.border.sharding.shape)]
 
     def digest(self, stored: jax.Array) -> str:

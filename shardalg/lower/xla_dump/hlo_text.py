@@ -375,9 +375,13 @@ def walk(
 def _walk(
     module: HloModule, told: Told, name: str, runs: tuple[int, bool]
 ) -> Iterator[tuple[HloInstruction, int, bool]]:
-    """Yield as `walk` does for the computation `name`.
+    """Yield (instruction, executions, whether this number is exact) for a computation.
+
+    The instructions of the computations that it calls follow each call.
 
     Args:
+      told: returns the iterations of a `while` instruction, or None if they are not known.
+      name: the name of the computation.
       runs: executions of the computation, and whether that number is exact.
     """
     count, exact = runs

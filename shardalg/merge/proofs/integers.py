@@ -66,7 +66,10 @@ def conditions(text: str) -> tuple[IntegerFormula, ...]:
 
 
 class _ConditionReader:
-    """A reader of one condition; quotients with equal texts are one unknown."""
+    """A reader of one condition on whole numbers, which translates it to z3.
+
+    Each quotient becomes an unknown of its own; quotients with the same text are the same unknown.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text

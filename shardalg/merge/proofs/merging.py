@@ -37,9 +37,11 @@ def merging(claim: MergeClaim, devices: Devices) -> list[Obligation]:
 
 
 def _agreement(claim: MergeClaim, devices: Devices) -> Obligation:
-    """Return the formula that the result has the offsets of each operand that splits a dimension.
+    """Return the formula that the result of a merge agrees with the operands.
 
-    A dimension that no operand splits is not split, and the classes are equal.
+    On each dimension, the result has the same offsets as every operand that splits the dimension. A
+    dimension that no operand splits is not split. The unreduced and the manual axes of the result
+    are those of the operands.
     """
     assert claim.result is not None
     pairs: list[tuple[Sharding, DimOrClass]] = []
@@ -100,7 +102,11 @@ def _differs(
     assert result is not None
 
     def read(values: Values) -> Witness:
-        """Return the device that the model's values name, with a dimension that differs there."""
+        """Return a device on which the claim is false, with the dimension or class that differs.
+
+        Args:
+          values: the solver's counterexample, which gives the coordinates of the device.
+        """
         device = result.mesh.order[devices.position(values)]
         # The model names a device only: find the place on which the claim is false there.
         rows = [(place, offset_at(s, place, device)) for s, place in pairs]
@@ -171,7 +177,14 @@ def tile_count(rows: list[Digits], tile: list[Number], size: int) -> Number:
 
 
 def refusing(verdict: Verdict, devices: Devices) -> list[Obligation]:
-    """Return the formulas that prove that the operands of a refused merge have no merge."""
+    """Return the formulas which together prove that two shardings have no merge.
+
+    The reason of the refusal decides which fact is proved: a tile would be on too few devices, a
+    prefix is missing, or a device has two different offsets.
+
+    Args:
+      verdict: the refusal, with its reason and the two shardings.
+    """
     assert verdict.failure is not None
     forced = _forced(verdict) if verdict.clash else []
     if verdict.failure.kind in ("overlap", "joint"):
@@ -182,9 +195,11 @@ def refusing(verdict: Verdict, devices: Devices) -> list[Obligation]:
 
 
 def _forced(verdict: Verdict) -> list[Obligation]:
-    """Return the formula that a merge of the first operands has an operand's digits on each place.
+    """Check that the merge of the first operands has, on each place, the digits of an operand.
 
-    Canonical digits are unique, so no solver is needed: the result is empty, or a false formula.
+    A place is a dimension or a class such as "unreduced". Canonical digits are unique, so no solver
+    is needed: the result is [] if the check succeeds, else a false formula, with which the proof
+    fails.
     """
     for merged in verdict.pair:
         for place, digits in merged.split_places:

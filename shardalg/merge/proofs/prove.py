@@ -140,7 +140,16 @@ def prove(
 
 
 def _decide(claim: Claim, sizes: str, ask: Ask, encoding: str = "coordinates") -> Proof:
-    """Return the proof of a claim from the outcomes of all its formulas."""
+    """Return the proof of a claim, or its refutation, from the solver's answers to its formulas.
+
+    The claim is proved if each of its formulas is proved; of alternative formulas one is enough. It
+    is refuted if one formula is refuted. Otherwise it is unknown.
+
+    Args:
+      sizes: "all" for a proof at all sizes of the mesh, "concrete" for the sizes that it has.
+      ask: the function that gives one formula to the solver.
+      encoding: the way in which formulas represent a device, for concrete sizes.
+    """
     from shardalg.merge.proofs.obligations import Unprovable, encoded
     from shardalg.merge.proofs.solve import version
 
@@ -182,9 +191,11 @@ def _decide(claim: Claim, sizes: str, ask: Ask, encoding: str = "coordinates") -
 
 
 def _confirmed(claim: Claim, proof: Proof, ask: Ask) -> Proof:
-    """Return a refutation for all sizes only if the claim is also refuted on its mesh.
+    """Return the final proof of a claim that was refuted for all sizes of the mesh.
 
-    The solver may choose `radix` freely, so its model alone is no counterexample.
+    In the formula for all sizes, partition ids are an unknown function `radix` of the coordinates.
+    The solver may find a counterexample that no real mesh has. The claim is therefore decided again
+    at the sizes of its mesh. It is refuted if it is also refuted there, and unknown otherwise.
     """
     concrete = _decide(claim, "concrete", ask)
     ms, smt2 = proof.ms + concrete.ms, proof.smt2

@@ -263,10 +263,14 @@ def _planned(
     on: Hardware | Topology,
     names: Iterable[str],
 ) -> _StepPlan:
-    """Return a candidate's plan in formulas of the sizes with these names.
+    """Return the plan of a candidate's train step, with costs as formulas of the sizes in `names`.
 
-    The planner's comparisons of these sizes are recorded as the plan's guards. Other sizes are the
-    candidate's numbers.
+    Planning runs on sizes that record every comparison of them; the recorded comparisons are the
+    guards of the plan. All sizes that are not in `names` have the candidate's numbers.
+
+    Args:
+      templates: the traced step as a template, by number of layers.
+      on: the machine whose rates give the seconds.
     """
     point, chip = _points(one), chip_of(on)
     record = recorder({name: point[name] for name in names})

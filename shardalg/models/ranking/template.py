@@ -194,7 +194,14 @@ class Template:
         return self._known[values]
 
     def _fitting(self, values: tuple[int, ...]) -> Iterator[ProductTerm]:
-        """Yield every formula, of at most four sizes, that has these values in the three traces."""
+        """Yield each formula of a step's sizes that gives a number of the three traced steps.
+
+        The step was traced at three points, each with other sizes. A formula is a constant, or a
+        product of at most four sizes times a factor plus a constant.
+
+        Args:
+          values: the number, such as the size of a dimension, in each of the three traces.
+        """
         one, other, third = values
         if one == other == third:
             yield ProductTerm((), Fraction(1), Fraction(one - 1))

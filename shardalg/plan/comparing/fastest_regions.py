@@ -182,7 +182,7 @@ class StrategyRegions(Answer):
         return f"Fastest that fits over {', '.join(self.sizes)}: {said or 'none'}{rest}."
 
     def parts(self) -> Parts:
-        """Return the sentence and the boundaries."""
+        """Return the parts of the printed text: `sentence`, then the table of the boundaries."""
         return self.sentence, self.table
 
 

@@ -59,7 +59,7 @@ class AnnotationChange:
 
 @dataclass(frozen=True)
 class Changes:
-    """Several changes of different annotations."""
+    """Changes of several annotations, which are tried together."""
 
     steps: tuple[AnnotationChange, ...]
 
@@ -138,7 +138,9 @@ def _places(
 ) -> Iterator[tuple[Annotated, tuple[Slot, ...], Sharding]]:
     """Yield (place, entries, sharding) for each annotation that causes a collective.
 
-    Entries that one spec of the user sets come once. Specs of a `shard_map` are left out.
+    `place` is the argument, result or site that is annotated. `entries` are the entries of the
+    plan's annotations which the user's spec sets, and `sharding` is the sharding in the first
+    entry. A spec that sets several entries comes once. Specs of a `shard_map` are left out.
 
     Args:
       sides: the sharding that the moved value has, and the one that is needed, each with its

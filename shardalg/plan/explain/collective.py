@@ -60,7 +60,7 @@ class CollectiveExplanation(Answer):
 
     @property
     def annotations(self) -> tuple[Annotated, ...]:
-        """The annotations behind the two shardings `has` and `needs`, those of the value first."""
+        """The annotations that cause the shardings `has` and `needs`; those of `has` come first."""
         return tuple(dict.fromkeys((*self.has.annotations, *self.needs.annotations)))
 
     @property
@@ -268,9 +268,9 @@ def _headline(moved: MovedValue, trials: Trials) -> str:
 
 
 def _in_loop(moved: MovedValue, trials: Trials) -> str:
-    """Return text with the operator in a loop because of which a sum cannot be reduced after it.
+    """Return text about the operator past which a sum in a loop cannot be deferred, or "".
 
-    It is "" if there is no such operator.
+    A sum that could be deferred past all operators would be reduced once, after the loop.
     """
     defers = trials.options.switches.defer_in_loops
     by = stops(trials.stages.graph, moved.value) if defers else None

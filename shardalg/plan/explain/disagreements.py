@@ -255,7 +255,9 @@ class _Reading:
                 yield from self._summed(operand, digits)
 
     def _made(self, local: int, digits: Digits) -> Iterator[Cause]:
-        """Yield the tensors of the operator that computed a local value with some of the digits.
+        """Yield the causes, at the operator that computed a value, of its sharding along digits.
+
+        A cause is an operand or a result of this operator that is sharded along one of the digits.
 
         Args:
           local: number of the local value. Moves between it and its operator are skipped.

@@ -138,12 +138,13 @@ def dims_of(layout: Sharding, digit: Digit) -> tuple[int, ...]:
 def _sources(
     sharded: ShardedGraph, reason: Reason, digits: Digits, moment: int
 ) -> list[tuple[int, Digits]]:
-    """Return pairs (value, digits) for the values from which a step took its sharding.
+    """Return (value, digits) for each value from which a step took its sharding.
 
-    The digits of a pair are those of `digits` along which the value was sharded then. Values
-    without any are left out, unless no value has any.
+    The digits are the part of `digits` along which the value was sharded before the step. Values
+    that had no such digits are left out. If none had any, all are returned with ().
 
     Args:
+      reason: the step.
       moment: the number of the step in the history of completion.
     """
     found = []

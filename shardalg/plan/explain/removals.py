@@ -239,10 +239,14 @@ def together(trials: Trials, moved: MovedValue) -> tuple[Trial, ...]:
 def _dropped(
     trials: Trials, stages: Stages, moved: MovedValue, found: tuple[AnnotationChange, ...]
 ) -> tuple[AnnotationChange, ...]:
-    """Return `found` with more changes, which remove the axes of the remaining collectives.
+    """Return `found` with more changes, which remove axes of the collectives that remain.
+
+    Each added change drops, from an annotation, axes that cause a remaining collective. Changes of
+    one annotation become a single change.
 
     Args:
       stages: the plan under the changes `found`.
+      moved: the collective that should be removed.
     """
     known = {change.slots: change for change in found}
     for left in _left(trials.stages, stages, moved, len(stages.traffic.collectives)):
@@ -276,11 +280,16 @@ def _fewest(
 
 
 def _left(before: Stages, after: Stages, moved: MovedValue, most: int) -> list[MovedValue]:
-    """Return collectives of a plan after a change because of which `moved` is not removed.
+    """Return the collectives which show that a change of annotations does not remove a collective.
 
-    They are of the kind of `moved` at a new place, or move the same value at the same operator: at
-    most `most` of either sort. If there are none, `most` other collectives of this kind are
-    returned.
+    A collective is like `moved` if both have the same kind and mesh axes. The result has, at most
+    `most` of each: collectives like `moved` at a place where the first plan has no collective, and
+    collectives that move the same value at the same operator. Without any of these, it has up to
+    `most` collectives like `moved` at any place.
+
+    Args:
+      before, after: the plans without and with the change.
+      moved: the collective that should be removed.
     """
     # A collective of the same kind at a new place is the old one, moved by the change.
     old_places = {other.place for other in before.traffic.collectives}

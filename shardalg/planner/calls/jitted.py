@@ -124,7 +124,7 @@ Its value is a `Stated` with the text's shardings, because JAX cannot express al
 
 
 class Stated(NamedTuple):
-    """The mesh and the shardings that a program read from text states.
+    """The mesh and shardings that are written in the text from which a program was read.
 
     Attributes:
       mesh: the mesh, or None.
@@ -179,7 +179,7 @@ class _Part:
     def others(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the positional and the keyword arguments of a call that are not in this part."""
+        """Return the positional and keyword arguments of a call that do not belong to this part."""
         positional = tuple(arg for i, arg in enumerate(args) if i not in self.values)
         return positional, {name: v for name, v in kwargs.items() if name not in self.named}
 

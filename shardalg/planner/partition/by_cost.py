@@ -113,10 +113,11 @@ class CostProblem:
 
     @cached_property
     def places(self) -> tuple[tuple[Node, int], ...]:
-        """For each unit that is a node or a part of it: the node, and the part's number.
+        """For each unit that computes a node or a component of a node: (node, component number).
 
-        Parts are the components of its rows of RULES (`components`). In `problem.units`, the groups
-        of region arguments follow after these units.
+        A component is a group of the node's rows of RULES that is decided on its own
+        (`components`). The other units, groups of region arguments, come after these in
+        `problem.units`.
         """
         return tuple(
             (node, place)

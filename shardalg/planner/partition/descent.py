@@ -98,7 +98,10 @@ class UnitProblem:
 
     @cached_property
     def users(self) -> dict[int, tuple[int, ...]]:
-        """A dictionary from each value to the numbers of the units that read it."""
+        """A dictionary from each value to the numbers of the units that read it.
+
+        A unit is a node, a part of it, or a group of values that share a sharding.
+        """
         found: dict[int, dict[int, None]] = {}
         for n, options in enumerate(self.units):
             for value, _ in options[0].asks:

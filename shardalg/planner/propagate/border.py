@@ -92,9 +92,13 @@ def given(graph: Graph, annotations: Annotations) -> list[tuple[int, Sharding]]:
 
 
 def _fixed(sharding: Sharding, layouts: Layouts, *, fixed: bool = True) -> int:
-    """Return the number in `layouts` of an annotation in the first round of priorities.
+    """Return the number in `layouts` of the sharding with which an annotation begins completion.
 
-    Dimensions that take part in later rounds are whole and closed there.
+    Priorities divide completion into rounds. In the first round, the dimensions that take part in
+    later rounds are not sharded, and closed.
+
+    Args:
+      fixed: whether operators may change open dimensions only.
     """
     known, key = layouts.annotated, (sharding, fixed)
     if key not in known:
@@ -236,7 +240,15 @@ def _loose_arguments(graph: Graph, annotations: Annotations, policy: str) -> lis
 def _restore_arguments(
     loose: list[int], numbers: list[int], seeds: dict[int, int]
 ) -> list[tuple[int, int]]:
-    """Restore the arguments' annotations; return the changed ones with their former numbers."""
+    """Give arguments their annotated shardings again; return the changed ones.
+
+    An entry of the result is (value, its layout number before).
+
+    Args:
+      loose: the annotated arguments that completion was allowed to change.
+      numbers: the layout number of each value; changed in place.
+      seeds: the layout number of each annotation.
+    """
     changed = [(value, numbers[value]) for value in loose if numbers[value] != seeds[value]]
     for value in loose:
         numbers[value] = seeds[value]

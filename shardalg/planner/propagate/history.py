@@ -44,7 +44,11 @@ def history(record: Record) -> tuple[Reason, ...]:
 
 
 def _reasons(record: Record) -> Iterator[Reason]:
-    """Yield the reasons in order: annotations, changes of the sweeps, changes at the borders."""
+    """Yield the reason of each change of a sharding in the order in which completion made them.
+
+    First come the annotations, then the changes by operators, then those at the borders of the
+    function and of its loops, where annotations are restored.
+    """
     fixpoint, layouts = record.fixpoint, record.fixpoint.layouts
     for value, number in record.seeds.items():
         own = value in record.annotated

@@ -110,7 +110,15 @@ def _shifted(node: Node) -> Iterator[int]:
 def _without(
     sharded: ShardedGraph, body: _DimensionClasses, value: int, stages: dict[Digit, Place]
 ) -> dict[int, Sharding]:
-    """Return the value's sharding without stage axes on other dimensions; {} if it is the same."""
+    """Return {value: sharding} without stage axes on the wrong dimensions; {} if nothing changes.
+
+    A pipeline shifts a carry whose one dimension has the stages, along a mesh axis. Dimensions that
+    operators connect with another dimension of this carry must not have that axis.
+
+    Args:
+      body: the classes of dimensions that operators of the loop's body connect.
+      stages: for each digit of a stage axis, the (value, dimension) of the stages.
+    """
     layout = sharded.shardings[value]
     # A dimension that operators connect with another dimension of the shifted carry must not have
     # the axis of the stages.
@@ -145,7 +153,12 @@ class _DimensionClasses:
         return place
 
     def is_other(self, place: Place, stage: Place) -> bool:
-        """Return whether `place` is in the class of another dimension of the value of `stage`."""
+        """Return whether a dimension is equivalent to another dimension of the stage's value.
+
+        Args:
+          place: (value, dimension) to test.
+          stage: (value, dimension): the dimension that the pipeline's stages are on.
+        """
         value, dim = stage
         others = {self.top((value, d)) for d in range(self.ranks[value]) if d != dim}
         return self.top(place) in others - {self.top(stage)}

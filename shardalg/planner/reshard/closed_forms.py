@@ -36,10 +36,12 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A path to a goal: slices to `first`, the exchange, then slices and gathers to the goal.
+    """A path of a reshard in three parts: slices, an exchange, then slices and gathers to the goal.
 
     Attributes:
-      exchange: all-to-alls, and permutes; a permute is given by the digits after it.
+      first: the digits of each dimension after the first slices.
+      exchange: all-to-alls and permutes. A permute is written as the digits of each dimension after
+        it.
     """
 
     first: Dims
@@ -398,14 +400,15 @@ def _placements(start: Stacks, placed: Sequence[int]) -> Iterator[Stacks]:
 
 
 def fitted_then_permuted(shape: Shape, start: Dims, goal: Dims, axes: Digits) -> Priced:
-    """Return a route of all-to-alls, which make the numbers of parts equal, and one permute.
+    """Return a route with all-to-alls and one permute; the result is (price, route).
 
-    The answer is (price, route), or (None, None) if there is no such route. A permute keeps the
-    number of parts of each dimension. Both ends would need `lcm` parts in each dimension, which is
-    too many by a factor. An all-to-all among r devices, from a dimension with more parts than the
-    goal to one with fewer, reduces the factor by r.
+    (None, None) if there is no such route. A permute needs equally many parts in each dimension
+    before and after, for example `lcm(n, m)` for n parts at the start and m in the goal. Together
+    these may be more parts than there are devices. The all-to-alls change this: one among r
+    devices, from a dimension with too many parts to one with too few, divides the number by r.
 
-    For example, from (4, 1) to (1, 4) parts on 8 devices, `lcm` would need (4, 4), twice too many:
+    For example, from (4, 1) to (1, 4) parts on 8 devices, a permute needs (4, 4) parts, twice as
+    many as there are devices:
         slice (4, 1) -> (4, 2), all-to-all among 2 devices -> (2, 4), permute, gather -> (1, 4)
     """
     devices = parts(axes)
@@ -490,12 +493,14 @@ def _arcs(
 
 
 def _by_parts(dims: Dims, arcs: Sequence[Arc]) -> tuple[tuple[Swap, ...], Dims] | None:
-    """Return the all-to-alls from `dims`, and the digits after them; None if one does not fit.
+    """Return the all-to-alls of `arcs`, and the digits of each dimension after them.
+
+    None if one of them does not fit the digits of its source dimension.
 
     Args:
       dims: the digits of each dimension before.
-      arcs: (source dimension, target dimension, number of devices) of each all-to-all. It fits if
-        the minor digits of the source have exactly so many devices.
+      arcs: (source dimension, target dimension, number of devices) of each all-to-all. It moves the
+        minor digits of the source, which must have exactly this number of devices.
     """
     held, swaps = list(dims), []
     for source, target, r in arcs:

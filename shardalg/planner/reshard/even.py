@@ -139,11 +139,15 @@ Reached = tuple[Cost, State, list[SearchStep]]
 
 @dataclass(frozen=True)
 class EvenBlocks:
-    """A search problem: reduce the partial sums that the goal does not keep, in any order.
+    """The search for a reshard with even blocks that must reduce partial sums.
 
-    Once no such sum is left, the route to the goal comes from `closed_forms.py`.
+    A state is a pair: the digits of each dimension, and the digits along which sums are pending.
+    Sums that are pending at the start and not in the goal are reduced in any order. Once no such
+    sum is left, `closed_forms.py` gives the rest of the route.
 
     Attributes:
+      shape: the global shape of the tensor.
+      goal: the state to reach.
       digits: axes of the mesh.
     """
 
@@ -290,9 +294,10 @@ def _moves(shape: Shape, start: State, goal: State, axes: Digits) -> list[Search
 def _moves_with_pending_sums(
     shape: Shape, start: State, goal: Dims, axes: Digits
 ) -> list[SearchStep]:
-    """Return the cheapest moves while sums stay pending, without a permute.
+    """Return the cheapest moves from `start` to the dimensions `goal`, while all sums stay pending.
 
-    Slices by digits that the start does not have may be better last, so both orders are priced.
+    Permutes are not used. A slice by digits that the start does not have sends nothing, at the
+    beginning or at the end. Either order may have the cheaper moves in between, so both are priced.
     """
     dims, pending = start
     used = {digit for digits in dims for digit in digits}
@@ -417,16 +422,19 @@ def local_elements(shape: Shape, dims: Dims) -> int:
 
 
 def bound(shape: Shape, start: State, goal: State) -> object:
-    """Return a lower bound of the elements that a device sends: goal elements it lacks, and sums.
+    """Return a lower bound of the elements that a device must send from `start` to `goal`.
 
-    In every move a device sends as much as it receives. Let even blocks have `L` elements at the
-    start and `G` at the goal. Some device has only `O` elements of its goal block: the product over
-    dimensions of the smaller block if one side's digits begin with the other's, else 0. Sums over
-    `n` devices cost `L*(n-1)/n` if they are scattered, which leaves `L/n` on each device. Slices
-    along the `f` parts of the goal that the start does not have make this smaller:
+    In every move a device sends as much as it receives, so the bound counts received elements. Let
+    even blocks have `L` elements at the start and `G` at the goal. Some device has only `O`
+    elements of its goal block. `O` is the product, over dimensions, of the smaller block if the
+    digits of one side begin with those of the other, else 0.
+
+    Without sums to reduce, the device lacks `G - O` elements. A reduce-scatter of sums over `n`
+    devices sends `L*(n-1)/n` elements and leaves `L/n`. It sends less after slices into `f` parts,
+    by goal digits that the start lacks:
         G - O                                      no sums to reduce
         L/f*(n-1)/n + G - min(L/(f*n), O)          sums to reduce
-    Of uneven blocks the first device has the smaller one in each dimension.
+    Uneven blocks are smallest on the last devices, so the bound is that of the first device.
     """
     (dims, pending), (wanted, kept) = start, goal
     held = needed = shared = first = 1
@@ -459,10 +467,10 @@ def bound(shape: Shape, start: State, goal: State) -> object:
 
 
 def is_direct(shape: Shape, start: State, goal: State) -> bool:
-    """Return whether a chain is known, without a search, to send exactly as much as `bound`.
+    """Return whether some path is known, without a search, to send no more than `bound`.
 
-    Such chains are slices and then gathers, an all-reduce, or slices and then reduce-scatters to
-    the goal's digits. All blocks must be even.
+    Such paths are slices followed by gathers, an all-reduce, or slices followed by reduce-scatters
+    to the goal's digits. All blocks must be even.
     """
     (dims, pending), (wanted, kept) = start, goal
     if any(size % parts(d) for side in (dims, wanted) for size, d in zip(shape, side, strict=True)):

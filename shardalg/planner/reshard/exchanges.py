@@ -102,7 +102,11 @@ class DimBuilder:
         return self.add(Slice(self.dim, lower, upper - lower), upper - lower, value)
 
     def program(self, *results: int) -> DimProgram:
-        """Return the program with these results."""
+        """Return the finished program.
+
+        Args:
+          results: the numbers of the values that the program returns.
+        """
         return DimProgram(self.dim, tuple(self.steps), results)
 
 
@@ -220,9 +224,11 @@ def _fetched_pieces(
 def _reading(
     exchange: Exchange, number: int, piece: Piece, transfer: Transfer, classes: Classes | None
 ) -> Reading:
-    """Return the `Reading` of a halo exchange that delivers one piece of an interval.
+    """Return the `Reading` by which a halo exchange delivers one piece of an interval.
 
-    It says from which device the piece comes, by which permutes, and which elements are needed.
+    A transfer is one exchange of several slots; a slot is a range of elements of the senders'
+    blocks. A piece is the part of a slot that one round of `exchange` needs. The `Reading` tells
+    from which device the piece comes, by which permutes, and which elements are needed.
 
     Args:
       number: the number of the slot. classes: classes of devices; None on a small mesh.
@@ -319,7 +325,11 @@ class Retile:
         return Start(Index.of("p") * scale, (("p", self.digits),), more)
 
     def fetch(self, devices: int) -> HaloExchange:
-        """Return the fetch of the margin: of the next device if blocks grow, else the previous."""
+        """Return the exchange by which each device receives the elements that its new block lacks.
+
+        They are elements of the next device if blocks become larger, otherwise of the previous
+        device.
+        """
         step = 1 if self.after > self.before else -1
         # On a large mesh these are runs, because a list of all pairs would be too long.
         pairs: Any = neighbours(self.digits, step, devices)

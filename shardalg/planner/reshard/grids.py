@@ -142,10 +142,11 @@ class _Grids:
         return prod([self.sizes[digit] for digit in digits])
 
     def blocks(self, dim: int, n: int) -> tuple[int, ...]:
-        """Return the block sizes that a dimension in n parts may have, with and without padding.
+        """Return the block sizes that dimension `dim` may have if it is split into `n` parts.
 
-        A grid is a padded size of the dimension: a multiple of n parts, or of more parts that n
-        divides.
+        Without padding of other sizes, the only one is `ceil(size/n)`. With it, the dimension may
+        also be padded as for k parts, where k is a multiple of n. A block then has `k/n` blocks of
+        `ceil(size/k)` elements, and can be split into these without moving elements.
         """
         found = self.known.get((dim, n))
         if found is None:
@@ -233,7 +234,14 @@ class _Grids:
                 yield GridMove(sent, (made, pending), "all_gather", (dim,), leaving)
 
     def permutes(self, dims: Dims, local: int) -> Iterator[GridMove]:
-        """Yield the collective permutes; a device sends its block of `local` elements."""
+        """Yield the permutes that are possible from a state.
+
+        After a permute, each dimension has as many parts as before, along other digits.
+
+        Args:
+          dims: the digits of each dimension, and its number of parts and block size.
+          local: the number of elements in the block that a device sends.
+        """
         for rows in self.arranged(tuple([held.count for held in dims])):
             pairs = zip(dims, rows, strict=True)
             made = tuple([self.held(row, held.count, held.block) for held, row in pairs])
@@ -289,7 +297,13 @@ class _Grids:
         return self.arrangements[counts]
 
     def _arranged(self, counts: Labels, made: Rows, used: frozenset[int]) -> Iterator[Rows]:
-        """Yield the rows of digits that complete `made`, without the digits in `used`."""
+        """Yield every completion of `made` to one row of digits per dimension.
+
+        Args:
+          counts: the number of parts of each dimension; the digits of a row must have this product.
+          made: the rows of the first dimensions.
+          used: digits that may not be used any more, because a row has or overlaps them.
+        """
         if len(made) == len(counts):
             yield made
             return

@@ -76,9 +76,12 @@ class Path:
     wire_elements: Any
 
     def seconds(self, source: Sharding, links: Links) -> float:
-        """Return the seconds of the collectives from `source` on.
+        """Return the seconds of all collectives of the path.
 
         A `Retile` sends its margin in one permute.
+
+        Args:
+          source: the sharding before the first step.
         """
         total, held = 0.0, math.prod(source.shard_shape)
         for step in self.steps:

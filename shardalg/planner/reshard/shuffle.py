@@ -98,9 +98,12 @@ class Shuffle:
         self.known: list[dict[Stack, Needs]] = [{} for _ in goal]
 
     def search(self, firsts: Iterable[Stacks], limit: Cost) -> tuple[int, Stacks, Hops] | None:
-        """Return (pieces sent, start, hops) of the cheapest path from any of the starts.
+        """Return (cost, start, hops) of the cheapest path to the goal.
 
-        None if it costs the limit or more.
+        None if it costs `limit` or more. A hop is one all-to-all.
+
+        Args:
+          firsts: the states from which a path may start. The result names the one that it uses.
         """
         self.limit = limit
         found = best_first(self, filter(self.holds, firsts), limit=limit)
@@ -220,10 +223,11 @@ def _prices(parts: tuple[int, ...], pieces: int) -> tuple[int, ...]:
 
 
 def _pops(stacks: Stacks) -> Iterator[tuple[int, Stack, Stack]]:
-    """Yield (dimension, blocks that stay, blocks that leave) for all digits that a hop can move.
+    """Yield (dimension, digits that stay, digits that leave) for each set of digits a hop can move.
 
-    A stack has the blocks of one dimension, major first. A block is a set of digits, as the bits of
-    a number.
+    A hop is an all-to-all: it moves minor digits of one dimension to another. A stack has the
+    digits of one dimension in blocks, major first. Inside of a block, the order of the digits is
+    open. A block is a number in which each bit stands for a digit.
     """
     for source, stack in enumerate(stacks):
         for depth in range(len(stack) - 1, -1, -1):

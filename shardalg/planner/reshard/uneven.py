@@ -39,10 +39,12 @@ on small meshes (2.8 % of all bytes), and on 139 of 780 of `tests/partition/test
 def search(
     shape: Shape, start: State, goal: State, axes: Digits, *, padded: bool
 ) -> list[SearchStep]:
-    """Return the path of the fewest elements sent, then of the fewest moves that send.
+    """Return the path from `start` to `goal` that sends the fewest elements.
 
-    Candidates are the path of the padded tensor, and gathering and slicing. With few digits a
-    search over all grids may find a cheaper one. Named and numeric sizes give the same path.
+    Of several such paths it has the fewest moves that send. Two candidates are always compared:
+    moves of the padded tensor, and gathering followed by slicing. If the mesh has few axes, a
+    search over all paddings (`grids.py`) may find a cheaper path. Named and numeric sizes give the
+    same path.
 
     Args:
       axes: axes of the mesh.

@@ -301,9 +301,10 @@ def _is_reversed(rule: Rule, index: Index, at: TensorDim) -> bool:
 
 
 def _tilings(shifts: list[Shift], sizes: dict[TensorDim, int]) -> Iterator[Equation]:
-    """Yield an equation of sums for each dimension that pieces fill without a gap.
+    """Yield an equation `size of a dimension = sum of sizes` for each concatenation among shifts.
 
-    This is how a concatenation appears in the shifts of an operator.
+    A shift says that a source dimension is copied to a target dimension from some start on. Several
+    shifts into one target are a concatenation if the sources fill it without a gap.
     """
     groups: dict[TensorDim, list[tuple[int, TensorDim]]] = {}
     for shift in shifts:

@@ -101,7 +101,11 @@ class Names:
         return self.base[value], self.base[value + 1]
 
     def loop_result(self, region: int) -> int:
-        """Return the first result of the loop whose body is a region."""
+        """Return the index of the first result of a loop.
+
+        Args:
+          region: the index of the loop's body.
+        """
         owner = self.graph.regions[region].node
         assert owner is not None, "a loop's body has a call"
         return self.graph.nodes[owner].results[0]
@@ -132,10 +136,13 @@ class Names:
         self._join_pieces()
 
     def _add_relations(self, node: Node, at: tuple[int, ...]) -> None:
-        """Store the equations and shifts of one operator, with slots in place of its dimensions.
+        """Store the equations and the shifts of an operator's dimensions, as relations of slots.
+
+        A slot is the number of a dimension. Equations are equal products or sums of sizes. Shifts
+        are slices, padding and windows.
 
         Args:
-          at: the operands of the node, then its results.
+          at: the values that the node reads, then the values that it computes.
         """
         found = extents(node.signature)
         first = len(self.number)
@@ -300,9 +307,10 @@ class Names:
         return True
 
     def _read_shifts(self) -> bool:
-        """Find the sizes of shifts' targets from known sources; return whether one was tried.
+        """Compute the size of each shift's target whose source has a known size.
 
-        A shift is a slice, padding or window; see `extents.Shift`.
+        A shift relates two dimensions, source and target, by a slice, padding or window
+        (`extents.Shift`). Return whether some source was known.
         """
         kept, before = [], len(self.shifts)
         for node, source, target, shift in self.shifts:

@@ -188,7 +188,9 @@ def _second_trace(sizes: Sequence[Size], tracer: Tracer) -> tuple[Retrace | None
 
 
 def _below(sizes: Sequence[Size]) -> dict[str, int]:
-    """Return sizes below the hints, pairwise coprime if possible, for tables of fixed length.
+    """Return a size below each hint for a second trace, pairwise coprime sizes if possible.
+
+    Smaller sizes suit functions that index a table of a fixed length.
 
     >>> _below((Size("B", 8), Size("S", 16), Size("T", 2)))
     {'B': 7, 'S': 15, 'T': 2}

@@ -108,7 +108,13 @@ def map_blocks(function: Callable[..., np.ndarray], *stacks: Stack) -> Stack:
 
 
 def exchange(digits: Digits, stack: Stack, function: Callable[[Stack], Stack]) -> Stack:
-    """Return the blocks that `function(blocks of a group)` gives each member of the group."""
+    """Apply a function to the blocks of each group of devices; return the block of every device.
+
+    Args:
+      digits: devices that differ only in these digits are a group.
+      stack: the block of every device.
+      function: function from the blocks of a group to the new blocks, both by partition id.
+    """
     result: Stack = [stack[0]] * len(stack)
     for group in groups(digits, len(stack)):
         # `groups` lists members by partition id, and `function` returns their blocks in this order.

@@ -65,7 +65,7 @@ class CollectiveMatmul(Control):
 
     @property
     def gathers(self) -> bool:
-        """True if operands travel, not sums."""
+        """True for an all-gather, whose operand's blocks travel; False if partial sums travel."""
         return is_a(self.body.instructions[0], AllGather)
 
     @property

@@ -22,10 +22,11 @@ REGISTERED = (collectives, joins, masks, pads, slices)
 # Pure, and many programs contain the same instruction.
 @lru_cache(maxsize=1 << 12)
 def check_move(step: CheckedInstruction) -> tuple[tuple[Contents, ...], list[Goal]]:
-    """Return the contents of an instruction's results, and the claims that show that this is right.
+    """Return the contents of an instruction's results, and the claims that these are right.
 
-    A result that is a graph value gets the contents that the program declares for it. A number that
-    all elements of an operand equal is dropped, because a received block may have another number.
+    A result that is a graph value gets the contents that the program declares for it. If all
+    elements of an operand equal one known number, this number is dropped: a block that is received
+    from another device may have another number.
     """
     step = replace(step, operands=tuple(replace(each, number=None) for each in step.operands))
     found, claims = MOVES[type(step.attributes)](step)
@@ -42,9 +43,10 @@ def check_move(step: CheckedInstruction) -> tuple[tuple[Contents, ...], list[Goa
 
 
 def _as_declared(step: CheckedInstruction, result: Contents, claims: list[Goal]) -> Result:
-    """Return the declared contents of a result, and the claims that the result equals them.
+    """Return the declared contents of a result, and the claims that the computed ones equal them.
 
-    The dimensions must agree, the same sums must be pending, and no change may be pending.
+    The claims are: the dimensions agree, the same sums are pending, and no operation on the
+    numbers, such as a mask, is still to be done.
 
     Args:
       result: the contents as computed; claims: the claims under which they are right.

@@ -170,11 +170,12 @@ def _same_structure(declared: object, own: object) -> bool:
 
 
 def emission_claim(op: CheckedOperator[Apply], emission: Emission) -> Goal:
-    """Return the claim that parameters without an effect on shapes have the right values.
+    """Return the claim that an operator has the right parameters, as far as shapes do not tell.
 
-    Right are the node's values, changed as `emission` says for operators on blocks. A hint
-    (`PROMISES`) may be dropped. A box at a run-time start must be an instruction of its own
-    (`Extract`, `Insert`), because the operator would clamp starts to the block.
+    The right parameters are those of the node, with the changes of `emission`, which adapt an
+    operator to the blocks of a device. A hint (one of `PROMISES`) may be dropped. An operator that
+    reads or writes a box at a run-time start must be an `Extract` or an `Insert`, because the JAX
+    primitive would clamp the start to the block.
     """
     # Operators that differ in these parameters alone may have equal rows of RULES. The claims about
     # rows would then not find the difference.

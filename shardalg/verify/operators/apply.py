@@ -455,10 +455,14 @@ def _result(
 
 
 def _with_margins(run: LocalOperator, nth: int, declared: Contents) -> Contents:
-    """Return a result's contents with the margins of loops of which a device runs more.
+    """Return the contents of a result, with places of iterations outside of the device's block.
 
-    A device may run iterations before and behind its block. Their places in the result are part of
-    the contents, but only the places of the block are wanted.
+    A device may run more iterations of a loop than its block has (`run.wider`), before or behind
+    it. They add places to the result, but only the places of the block are wanted.
+
+    Args:
+      nth: the number of the result.
+      declared: its contents as the program declares them.
     """
     first = dict(run.wider)
     dims = []

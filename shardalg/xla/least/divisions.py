@@ -219,17 +219,25 @@ class Loops:
         return tuple(dict.fromkeys((*self._held(name), ())))
 
     def _held(self, name: str) -> Iterator[Digits]:
-        """Yield the digits of each tensor's dimensions whose index has the loop."""
+        """Yield the digits of each dimension that a loop indexes, in the result and the operands.
+
+        Args:
+          name: the name of the loop.
+        """
         tensors = [(self.layouts[-1], self.rule.results[0])]
         tensors += [(self.layouts[k], dims) for k, dims in self.rule.operands.items()]
         for layout, dims in tensors:
             yield from (layout[d] for d, index in enumerate(dims) if name in index.variables)
 
     def _subsets(self, name: str) -> tuple[Digits, ...]:
-        """Return the sets of digits along which devices can sum parts of a loop each.
+        """Return the possible sets of digits along which devices divide a summed loop.
 
-        If all operands have the same digits on the loop, it is always summed in parts along these:
-        XLA then does not gather the operands (premise 3 in `least/__init__.py`).
+        Each device then sums its part of the loop. If all operands have the same digits on the
+        loop, these are the only set: XLA then does not gather the operands (premise 3 in
+        `least/__init__.py`).
+
+        Args:
+          name: the name of the loop.
         """
         # The taps of a window stay whole: the bound does not cover divided taps.
         if name in self._window:
@@ -276,11 +284,12 @@ class Reads:
 
 @dataclass(frozen=True)
 class OperatorDivision:
-    """One way to divide the work of an operator: the digits of each loop.
+    """One way to divide the work of an operator among devices.
 
     Attributes:
-      loops: the operator.
-      place: digits per loop of the result. sums: digits per summed loop.
+      loops: the loops of the operator, which can be divided in several ways.
+      place: the digits of each loop that the result has.
+      sums: the digits of each summed loop.
     """
 
     loops: Loops

@@ -148,7 +148,10 @@ class _Least:
         return _Fact(shape, values.layouts[value], size, counted)
 
     def _of_node(self, node: Node) -> tuple[Division, ...]:
-        """Return the divisions of an operator; () if it counts as 0."""
+        """Return the bytes to receive for each division of an operator; () if no bytes are counted.
+
+        A division assigns mesh digits to the loops of the operator.
+        """
         rule = plain_rule(node.signature)
         if rule is None:
             return ()
@@ -243,11 +246,13 @@ class _Least:
 
 
 class _Fact(NamedTuple):
-    """The properties of a value that determine its bytes.
+    """The properties of a value that determine the bytes that are sent for it.
 
     Attributes:
+      shape, layout: the shape of the value, and the digits of each dimension.
       size: bytes of an element, times the executions in a step.
-      counted: `size` if copies of the value count, else 0.
+      counted: `size` if the bound counts the bytes that bring the value to its readers; 0 if it
+        does not.
     """
 
     shape: tuple[int, ...]

@@ -63,9 +63,9 @@ class Numbers:
     index_batching: tuple[int, ...]
 
     def window_of(self, rank: int) -> dict[int, int]:
-        """Return, by operand dimension, the value's dimension with its position in the window.
+        """Return, for each operand dimension that the value has too, the value's dimension for it.
 
-        Operand dimensions that the value lacks have no entry.
+        The value's index along this dimension is the position inside of the window.
 
         Args:
           rank: the operand's number of dimensions.

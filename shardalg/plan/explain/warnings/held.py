@@ -81,7 +81,12 @@ class _Uneven(NamedTuple):
 
 
 def _uneven_row(trials: Trials, group: _Uneven, even: Sequence[str]) -> Row:
-    """Return the warning about the padding of a group; `even` are remedies that were planned."""
+    """Return the warning about the padding of values with an uneven dimension.
+
+    Args:
+      group: the values, with the size and the axes of their uneven dimension.
+      even: texts of the remedies that were planned: shardings that divide the dimension.
+    """
     size, digits, values, padding = group
     stages, devices = trials.stages, parts(digits)
     # Blocks have the size ceil(size / devices), so the last devices can have nothing but padding.
@@ -185,9 +190,12 @@ _SIDES = ("arguments", "results", "sites")
 def _with_even(
     layout: Sharding, uneven: tuple[int, Digits], over: tuple[Digits, Digits]
 ) -> Sharding | None:
-    """Return a sharding with its uneven dimension on other axes; None if that is impossible.
+    """Return a sharding whose uneven dimension is on axes that divide it, or None if that fails.
 
-    The arguments are as in `_evened`.
+    Args:
+      layout: the sharding to change.
+      uneven: (size, digits) of the uneven dimension. None is returned if no dimension has them.
+      over: the digits that replace these, and the digits that move to another dimension.
     """
     (split, left), dims = over, list(layout.dims)
     if uneven not in zip(layout.shape, layout.dims, strict=True):

@@ -185,7 +185,13 @@ def _sent(program: SpmdProgram, step: Execution) -> int | float:
 
 
 def _along(program: SpmdProgram, node: Node, rule: Rule, step: Execution) -> bool:
-    """Return whether an instruction gathers an operand along a loop that cannot be split yet."""
+    """Return whether an instruction gathers an operand of `node` along a loop of `_split_later`.
+
+    Such a loop could be partitioned, but shardalg does not partition it yet.
+
+    Args:
+      rule: the row of RULES of the node.
+    """
     attributes = step.instruction.attributes
     if not isinstance(attributes, GATHERS):
         return False

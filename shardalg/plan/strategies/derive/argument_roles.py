@@ -150,9 +150,10 @@ def _is_float(graph: Graph, position: int) -> bool:
 
 
 def _fill(graph: Graph, found: list[str | None], open_: list[int]) -> None:
-    """Write into `found` the roles of arguments that are certain.
+    """Write into `found` the roles that follow with certainty from the graph.
 
     Args:
+      found: the role of each argument, or None; changed in place.
       open_: positions of the arguments without a role.
     """
     updated = set(next_values(graph).values())

@@ -25,7 +25,10 @@ _NOTHING = {
 
 
 def place_parameters(at: Placing) -> None:
-    """Shard the parameters by `fsdp`; `zero` 1 and 2 keep them whole."""
+    """Shard the parameters along the axes of the recipe's `fsdp` parts.
+
+    Parts of kind `zero` with level 1 or 2 (ZeRO stages) keep parameters whole.
+    """
     for part in (*at.of_kind("fsdp"), *at.of_kind("zero")):
         axes = at.divided(part.axes)
         for layout in at.open(PARAMETERS) if axes else ():

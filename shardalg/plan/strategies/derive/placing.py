@@ -84,7 +84,11 @@ class Placing:
 
     @cached_property
     def tensor_classes(self) -> frozenset[int]:
-        """The classes of dimensions that tensor parallelism shards."""
+        """The numbers of the dimension classes that tensor parallelism shards.
+
+        One mesh axis shards all dimensions of a class (see `DimensionClasses`). Empty if the recipe
+        has no tensor parallelism.
+        """
         axes = self.parts_axes("tensor")
         return tensor_classes(self.named, self.count(axes)) if axes else frozenset()
 

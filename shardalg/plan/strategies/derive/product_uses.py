@@ -38,6 +38,8 @@ PRODUCTS = ("contraction", "convolution")
 class ProductUses:
     """The uses of parameters by the operators of the forward pass.
 
+    Classes of dimensions are those of `DimensionClasses`.
+
     Attributes:
       kinds: per (argument, dimension), how products and look-ups use it: "batch", "column", "row"
         or "lookup".
@@ -45,7 +47,7 @@ class ProductUses:
       sum_bytes: per coarse class, the bytes that sharding it would sum or move in a forward pass.
       product_bytes: bytes of the results of all products of parameters.
       summed: fine classes over which products of two activations sum, such as heads' features.
-      closed: these, and the fine classes along which activations are cut.
+      closed: the classes in `summed`, and the fine classes along which slices cut activations.
       expert_nodes: products that have a batch loop of a parameter.
       cut: coarse classes of activations that some operator does not pass through.
     """
@@ -70,10 +72,14 @@ class _Reader:
     """A pass over the nodes of a forward pass that collects the fields of `ProductUses`."""
 
     def __init__(self, graph: Graph, argument_roles: tuple[str | None, ...]) -> None:
-        """Prepare the collection of `ProductUses`: fields with the same names begin empty.
+        """Start with one empty table for each field of `ProductUses`, and two tables of values.
 
         `origins` has, per value, the parameter that it is a copy or a slice of (None: no
-        parameter). `sources` has, per value inside of a loop body, the value that enters it.
+        parameter). `sources` has, per argument of a loop's body, the value outside that it
+        receives.
+
+        Args:
+          argument_roles: the role of each argument, such as "parameters".
         """
         self.graph = graph
         self.classes: DimensionClasses = dimension_classes(graph)

@@ -82,5 +82,9 @@ def path_text(path: str) -> str:
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Return whether a glob names an argument: its path with slashes, or its path as printed."""
+    """Return whether a pattern names the argument with the given path.
+
+    A glob such as `params/layers/*` must match the path written with slashes. A pattern that is
+    equal to the path as JAX prints it, `params['layers'][0]`, matches too.
+    """
     return fnmatchcase(path_text(path), pattern) or path == pattern

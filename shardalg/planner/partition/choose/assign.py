@@ -205,7 +205,11 @@ def least_time(key: NodeKey, component: Component, candidates: list[Choice]) -> 
         return weights.time(choice, sent_bytes(key, choice, reshard_bound))
 
     def rank(choice: Choice) -> tuple[Any, ...]:
-        """Return the exact price of a choice, then what decides between choices of equal price."""
+        """Return the sort key of a choice: its exact price, then preferences between equal prices.
+
+        Preferred are a deferred sum, then more devices, then a result that is not moved for several
+        readers.
+        """
         time = weights.time(choice, _exact_bytes(key, choice))
         defers = key.waits and any(made.unreduced for made in choice.produced)
         # Values that are computed from a moved result have its sharding, and would be moved, too.
@@ -318,10 +322,12 @@ def _overlapping(digits: Digits) -> bool:
 def available_digits(key: NodeKey, component: Component) -> LoopCandidates:
     """Return per loop a list of candidate digits; the first is (): the loop is not sharded.
 
-    Candidates have three origins. A dimension of an operand or result that this loop indexes is
-    sharded along the digits already. A dimension that the operator needs whole (a sort) is sharded
-    along them, so that an all-to-all can move them to another loop. Along an idle axis no tensor is
-    sharded, so that digits of a contracting loop can move to it.
+    Candidates have three origins:
+    - digits that shard a dimension of an operand or result which this loop indexes;
+    - digits that shard a dimension which the operator needs whole (a sort), because an all-to-all
+      can move them to another loop;
+    - for a contracting loop, an idle axis (no tensor is sharded along it) as large as the digits of
+      the loop, because it can replace or extend these.
     """
     by_loop: LoopCandidates = {name: [()] for name in component.loops}
     # No device does less work if these loops are split: the operator needs the dimension whole, or

@@ -119,7 +119,7 @@ def _pending(layout: Sharding, digits: Digits) -> Sharding:
 
 
 def _candidate(component: Component, choice: Choice) -> ComponentCandidate:
-    """Return a choice without the operands and results that the component does not contain."""
+    """Return the part of a choice that belongs to a component: its loops, operands and results."""
     tensors = component.tensors
     operands = dict.fromkeys(t.operand for t in tensors if t.operand is not None)
     results = dict.fromkeys(t.number for t in tensors if t.operand is None)

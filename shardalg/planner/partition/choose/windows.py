@@ -167,10 +167,12 @@ class ShardedWindow:
 
     @cached_property
     def phases(self) -> frozenset[int]:
-        """The values of `base * start - numerator` on all devices.
+        """The numbers of gap places before the first element of a device's interval.
 
-        `start` is the first element of the interval. The value is the number of places between
-        dilated elements that precede it. There are several if it depends on the device.
+        With base dilation, element k of the dimension is at place `base*k`, and `base - 1` gap
+        places follow. A device reads from place `numerator` on. Its first element is `start =
+        ceil(numerator / base)`, so that `base*start - numerator` gap places come before it. The set
+        has the numbers of all devices.
         """
         exchange = self.exchange
         return residues(self.numerator * -1, self.base, exchange.ids, exchange.devices)
@@ -283,15 +285,19 @@ def _filler(rule: Rule, operand: int) -> tuple[int | None, str | None]:
 def _selected_window(
     rule: Rule, place: OperandDim, assigned: Mapping[str, Digits], held: Digits, devices: int
 ) -> ShardedWindow:
-    """Return the window of an operator that selects an element from each window.
+    """Return the interval of a windowed dimension that a device needs, if windows select elements.
 
-    An example is the gradient of a max pooling. A device needs all elements of the windows that
-    overlap its block. Window `o` reads `[s*o + c, s*o + c + q)`. The windows of a device follow
-    from the operand that has one element per window, with `s*ceil(n/s) = n + (-n mod s)`. Gaps
-    between windows count as parts of the windows, so that these cover the block.
+    An example is the gradient of a max pooling: each window of the input selects one element, to
+    which the gradient of the window is added. A device computes its block of the input's gradient
+    from all windows that overlap the block.
+
+    The operand with one element per window tells which windows these are. Window `o` covers the
+    elements `[s*o + c, s*o + c + q)` for stride s, first element c and q taps. The first window
+    that starts at index n or later begins at `s*ceil(n/s) = n + (-n mod s)`. If q < s, the gap
+    behind a window counts as a part of the window.
 
     Args:
-      place: (operand number, dimension).
+      place: (operand number, dimension) of the windowed dimension.
       assigned: the digits of each sharded loop.
       held: the digits that shard the dimension.
       devices: the number of devices of the mesh.

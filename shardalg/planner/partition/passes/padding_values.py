@@ -224,7 +224,11 @@ class Fills:
     def all_exchanged(
         self, instruction: Instruction[p.AllToAlls | p.AllGathers]
     ) -> Iterator[ValueFacts]:
-        """Yield the numbers in padding after an exchange; only dimensions that stay keep theirs."""
+        """Yield the known numbers in the padding of an exchange's result.
+
+        Padding of the dimensions that the exchange splits, gathers or concatenates has no known
+        number afterwards. All other dimensions keep theirs.
+        """
         known = self.of(instruction.operands[0])
         for dim in instruction.attributes.dims:
             known = known.with_fill(dim)

@@ -69,7 +69,11 @@ class Fixpoint:
     changes: list[ShardingChange] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Set the tables that the sweeps read: due steps, levels, memos and closed values."""
+        """Create the tables that the sweeps read.
+
+        They are the due steps, the level at which each operator class begins to act, the outcomes
+        of steps by layout numbers (memos), and the values whose annotation nothing can change.
+        """
         index, layouts = self.index, self.layouts
         # Forward, each step is visited alone. Backward, all readers of a place (a value in one
         # computation) are visited together, so one byte per place is enough.
@@ -98,7 +102,7 @@ class Fixpoint:
         return image.level(role, direction) if self.priorities else image.MERGING_LEVEL
 
     def run(self) -> None:
-        """Sweep all levels, each to its fixed point."""
+        """Run the levels of propagation in order, each with sweeps until no sharding changes."""
         for level in range(image.LAST_LEVEL + 1):
             self._enter(level)
             changed = True
@@ -161,7 +165,11 @@ class Fixpoint:
                     self.due_places[place] = 1
 
     def _forward_sweep(self, first_step: int, end: int) -> bool:
-        """Visit the due steps of one computation in order; return whether a sharding changed."""
+        """Visit the due steps of one XLA computation in order; return whether a sharding changed.
+
+        Args:
+          first_step, end: the computation has the steps `first_step` to `end - 1`.
+        """
         # `pick` gives the layout numbers of a step's tensors, the key of its memo.
         due, index, level = self.due_steps, self.index, self.level
         kind_of_step, pick, numbers = index.kind_of_step, index.pick, self.numbers
@@ -186,10 +194,14 @@ class Fixpoint:
         return changed
 
     def _step(self, kind: int, key: Numbers, direction: str) -> StepOutcome | None:
-        """Return a step's outcome at this level, or None if nothing changes, now or with merging.
+        """Return the changes that a step makes at the current level, or None if it changes nothing.
+
+        A later level also merges shardings that do not refine each other. If the step would then
+        change more, the result has `retry=True`, and the step is due again at that level.
 
         Args:
           kind: the number of the operator class. key: the layout numbers of the step's tensors.
+          direction: `FORWARD` (operands to results) or the opposite.
         """
         known, layouts = self.index.kinds[kind], self.layouts
         if cannot_change(known, key, layouts, direction):
@@ -345,9 +357,12 @@ class Fixpoint:
         return False
 
     def _implied_values(self, position: int, value: int) -> Sequence[int]:
-        """Return the values of a step that XLA gives a sharding together with the given value.
+        """Return the values to which a step gives a sharding as soon as `value` has one in XLA.
 
-        In XLA, a replicated value has a sharding, too, as soon as a step gave it one.
+        In XLA, a replicated value has a sharding too, once a step gave it one.
+
+        Args:
+          position: the step. value: an operand or a result of it.
         """
         index = self.index
         kind, values = index.kind(position), index.tensors[position]
@@ -409,9 +424,10 @@ class Fixpoint:
         return self.index.kind(position).role == image.ZEROS
 
     def _reader_chain(self, value: int) -> list[tuple[int, int]] | None:
-        """Return the chain of single readers from a value to the first partitioned value.
+        """Return the chain of operators from a value to the first partitioned value.
 
-        Each entry is a reader's step, and the operand that reads the value before it in the chain.
+        Each operator of the chain is the only reader of the value before it. An entry is (step of
+        the operator, number of the operand that it reads in the chain).
 
         None if a value has several readers, if the chain leaves a loop, or if it is too long.
         """

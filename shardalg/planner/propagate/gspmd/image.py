@@ -37,9 +37,9 @@ class Image:
       window_dims, kernel_dims: the dimensions of either operand along which a window slides.
       is_grouped: whether features or batch are in groups.
       is_small: whether the kernel is smaller than the result along every dimension.
-      nests: per spatial dimension of the image, its loops with their extents, the longer first, as
-        far as the dimension has room. To Shardy they count through it like digits
-        (`op_sharding_rule_registry.cc`, ConvolutionOp).
+      nests: per spatial dimension of the image, its loops with their extents, for Shardy. It treats
+        the dimension like a reshaped one, with the longer loop as the major one; loops for which
+        the size has no room are left out (`op_sharding_rule_registry.cc`, ConvolutionOp).
     """
 
     operand: int

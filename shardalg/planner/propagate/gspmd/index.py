@@ -268,14 +268,16 @@ class _ClassTable:
         return self.numbers[key]
 
     def of_tie(self, shape: tuple[int, ...], single: bool, drop: tuple[int, int] = (0, 0)) -> int:
-        """Return the class of a step that takes a value across the border of a loop or branch.
+        """Return the number of the class of a step across the border of a loop or branch.
 
-        The class is given by its number in `found`.
+        In such a step, a value outside and the same value inside (or a stack and its slice) take
+        shardings from each other. The number is that of the class in `found`.
 
         Args:
-          single: whether the value behind the border has exactly one user.
-          drop: the numbers of leading dimensions that only the value before, or only the value
-            behind the border has, as a stack and its slice.
+          shape: the shape that the values on both sides have in common.
+          single: whether the value to which the step leads has exactly one user.
+          drop: (m, n): the first value has m leading dimensions that the second one lacks, and the
+            second one has n that the first one lacks. A stack and its slice have (1, 0).
         """
         key = (shape, single, drop)
         if key not in self.across:

@@ -16,12 +16,15 @@ The kinds are "node", "call", "enter" (an argument of a body), "leave" (a result
 
 
 class Instructions:
-    """The computations of a graph in XLA's order (`HloComputation::MakeInstructionPostOrder`).
+    """The instructions of a graph in XLA's order (`HloComputation::MakeInstructionPostOrder`).
+
+    XLA has a computation for the function and for each body of a loop or branch. A loop or branch
+    receives and returns a tuple in XLA; the graph has no tuples.
 
     Attributes:
-      elements: per call, the elements of its tuple.
-      entering: per body argument, its element and the body; leaving: per value taken out after a
-        call, the call and the element.
+      elements: for each loop or branch, by node index, the elements of its tuple.
+      entering: for each argument of a body, its element of the tuple, and the body's index.
+      leaving: for each result of a loop or branch, its node index, and the element of the tuple.
     """
 
     graph: Graph

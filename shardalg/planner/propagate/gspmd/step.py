@@ -134,7 +134,8 @@ def cannot_change(kind: OperatorClass, numbers: Numbers, layouts: Layouts, direc
     """Return whether a cheap test shows that a step changes nothing, with or without merging.
 
     The step changes nothing in three cases. No tensor is partitioned. All tensors have the same
-    loops and the same sharding. All targets have annotations without open dimensions.
+    loops and the same sharding. All tensors that could change (results if `direction` is forward,
+    else operands) have annotations without open dimensions.
     """
     # These tests compare numbers that are known already, while a step would project shardings.
     tiles, dims, n = layouts.tiles, layouts.dims, kind.num_operands

@@ -296,7 +296,13 @@ class Computations(Instructions):
         yield from self._put_in([p for p in parts if self.graph.values[p[0]].type.shape], call)
 
     def _put_in(self, parts: list[tuple[int, int]], call: int | None) -> Iterator[Visit]:
-        """Yield the steps that put values into one tuple, each value with all its places there."""
+        """Yield the steps between values and the places of one tuple in which the values are put.
+
+        Args:
+          parts: (value, place) pairs. A step relates one value with all places that have it.
+          call: the index of the loop or branch that has the tuple as its operand or result; None if
+            there is none.
+        """
         # Equal constants are one instruction in XLA, so all places of a group belong to its first
         # value. Backward, the value takes the sharding of the place with the most tiles.
         places: dict[int, list[int]] = defaultdict(list)
@@ -341,7 +347,14 @@ class Computations(Instructions):
             yield from self._return_element(call, region, element, values[number])
 
     def _element_of_result(self, call: int, region: int, number: int) -> Element | None:
-        """Return the tuple element that a body's result belongs to, or None for a scalar."""
+        """Return the tuple element that a result of a loop's or branch's body belongs to.
+
+        None for a scalar result, which has no element, because it cannot be sharded.
+
+        Args:
+          call: the index of the node of the loop or branch. region: the index of the body.
+          number: the position of the result among the body's results.
+        """
         found = [e for e in self.elements[call] if e.numbers.get(region) == number]
         return found[0] if found else None
 

@@ -152,11 +152,15 @@ class _IndexBuilder:
     def _notified(
         self, read: list[tuple[int, ...]], kept: list[ShardyOperator]
     ) -> dict[int, list[int]]:
-        """Return per value the steps to visit after a change of it, in the order of the stack.
+        """Return, for each value, a stack of the steps to visit after its sharding has changed.
 
-        The last one is visited first. Readers are visited first to last, except the readers of a
-        loop's result, to which the edge gives the result anew (`addDataFlowEdges`,
-        replaceAllUsesExcept).
+        The last step of a stack is visited first. Readers are visited in program order. The readers
+        of a loop's result are visited in the opposite order: Shardy replaces the uses of such a
+        result by those of a new operator (`addDataFlowEdges`, replaceAllUsesExcept).
+
+        Args:
+          read: for each step, the values of its operands and results.
+          kept: the operator of each step.
         """
         makers: dict[int, int] = {}
         readers: dict[int, list[int]] = {}
@@ -178,7 +182,10 @@ class _IndexBuilder:
         return notified
 
     def _aliases(self) -> dict[int, tuple[int, ...]]:
-        """Return per value the others that are the same value, or share its sharding."""
+        """Return, for each value, the values that are the same value or share its sharding.
+
+        For example, an argument of a loop's body shares the sharding of the loop's result.
+        """
         found: dict[int, tuple[int, ...]] = {}
         for value in range(len(self.builder.graph.values)):
             (one,) = self._tensors((self._known(value),))

@@ -134,7 +134,14 @@ def split(kind: OperatorClass, tensor: int, layouts: Layouts, number: int) -> Te
 
 
 def _agreed(kind: OperatorClass, tensors: Sequence[Tensor], loop: str, direction: int) -> Digits:
-    """Return a loop's digits on which all tensors agree, extended by the sides in `direction`."""
+    """Return the digits of a loop on which all tensors agree, for one direction of propagation.
+
+    The digits are the longest common prefix. Tensors on the side that propagates (operands in the
+    forward direction) may have further digits, which are added.
+
+    Args:
+      direction: forward, backward or both; 0 gives ().
+    """
     if not direction:
         return ()
     # All tensors are compared, because a conflict anywhere cuts the digits. Only the side that is
@@ -182,21 +189,27 @@ def _source(
 
 
 def _rank(kind: OperatorClass, source: tuple[int, int], digits: Digits) -> tuple[int, int, int]:
-    """Return the sort key of a loop: loops of smaller keys extend a tensor first.
+    """Return the sort key of a loop; the loops of a tensor are extended in ascending order of it.
 
-    They are loops whose digits come from a larger tensor, then, in a pointwise operator, loops with
-    more partitions.
+    Loops whose digits come from a larger tensor come first. Next, in a pointwise operator, come
+    loops with more partitions.
+
+    Args:
+      source: (negated size, number) of the tensor that the digits come from.
+      digits: the digits by which the loop is extended.
     """
     split = parts(digits) if kind.role == image.POINTWISE else 0
     return (source[0], -split, source[1])
 
 
 class Extension(NamedTuple):
-    """The digits by which a tensor may be extended.
+    """The restrictions under which the sharding of one tensor is extended.
 
     Attributes:
-      axes: the digits of each loop. reserved: those that the tensor may not have.
-      limits: results that a pointwise operand must not surpass.
+      axes: the digits by which each loop may be extended.
+      reserved: digits that the tensor may not have.
+      limits: results of a pointwise operator. An operand may not have more digits on a loop than
+        these have.
     """
 
     axes: Mapping[str, Digits]
@@ -298,7 +311,11 @@ def _without(digits: Digits, used: Sequence[Digit]) -> Digits:
 
 
 def joined(kind: OperatorClass, tensor: int, found: Tensor, layouts: Layouts) -> Dims:
-    """Return a tensor's dimensions from its loops; a loop that is not filled ends its dimension."""
+    """Return the digits of a tensor's dimensions from the digits of its loops.
+
+    A dimension of several loops has their digits, major loop first. It ends at the first loop that
+    is not split to single elements.
+    """
     return tuple(
         layouts.fused(tuple(_dimension_digits(kind, entry, found)))
         if entry

@@ -186,7 +186,11 @@ def with_all_passing(kind: OperatorClass) -> OperatorClass:
 def made_as_operands(
     index: SweepIndex, layouts: Layouts, numbers: list[int]
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield (step, value, layout number) of each product that is computed in another sharding."""
+    """Yield (step, value, layout number) for products whose result is computed in another sharding.
+
+    The layout number is that of the sharding in which the operands compute the product `value`. It
+    differs from the value's present sharding in `numbers`.
+    """
     for step, values in enumerate(index.tensors):
         kind = index.kind(step)
         if kind.role == image.CONTRACTION and len(values) == 3:

@@ -52,18 +52,23 @@ class ShardyOperator(NamedTuple):
 class ShardyModuleBuilder(Instructions):
     """The builder of the operators of the module that XLA hands to Shardy.
 
+    The module has operators that the graph lacks, for example copies of loop constants and slices
+    of stacks. Values are numbered as in the graph; values of the module alone get numbers behind.
+
     Attributes:
-      same: a value to the value that it is, under another name.
-      captured: a loop's argument to (the loop, the value outside).
-      target: a body's argument to the loop's result, with which it shares one sharding.
-      inner: per such result, the arguments of bodies, in the order in which they are notified.
-      copies: per (loop, value outside) its open copy; opened: per loop its copies in order.
-      numbers: values made of constants alone; full: values that are full of one number.
-      site_rows: per value that annotated sites read, these sites.
+      same: for a value that only renames another value, the other value.
+      captured: for a loop's argument that is a constant of the loop: (the loop, the value outside).
+      target: for an argument of a body, the loop's result with which it shares one sharding.
+      inner: for such a result, the arguments of bodies, in the order in which they are notified.
+      copies: for (loop, value outside), the copy with open dimensions that the body reads instead.
+      opened: for each loop, the operators that make its copies, in order.
+      numbers: values that are computed from constants alone; full: values whose elements all equal
+        one number.
+      site_rows: for each value that annotated sites read, these sites.
       shared: broadcasts of which every reader has its own copy, and whether a first reader was
         found.
-      written: per body's result that is put into a stack, the stack before and after.
-      kinds: the class of each signature in each role, found once.
+      written: for each result of a body that is put into a stack, the stack before and after.
+      kinds: the class of each signature in each role, as a cache.
     """
 
     graph: Graph
