@@ -381,9 +381,10 @@ class Pricing:
 
     @cached_property
     def together(self) -> dict[int, tuple[Instruction, ...]]:
-        """Combined all-reduces, by the `id` of each: all of one message for the first, else ().
+        """For each combined all-reduce, the all-reduces that are sent in its message.
 
-        See `analyses.overlap.together`.
+        Keys are the `id` of the all-reduce. The first all-reduce of a message has the tuple of all
+        of them, and each other one has (). See `analyses.overlap.together`.
         """
         return together(self.program.block)
 

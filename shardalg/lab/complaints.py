@@ -51,7 +51,10 @@ class Complaint:
 
     @property
     def has_remedy(self) -> bool:
-        """True if a site or another form of the function avoids the complaint."""
+        """True if there is a remedy: shardings of sites, or another form of the function.
+
+        With the remedy, XLA partitions the function as its user expected.
+        """
         return bool(self.sites) or self.instead is not None
 
     @property

@@ -281,7 +281,11 @@ class StandIns(Emitter):
         return _shaped(x, x.shape, x.dtype.name)
 
     def emit(self, instruction: Instruction) -> Callable[..., list[Any]]:
-        """Return the emitting function of the devices, except for collectives."""
+        """Return the function that computes an instruction here.
+
+        For a collective this is a copy of the operands, because there is only one device. Any other
+        instruction has the function that a plan's devices use (`EMIT`).
+        """
         if not isinstance(instruction.attributes, Collective):
             return EMIT[type(instruction.attributes)]
 
@@ -314,7 +318,10 @@ class OneShard:
     device: jax.Device
 
     def __post_init__(self) -> None:
-        """Raise LoweringError if the program has a loop that ends by its values."""
+        """Raise LoweringError if the program has a `while` loop, whose values end it.
+
+        Copies replace the collectives, so that values are wrong and the loop might not end.
+        """
         loops = [
             s for s in walk(self.lowered.program) if isinstance(s.instruction.attributes, While)
         ]

@@ -165,9 +165,11 @@ def _same_order(first: Sharding, second: Sharding) -> bool:
 def _merged_dims(
     first: Sharding, second: Sharding, policy: str
 ) -> tuple[tuple[Digits, ...], Failure | None]:
-    """Return the digits of the merged dimensions: condition (A).
+    """Return (the digits of each merged dimension, None), or ((), failure).
 
-    If the operands differ on a dimension, there are no digits, and the failure names the dimension.
+    It fails for the first dimension that both operands split in different ways, so that a device
+    would need two offsets in it (condition (A) of a merge). With policy "shardy", one operand's
+    digits may be the major part of the other's; the result takes the longer ones.
     """
     dims: list[Digits] = []
     pairs = zip(first.canonical_dims, second.canonical_dims, strict=True)
@@ -210,7 +212,12 @@ def _class_mismatch(first: Sharding, second: Sharding) -> Failure | None:
 
 
 def _overlap(first: Sharding, second: Sharding) -> Failure | None:
-    """Return the failure that the tiles are not balanced: condition (B); None if they are."""
+    """Return the failure that some tile would be on too few or too many devices; None if none is.
+
+    A tile is a combination of one block in each dimension. The merged sharding must have every tile
+    on equally many devices (condition (B) of a merge). It is checked on the digits: two digits that
+    do not vary independently (`overlap`) may not split two dimensions.
+    """
     own = first.split_places
     added = [place for place in second.split_places if place not in own]
     crossing = False

@@ -229,9 +229,12 @@ def sweep(
 def _sweeper(
     plan: Plan, chip: Hardware | Topology, overlap: str | None, known: dict[str, int]
 ) -> Sweeper:
-    """Return formulas that `sweep` evaluates: seconds, peak memory, and conditions of the plan.
+    """Return the formulas that `sweep` evaluates: seconds, peak memory, and validity of the plan.
+
+    The plan is valid at sizes that fulfil its conditions (comparisons that planning made).
 
     Args:
+      chip, overlap: the machine and the mode of overlap for the seconds, as in `Plan.cost`.
       known: the sizes that are the same at all points; they are put into the formulas.
     """
     from shardalg.costs.analyses.sweep import Sweeper

@@ -446,7 +446,7 @@ class Plan:
 
     @cached_property
     def _collectives_table(self) -> Table:
-        """The collectives of the program, without those at the border."""
+        """The collectives inside the program, without resharding of its arguments and results."""
         from shardalg.show import tables
 
         return tables.collectives(self.program, self.graph, self._symbolised)

@@ -455,14 +455,15 @@ class _Sizes:
     def param(
         self, pair: tuple[Any, Any], known: tuple[Size, ...], place: Place
     ) -> tuple[Any] | None:
-        """Return (parameter,), with recorded sizes for numbers that differ in the two traces.
+        """Return (parameter,), with a recorded size in place of each number that depends on sizes.
 
-        None if a number in the parameter has no formula.
+        The function was traced at two sets of sizes. A number that differs between the two traces
+        depends on them. None if such a number has no formula.
 
         Args:
           pair: the parameter in the first and in the second trace.
           known: sizes to which its numbers may be equal, the most likely first.
-          place: the node, and the position of the parameter in it.
+          place: the node, and the position of the number in its parameters.
         """
         here, there = pair
         # A graph keeps only the name of a function or jaxpr, which differs between two traces and

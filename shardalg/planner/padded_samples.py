@@ -217,7 +217,11 @@ class _Region:
         return set(self.ends)
 
     def grown(self, value: int, dim: int, factor: int) -> bool:
-        """Add the operators that a merged value reaches; return False if one cannot be padded.
+        """Add all operators that compute on merged samples, starting from one value.
+
+        Merged samples share a dimension with other elements, after a reshape of (batch, features)
+        for example. The search follows readers and makers of such values, up to the operators at
+        which samples have a dimension of their own. Return False if one of them cannot be padded.
 
         Args:
           value: a value with merged samples.
@@ -420,7 +424,11 @@ def _pad(given: ValueType, made: ValueType) -> Signature:
 
 
 def _slice(given: ValueType, made: ValueType) -> Signature:
-    """Return the signature of the operator that cuts dimensions at their ends to another type."""
+    """Return the signature of a slice that keeps the first elements of each dimension.
+
+    Args:
+      given, made: the types before and after the slice.
+    """
     starts = (0,) * len(given.shape)
     params = (("limit_indices", made.shape), ("start_indices", starts), ("strides", None))
     return Signature("slice", params, (given,), (made,))

@@ -120,7 +120,12 @@ def annotations_at(annotations: Annotations, graph: Graph, mesh: Mesh) -> Annota
 
 
 def _sharding_by_names(sharding: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
-    """Return the sharding of a shape on `mesh` that names the same axes per dimension."""
+    """Return the sharding on another mesh whose dimensions have axes of the same names.
+
+    Args:
+      mesh: the other mesh; the sizes of its axes may differ.
+      shape: the shape of the tensor there.
+    """
 
     # A digit is a stride and a size, which change with the mesh; the name of its axis does not.
     def digits(group: Digits) -> Digits:
@@ -540,9 +545,13 @@ def planned_at(
 
 
 def _traced_at(traced: Traced, point: Mapping[str, int]) -> tuple[Traced, Difference | None]:
-    """Return the function with numbers for named sizes, and the first constant that differs.
+    """Return the function with a number for each named size, and a difference or None.
 
-    The function's `again`, which traces it for another mesh, uses these numbers, too.
+    The difference is the first constant of the graph (a size that Python computed) that has another
+    value at these numbers.
+
+    Args:
+      point: the number of each named size.
     """
     from shardalg.sizes.symbolic.symbols import numbers_only
 

@@ -81,11 +81,14 @@ Row = tuple[tuple[str, ...], dict[Any, tuple[Any, ...]]]
 
 
 def _fold(rows: Iterable[Row], compared: int | None) -> list[Row]:
-    """Return the rows of a module and of the modules inside it, with equal children folded.
+    """Return rows per module and submodule, in which equal numbered submodules share one row.
+
+    For example, equal modules layers_0 to layers_23 become layers[0:24], with their sums.
 
     Args:
-      rows: pairs of a path, relative to the module, and the amounts by row key.
-      compared: as in `folded`.
+      rows: pairs (path, amounts): the keys from this module to a submodule, and amounts by row key.
+      compared: the number of leading amounts that must be equal in submodules that are joined;
+        None means all.
     """
     result: list[Row] = []
     children: dict[str, list[Row]] = {}

@@ -160,7 +160,12 @@ class _Check:
 
     @cached_property
     def program(self) -> tuple[Code, int]:
-        """Pair (program on arrays, number of its last step) that computes the compared number."""
+        """The program on arrays for one side of the fact, and the number of its last step.
+
+        The fact says whether a formula is positive, zero, whole, and so on. The program computes
+        the formula if the fact is about divisibility. For comparisons with 0 the numerator is
+        enough, because the denominator is positive.
+        """
         # The denominator is positive, so comparisons with 0 need the numerator only.
         code, divides = Code(), self.fact.relation in (WHOLE, BROKEN)
         return code, (self.fact.formula if divides else self.sides[0]).steps(code)

@@ -253,14 +253,17 @@ class Guards:
 
     @property
     def whole(self) -> DecidedCall:
-        """The record of the run itself."""
+        """The record of the whole run of planning; the other records are of calls inside it."""
         return self.calls[-1]
 
     def hold(self, values: Mapping[str, int]) -> bool:
-        """Return whether the recorded run of planning has the same result at given sizes.
+        """Return whether planning would decide the same at given sizes as in the recorded run.
 
-        False may be wrong if only facts in `traced` are false: a new trace may give the same
-        program.
+        If facts about the trace (`traced`) are false, the result is False, although a new trace
+        might give the same program.
+
+        Args:
+          values: a number for each named size.
         """
         if not all(fact.holds(values) for fact in self.traced):
             return False
@@ -272,10 +275,14 @@ class Guards:
         return self.whole not in doubtful and not self._other(values, doubtful)
 
     def _other(self, values: Mapping[str, int], doubtful: set[DecidedCall]) -> bool:
-        """Return whether a recorded call has another result at given sizes, and planning reads it.
+        """Return whether a call that planning reads has another result at given sizes.
+
+        Planning calls functions whose comparisons of sizes were recorded. Calls in which a
+        comparison changed are repeated with the given numbers, and then calls that read a changed
+        result.
 
         Args:
-          doubtful: calls with false facts, which are called again with numbers.
+          doubtful: the calls of which some comparison (fact) is false at these sizes.
         """
         there = _PointCalls(values)
         changed: set[DecidedCall] = set()
@@ -345,7 +352,11 @@ class Guards:
 
     @property
     def decisive(self) -> list[Fact]:
-        """The facts of the run and of its calls, except facts of computations after the run."""
+        """The facts on which the planned program depends.
+
+        A fact is a comparison of sizes. Facts that only computations after planning asked for, such
+        as the memory peak (`beside`), are left out.
+        """
         apart = {*self.beside, *(used for call in self.beside for used in call.uses)}
         return [fact for fact, calls in self.asked.items() if not apart.issuperset(calls)]
 
@@ -363,7 +374,7 @@ class _PointCalls:
         self.replaced = Replaced(Recorded, self.number)
 
     def number(self, size: Recorded) -> Number:
-        """Return the number that a recorded size has at the point."""
+        """Return the number that a recorded size has at the sizes in `values`."""
         found = self.known.get(size.formula)
         if found is None:
             found = self.known[size.formula] = size.formula.at(self.values)

@@ -293,9 +293,10 @@ def _factors(terms: frozenset[Any]) -> tuple[sympy.Expr, sympy.Expr]:
 
 
 def _groups(terms: Terms) -> list[Terms]:
-    """Return the terms of a formula in groups, each of which is factored by itself.
+    """Return the terms of a formula in groups; each group is factored alone when it is printed.
 
-    Terms of one group differ only in coefficients and in sizes that divide some term.
+    The terms of a group have equal factors, except for coefficients and for sizes that are in the
+    denominator of some term of the formula.
     """
     dividing = {f for monomial in terms for f, e in monomial if e < 0}
     groups: dict[frozenset[Any], dict[frozenset[tuple[Any, int]], Any]] = {}

@@ -144,7 +144,10 @@ class _Cone:
         return _Cone(tuple(dict.fromkeys(top[0] for top in tops if len(top) == 1)))
 
     def dominates(self, big: Monomial, small: Monomial) -> bool:
-        """Return whether `small <= constant * big` for some constant, everywhere in the region."""
+        """Return whether `big` grows at least as fast as `small` in the region of this cone.
+
+        That is, `small <= constant * big` for some constant at all sizes in the region.
+        """
         need = _quotient(big, small)
         if all(e >= 0 for _, e in need):
             return True

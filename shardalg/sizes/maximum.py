@@ -107,7 +107,7 @@ class SumFactor:
         return grouped(self.inside.subs(values))
 
     def steps(self, code: Code) -> int:
-        """Add the sum to a program on arrays, and return the number of its last step."""
+        """Add the steps that evaluate this sum to `code`; return the number of the last step."""
         return self.inside.steps(code)
 
     def __repr__(self) -> str:

@@ -55,7 +55,14 @@ class FieldTests:
     """
 
     def __init__(self, mesh: Mesh) -> None:
-        """Create the tests of plain types and of types with conditions; `fits` makes all others."""
+        """Create the tests of plain types (`int`), and of types whose values have conditions.
+
+        The latter are meshes, digits, parameters and reasons. `fits` makes the tests of unions,
+        tuples and dataclasses when they are first needed.
+
+        Args:
+          mesh: the mesh to which meshes and digits must belong.
+        """
         self.mesh = mesh
         self._tests: dict[Any, Test] = {
             int: lambda value: type(value) is int,

@@ -237,9 +237,9 @@ class Collective(Attributes):
 
     @property
     def routes(self) -> tuple[tuple[Iterable[tuple[int, int]], ...], ...]:
-        """Per permute that is sent, the (source, target) positions of each result.
+        """For each permute that is sent, the pairs (source, target) of positions for each operand.
 
-        It is () for collectives that are no permutes.
+        Positions are those of devices in the mesh. A collective that is no permute has ().
         """
         return ()
 

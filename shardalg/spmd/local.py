@@ -81,7 +81,7 @@ class Start:
 
     @property
     def all_digits(self) -> Digits:
-        """All digits on which the number depends."""
+        """The digits of all partition ids on which this number depends."""
         return tuple(digit for _, digits in self.digits for digit in digits)
 
     def text(self, mesh: Mesh) -> str:

@@ -58,7 +58,13 @@ class DimensionContents:
     wanted: tuple[tuple[Number, int], ...] = ()
 
     def exists(self, element: Number) -> Formula:
-        """Return the formula that an element belongs to the dimension and to all wanted ranges."""
+        """Return the formula that an element is one that the dimension has and that devices hold.
+
+        It must be in `[0, size)` and in each of the ranges of `wanted`.
+
+        Args:
+          element: the number of the element.
+        """
         inside = within(element, 0, self.size)
         if not self.wanted:
             return inside

@@ -308,9 +308,11 @@ def is_finished(contents: Contents) -> bool:
 
 
 def all_existing_wanted(step: CheckedInstruction, span: DimensionContents) -> Iterator[Goal]:
-    """Yield the claim that a dimension's wanted ranges contain all its elements that exist.
+    """Yield the claim that a device holds all elements of its block of a dimension.
 
-    Without wanted ranges there is nothing to prove. An element outside of them is not held.
+    An instruction that fetches only a needed range holds no elements outside of it (`wanted`). The
+    claim is that the range contains every element of the block that exists. Without ranges there is
+    nothing to prove.
     """
     if span.wanted:
         goal = implies(within(span.start + X, 0, span.size), span.exists(span.start + X))
@@ -319,7 +321,10 @@ def all_existing_wanted(step: CheckedInstruction, span: DimensionContents) -> It
 
 
 def start_positions(span: DimensionContents) -> tuple[Number, ...]:
-    """Return the start of a dimension's block and the starts of its wanted ranges."""
+    """Return the starts that describe the held elements of a dimension, as numbers per device.
+
+    They are the first element of the device's block, and the start of each range in `wanted`.
+    """
     return span.start, *(start for start, _ in span.wanted)
 
 

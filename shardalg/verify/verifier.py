@@ -338,9 +338,13 @@ class Verifier:
     def without_values(
         self, instruction: Instruction, known: Locals
     ) -> tuple[CheckedOperator | CheckedInstruction, tuple[int | None, ...]]:
-        """Return an instruction without its graph values, and the graph values of its results.
+        """Return an instruction without the numbers of graph values, and the values of its results.
 
-        The first of both is a key: layers that repeat an instruction on other values share it.
+        The instruction without numbers is a key of a cache: layers of a model repeat it on other
+        values, and its claims are proved once.
+
+        Args:
+          known: the contents of local values.
         """
         reads = self.node_operands(instruction)
         operands = tuple(without_value(known[operand], reads) for operand in instruction.operands)

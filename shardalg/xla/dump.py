@@ -339,7 +339,11 @@ class _ConstrainedFunction:
     sites: dict[int, Sharding]
 
     def function(self, *leaves: jax.Array) -> tuple[jax.Array, ...]:
-        """Compute the results of the arguments; an additional, unused argument is allowed."""
+        """Compute the results for flat arguments, with all sharding constraints of the annotations.
+
+        The program may have one more argument than the graph, which is not used and only names the
+        mesh.
+        """
         annotations = self.annotations
 
         def at_site(node: Node, x: jax.Array) -> jax.Array:

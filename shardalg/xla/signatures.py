@@ -162,7 +162,7 @@ class GraphSide:
         return self._above[value]
 
     def _found(self, value: int) -> Above:
-        """Return the result of `above` for a value that was not asked for before."""
+        """Compute the result of `above`: the nearest anchors from which a value is computed."""
         if self._sources[value]:
             return NOTHING.union(*map(self.above, self._sources[value]))
         producer = self.graph.producer[value]
@@ -175,7 +175,11 @@ class GraphSide:
         return NOTHING.union(*map(self.above, node.operands))
 
     def _signature(self, node: Node) -> int:
-        """Return the number of a node's signature: its kind and shape, and the anchors above it."""
+        """Return the number of an anchor's signature, by which it is found in XLA's program.
+
+        A signature has the kind and the shape of the node, and the signatures of the nearest
+        anchors from which its operands are computed.
+        """
         graph = self.graph
         # XLA may fold a constant operand away, so constants are no part of a signature.
         data = [v for v in node.operands if graph.values[v].kind != "constant"]

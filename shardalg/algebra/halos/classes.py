@@ -270,7 +270,11 @@ class ClassRound:
 
     @cached_property
     def _own(self) -> np.ndarray:
-        """By class, the number k of the first device that reads its own block; else `last + 1`."""
+        """By class, the number of the first device that reads its own block; else `last + 1`.
+
+        The devices of a class have the numbers k = 0, 1, 2, ...; `valid` has the first and the last
+        number of a device that exists.
+        """
         first, last = self.valid
         # The k-th device reads its own block if source + k*step = target + k*period: solve for k.
         distance, stride = self.source - self.target, self.classes.period - self.classes.step
@@ -324,7 +328,11 @@ class ClassRound:
 
     @property
     def round(self) -> Round:
-        """The round, with pairs of classes in place of pairs of devices in its permutes."""
+        """The round for one device of each class; its permutes list pairs of classes.
+
+        A class is a set of devices that read their blocks in the same pattern. A pair of classes
+        (source, target) stands for all pairs of devices in these classes.
+        """
         offset = self.start % self.exchange.block - self.number * self.exchange.block
         layout = piece(offset, offset + self.exchange.want.length, self.exchange.block)
         # A permute must not have two pairs with one source. Classes with different sources have no

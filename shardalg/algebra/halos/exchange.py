@@ -153,7 +153,7 @@ class Exchange:
 
     @property
     def exists(self) -> bool:
-        """True if every interval is inside the dimension, so that nothing has to be masked."""
+        """True if all intervals are inside the dimension, so that nothing has to be masked."""
         first, last = extremes(self.want.start, self.ids, self.devices)
         return first >= 0 and last + self.want.length <= self.size
 

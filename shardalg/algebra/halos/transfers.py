@@ -385,10 +385,13 @@ def in_permutes(edges: Edges) -> tuple[Edges, ...]:
 
 
 def _free(*ends: dict[int, tuple[int, ...]]) -> int:
-    """Return the smallest number of a permute in which none of the positions has an edge.
+    """Return the lowest number of a permute that is free at all given positions.
+
+    A permute is a set of edges (source, target) with at most one edge per source and per target.
 
     Args:
-      ends: for each position, its edge by permute.
+      ends: for each position, a dictionary from the number of a permute to the position's edge
+        in this permute.
     """
     return next(k for k in count() if not any(k in end for end in ends))
 

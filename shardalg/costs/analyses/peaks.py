@@ -216,7 +216,7 @@ class _Terms:
         return _Terms({m: at for at, m in enumerate(dict(terms))}, scale)
 
     def row(self, formula: Formula) -> np.ndarray:
-        """Return the coefficients of a formula, times `scale`, by column."""
+        """Return a formula as an array: entry k is `scale` times the coefficient of monomial k."""
         row = np.zeros(len(self.places))
         for monomial, coefficient in formula.terms.items():
             row[self.places[monomial]] = float(coefficient * self.scale)
@@ -305,9 +305,11 @@ class _Candidates(Scan):
         return found
 
     def largest(self, lines: list[AliveBytes], most: int) -> AliveBytes:
-        """Return the bytes alive in the body that needs the most memory at the planned sizes.
+        """Return the bytes alive in the body `lines[most]`, with the formulas of all bodies.
 
-        Its `rows` become the rows of all bodies, because at other sizes another one may be larger.
+        Of several bodies, such as the branches of a `cond`, `lines[most]` has the highest peak at
+        the planned sizes. Its `rows` (candidates for the peak, as formulas) are extended by the
+        rows of all other bodies, because at other sizes another body may have the highest peak.
         """
         line = lines[most]
         assert isinstance(line, _Rows), "begun by this scan"

@@ -190,7 +190,11 @@ class Rule:
 
     @cached_property
     def operands(self) -> dict[int, tuple[Index, ...]]:
-        """By operand, the indices at which it is read, as data, start value or run-time number."""
+        """For each operand that is read, the index of each of its dimensions.
+
+        An operand is read as data, as a start value, or as a run-time number of a guard. If it is
+        read in several ways, the first of these decides.
+        """
         # A number as the start value is no operand.
         init = [self.init] if isinstance(self.init, Access) else []
         # If an operand is read in several ways, the first one of this list decides.
@@ -214,10 +218,11 @@ class Rule:
         return dict(self.vacant).get(operand, self.combine)
 
     def filler(self, operand: int) -> int | None:
-        """Return the scalar operand whose number may replace missing elements of `operand`.
+        """Return the scalar operand that replaces missing elements of `operand`, or None.
 
-        It is the start value of a pick, or the operand's start value in a reduction by a user's
-        function. None for other rows, in which the identity of `nothing` replaces them.
+        This is the start value of a row that picks one element, and the start value that belongs to
+        `operand` in a reduction by a user's function. For other rows the result is None: missing
+        elements become the identity of the row's combination (`nothing`).
         """
         if not isinstance(self.init, Access) or self.init.dims:
             return None

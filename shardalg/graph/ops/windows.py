@@ -102,7 +102,12 @@ def local_params(
         return span.phase, needed - span.phase - max((span.length - 1) * span.base + 1, 0)
 
     def window_params(dims: Sequence[int], dilation: str) -> Params:
-        """Return padding and base dilation; `dims` are the operand's dimensions with a window."""
+        """Return the parameters `padding` and `dilation` for the blocks of one device.
+
+        Args:
+          dims: the operand's dimensions with a window, in the order of the parameters' entries.
+          dilation: the name of the parameter for base dilation, such as "lhs_dilation".
+        """
         padding, base = list(param("padding")), list(param(dilation))
         for k, dim in enumerate(dims):
             span = spans.get((0, dim))

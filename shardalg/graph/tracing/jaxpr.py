@@ -383,7 +383,8 @@ class Bodies(NamedTuple):
 
     Attributes:
       bodies: per body, its jaxpr and the labels of its arguments.
-      counts: see `RegionCall`.
+      counts: numbers of (constants, carries) of a scan, or numbers of constants of (the condition,
+        the body) of a while loop.
       counted: parameters that the node has in addition to the equation's parameters.
     """
 

@@ -33,7 +33,7 @@ class Lemma:
     mutants: tuple[tuple[str, str], ...]
 
     def __post_init__(self) -> None:
-        """Raise ProofError unless there is a mutant, and each mutant changes the text."""
+        """Raise ProofError without mutants, or if a mutant replaces text that does not occur."""
         idle = [old for old, _ in self.mutants if old not in self.given + "\n" + self.shows]
         if idle or not self.mutants:
             raise ProofError(

@@ -175,9 +175,12 @@ def _refusal(script: _Script, verdict: Verdict) -> None:
 
 
 def _forced(script: _Script, verdict: Verdict) -> None:
-    """Add the facts that a merge of the first operands has an operand's offsets on each dimension.
+    """Add the facts that the merge of the first operands is forced, if this merge is refused.
 
-    A refusal of this merge is then a refusal of the operands.
+    Several operands are merged one after another. If the merge of the first ones cannot be merged
+    with the next one, `verdict.pair` contains this intermediate merge. On each dimension its
+    offsets equal those of one of the operands, as the facts state. A refusal of it is therefore a
+    refusal of the operands.
     """
     for merged in (s for s in verdict.pair if s not in verdict.operands):
         for place in (p for p, _ in merged.split_places if p != "replicated"):

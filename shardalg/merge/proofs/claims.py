@@ -246,5 +246,12 @@ def _text(form: Quotient) -> str:
 
 
 def _first_at(element: str, base: int, place: str) -> str:
-    """Return the statement that `element` is the first one at or after a dilated position."""
+    """Return the statement that `element` is the first element at or after a position.
+
+    The elements are dilated: element e is at position `base*e`.
+
+    Args:
+      element, place: the names of the element and of the position in the statement.
+      base: the distance of two elements.
+    """
     return f"{base}*{element} >= {place}, {base}*({element} - 1) < {place}"

@@ -143,7 +143,15 @@ def _balance(result: Sharding, devices: Devices) -> Obligation:
 
 
 def _balance_by_position(result: Sharding, rows: list[Digits], devices: Devices) -> Obligation:
-    """Return the formula of `_balance` in quotients of one position."""
+    """Return the formula of `_balance` for a device that is one unknown number, its position.
+
+    Partition ids are quotients and remainders of the position. For digits of one mesh, two
+    positions with equal ids are equal, so each tile is on equally many devices. For digits of
+    different meshes, the devices of an unknown tile are counted.
+
+    Args:
+      rows: the digits of each dimension or class of `result`.
+    """
     used = tuple(d for digits in rows for d in digits)
     rest = complement(used, result.mesh.size)
     if rest is not None:

@@ -154,7 +154,12 @@ def amounts(planned: Plan) -> dict[str, float]:
 
 
 def calibrated(rough: Hardware, fit: CoreFit) -> Hardware:
-    """Return the hardware `rough` with the fitted figures in place of those of the probes."""
+    """Return `rough` with the rates of a fit to measurements in place of rates from short probes.
+
+    Args:
+      rough: this machine's hardware, with rates of short probe runs.
+      fit: the seconds per unit of work that a least-squares fit found, and its errors.
+    """
     errors = sorted(abs(error) for error in fit.left_out.values())
     how = (
         f"least squares on {len(errors)} measurements; each foretold by the others: median error "

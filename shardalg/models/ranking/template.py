@@ -122,7 +122,7 @@ class Literal:
     known: dict[tuple[int, ...], Any] = field(default_factory=dict)
 
     def at(self, sizes: Sizes) -> Any:
-        """Return the scalar at these sizes, computed once per values of `names`."""
+        """Return the scalar at these sizes; it is computed only once for equal sizes of `names`."""
         key = tuple([sizes[name] for name in self.names])
         if key not in self.known:
             self.known[key] = self.value(sizes)
@@ -171,7 +171,7 @@ class Template:
 
     @cached_property
     def _known(self) -> dict[tuple[int, ...], ProductTerm]:
-        """The formulas that `read` has found, by their values at the points."""
+        """Cache of `read`: a key is the values of a number in the three traces."""
         return {}
 
     def read(self, values: tuple[int, ...]) -> ProductTerm:
@@ -214,7 +214,11 @@ class Template:
 
     @cached_property
     def _products(self) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
-        """The products of up to four sizes: their names, and their values at the three points."""
+        """All products of one to four sizes that can explain a number of the step.
+
+        Each entry has the names of the factors, and the values of the product at the three
+        `points`. Only products with three different values are listed.
+        """
         found = []
         for count in range(1, 5):
             for names in combinations(self.points[0], count):

@@ -163,7 +163,13 @@ class _Reading:
         return Side(layout, f"{_operator(node)} {words}", found)
 
     def _kept(self, node: Node) -> str:
-        """Return why a value moves at an operator that does not read the moved value, as text."""
+        """Return text: why an operator moves a value, if its instruction does not read the value.
+
+        The text continues the operator's name: "is where the parts are combined", for example.
+
+        Args:
+          node: the operator for which the collective moves the value.
+        """
         first, last = (end.sharding for end in self.ends)
         if node.primitive in USER_COLLECTIVES:
             return "is in the function's own shard_map"

@@ -54,7 +54,10 @@ class Effort:
         return self.nodes <= 0
 
     def spend(self, trials: Trials, trial: Trial) -> None:
-        """Subtract the operators of the graph, twice if the trial was planned and priced."""
+        """Subtract the cost of a trial from the budget: the number of the graph's operators.
+
+        A trial that removes the collective counts twice, because it was planned and also priced.
+        """
         self.nodes -= len(trials.stages.graph.nodes) * (1 + trial.removes)
 
 
@@ -316,13 +319,15 @@ def _tried(trials: Trials, moved: MovedValue, change: AnnotationChange | Changes
 
 
 def _removes(moved: MovedValue, now: TrialOutcome, then: TrialOutcome) -> bool:
-    """Return whether a plan lacks a collective, and does not do the same elsewhere.
+    """Return whether a change of annotations removes a collective, rather than moves it elsewhere.
 
-    Nothing moves the value at its operator, and collectives of its kind along its axes run fewer
-    times per step. So a sum that is only reduced one operator later is not removed.
+    Two conditions must hold in the new plan: no collective moves this value for the same operator,
+    and fewer collectives of the same kind and axes run per step. The second one excludes, for
+    example, a sum that is merely reduced one operator later.
 
     Args:
-      moved: the collective. now, then: the plan with it, and the plan after a change.
+      moved: the collective.
+      now, then: the plan before and after the change.
     """
     fewer = then.runs.get(moved.alike, 0) < now.runs[moved.alike]
     return moved.place not in then.sent and fewer

@@ -99,7 +99,7 @@ class AppliedRules:
         return tuple(a for a in self.rules.present(self.rules.rules[rule]) if shape[a] != 1)
 
     def axes_of(self, group: Group) -> set[str]:
-        """Return the live axes along which the arrays of a group are sharded."""
+        """Return the mesh axes of size above 1 along which rules shard the arrays of a group."""
         return {axis for rule in group.applied.values() for axis in self.live(rule)}
 
     @cached_property

@@ -235,7 +235,7 @@ def _entry(path: str, entry: Any) -> tuple[str, ...]:
 
 
 def _spec_text(dims: Dims) -> str:
-    """Return a pin as its call wrote it, `('data', None)`."""
+    """Return the sharding that a user fixed by `pin`, in the form of the call: `('data', None)`."""
     return repr(tuple(axes[0] if len(axes) == 1 else axes or None for axes in dims))
 
 

@@ -193,19 +193,22 @@ class _Part:
         return [self.values[i] if i in self.values else next(rest) for i in range(self.count)]
 
     def leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[bool]:
-        """Return for each leaf of all arguments of the call whether it is in this part."""
+        """Return, for each leaf of all arguments of the call, whether its argument is in this part.
+
+        The part is the static or the donated arguments.
+        """
         owners = [(i in self.values, arg) for i, arg in enumerate(args)]
         owners += [(name in self.named, kwargs[name]) for name in sorted(kwargs)]
         return [on for on, arg in owners for _ in jax.tree.leaves(arg)]
 
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raise unless another call has the same values of the arguments in this part.
+        """Raise unless another call has the same static arguments as the planned call (this part).
 
         Args:
-          args, kwargs: the arguments of the other call.
+          args, kwargs: all arguments of the other call.
 
         Raises:
-          TraceError: an argument has another value.
+          TraceError: a static argument has another value.
         """
         now = {i: args[i] if i < len(args) else None for i in self.values}
         pairs = [(f"argument {i}", was, now[i]) for i, was in self.values.items()]

@@ -128,7 +128,7 @@ class CostProblem:
 
     @cached_property
     def found(self) -> tuple[tuple[ComponentCandidate, ...], ...]:
-        """Per entry of `places`, all ways to compute it.
+        """For each part of a node in `places`, all ways to compute it.
 
         A node without a row of RULES has one candidate: every device computes it on whole operands.
         """
@@ -244,10 +244,10 @@ class CostProblem:
         return given, kept | {v: whole(value_shardings[v]) for v, _ in graph.constants}
 
     def _required_outside(self) -> Iterator[Asked]:
-        """Yield (value, required sharding) for every reader that is no unit of the descent.
+        """Yield (value, required sharding) for the readers whose sharding is not chosen by price.
 
-        These are the function's results, and borders of calls that no group of `region_arguments`
-        decides.
+        These readers are the function's results, and those borders of loops and branches that keep
+        their completed shardings because no group in `region_arguments` contains them.
         """
         graph = self.graph
         for value, given in zip(graph.results, self.sharded.results, strict=True):

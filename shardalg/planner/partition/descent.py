@@ -206,7 +206,11 @@ class UnitProblem:
         )
 
     def around(self, unit: int, taken: Sequence[int]) -> float:
-        """Return the seconds of a unit, and of the moves of its operands and results."""
+        """Return the seconds of a unit, and of the moves of its operands and results.
+
+        Args:
+          taken: the number of the chosen option of every unit.
+        """
         moves = sum(self.result_sharding(value, taken)[0] for value in self.near[unit])
         return self.units[unit][taken[unit]].seconds + moves
 

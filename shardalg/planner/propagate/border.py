@@ -258,11 +258,11 @@ def _restore_arguments(
 def _make_even(
     graph: Graph, annotations: Annotations, layouts: Layouts, numbers: list[int]
 ) -> list[int]:
-    """Make completed arguments and results divide evenly; return the changed values.
+    """Give completed arguments and results even shardings; return the values that changed.
 
-    JAX takes and returns even shards only. GSPMD replicates an uneven value. Shardy keeps the
-    longest prefix of its axes that divides; a result is cut so only at the border, and may be
-    uneven inside.
+    JAX takes and returns even shards only. GSPMD replicates an uneven value, also a result. Shardy
+    keeps the longest prefix of its axes that divides the sizes. For results Shardy does this only
+    where they leave the program, so that the value inside may stay uneven and is not changed here.
     """
     # Shardy cuts an uneven result only at the border (`results`), so its value is not listed.
     ends = [*zip(graph.arguments, annotations.arguments, strict=True)]

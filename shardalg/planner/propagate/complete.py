@@ -48,9 +48,11 @@ class Contested(Fixpoint):
     wanted: dict[int, tuple[Dims, ...]] = field(default_factory=dict)
 
     def _preferred_order(self, position: int, outcome: StepOutcome) -> StepOutcome:
-        """Return the outcome of a product whose two operands want different shardings of it.
+        """Return the outcome of a step of a product after the choice between its two operands.
 
-        XLA's look-ahead decides which operand wins; if it does not, `turned` decides.
+        The operands may offer different shardings for the result. XLA's look-ahead chooses first.
+        If it does not, the second operand wins in the steps of `turned`, and the first one in all
+        others.
         """
         # XLA's look-ahead decides first. If it takes the other order, the product is not contested.
         found = super()._preferred_order(position, outcome)

@@ -244,10 +244,12 @@ Map = tuple[Loops, ...]
 def row_maps(
     signature: Signature, rules: tuple[Rule, ...], blocks: frozenset[str] = frozenset()
 ) -> tuple[Map, ...]:
-    """Return the loops of each tensor's dimensions, operands first. Each row has one result.
+    """Return, for each dimension of each tensor, the loops that index it; operands come first.
+
+    Each row (`Rule`) computes one result.
 
     Args:
-      blocks: loops that the operator needs whole, but that carry digits all the same.
+      blocks: loops that are never split, but along which sharding is passed on all the same.
     """
     # Several rows may read one operand. The first row decides, so it is written last.
     operands: list[Map] = [((),) * len(t.shape) for t in signature.operands]

@@ -384,7 +384,10 @@ class Options:
     if not TYPE_CHECKING:  # mypy refuses the old names, although they still run
 
         def __getattr__(self, name: str) -> Any:
-            """Return a switch as an attribute of the options themselves; for one version."""
+            """Return a field of `options.switches` as an attribute of the options, with a warning.
+
+            Older versions had these fields here; the next version drops the old names.
+            """
             if name not in SWITCHES:
                 raise AttributeError(f"'Options' object has no attribute {name!r}")
             warn_renamed(f"options.{name}", f"options.switches.{name}")

@@ -32,7 +32,15 @@ Orders = tuple[tuple[str, int, Mesh], ...]
 def split_orders(
     side: str, shardings: Iterable[Sharding | None], mesh: Mesh
 ) -> tuple[tuple[Sharding | None, ...], Orders]:
-    """Return annotations as shardings on the plan's mesh, and the device orders of the others.
+    """Return annotations with the plan's device order, and the orders of those that had another.
+
+    An annotation may be on a mesh with the plan's axes in another device order. It is replaced by
+    the same axes on `mesh`, and its own mesh is returned as (side, position, mesh).
+
+    Args:
+      side: "arguments", "results" or "sites".
+      shardings: the annotation of each value of this side, or None.
+      mesh: the mesh of the plan.
 
     >>> turned = Sharding.from_axes(("x",), Mesh({"x": 4}, [3, 2, 1, 0]), (8,))
     >>> plain, orders = split_orders("results", (None, turned), Mesh({"x": 4}))

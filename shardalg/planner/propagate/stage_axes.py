@@ -147,7 +147,13 @@ class _DimensionClasses:
                 self.parent[self.top(one)] = self.top(other)
 
     def top(self, place: Place) -> Place:
-        """Return the representative of a dimension's class."""
+        """Return the representative of a dimension's equivalence class.
+
+        A class contains the dimensions that operators pass on to each other.
+
+        Args:
+          place: the dimension, as (value, number of the dimension).
+        """
         while place in self.parent and self.parent[place] != place:
             place = self.parent[place]
         return place

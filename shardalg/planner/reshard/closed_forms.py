@@ -93,13 +93,15 @@ def direct(shape: Shape, start: Dims, goal: Dims) -> Route | None:
 
 
 def _one_swap(shape: Shape, ends: tuple[Dims, Dims, Dims], arc: tuple[int, int]) -> Route | None:
-    """Return the route of one all-to-all, or None.
+    """Return the route of one all-to-all between two dimensions, or None.
 
-    Digits leave a dimension together with all digits minor to them, before or after its slice.
+    The source's minor digits move to the target. Blocks must stay contiguous, so the first digit
+    that moves takes all digits minor to it along. Before the all-to-all, slices by unused digits
+    shorten dimensions where the goal has more digits than the start.
 
     Args:
-      ends: the start, the goal, and per dimension the longer of both.
-      arc: the dimension that the digits leave, and the dimension at which they arrive.
+      ends: (start, goal, longer): digits per dimension; `longer` has the longer of the two.
+      arc: (source, target): the dimension that digits leave, and the one at which they arrive.
     """
     (start, goal, longer), (source, target) = ends, arc
     held, added = start[source], goal[target][len(start[target]) :]
@@ -315,7 +317,13 @@ def _swapped(shape: Shape, ends: tuple[Dims, Dims], among: Pool, best: Priced) -
 
 
 def _digits(bits: Sequence[int], of_bits: Mapping[int, Digits]) -> Digits:
-    """Return the digits for which a sequence of bits stands; `of_bits` has those of each bit."""
+    """Return the digits of several bits, one after the other.
+
+    The search numbers the digits as bits. One bit can stand for several digits.
+
+    Args:
+      of_bits: the digits of each bit.
+    """
     return tuple([digit for bit in bits for digit in of_bits[bit]])
 
 

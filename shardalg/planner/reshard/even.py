@@ -188,8 +188,8 @@ class Linked(EvenBlocks):
     """The search over all chains of moves, priced in seconds.
 
     Attributes:
-      digits: the digits that moves may use: those of both ends, and all unused axes.
-      fitting: the largest number of elements of a buffer.
+      digits: the digits that moves may use: those of the start and of the goal, and unused axes.
+      fitting: the largest number of elements that a device's buffer may have.
     """
 
     links: Links

@@ -173,7 +173,14 @@ class _Grids:
         return self.needed - shared
 
     def _overlap(self, dim: int, held: BlockedDimension) -> int:
-        """Return the elements of its goal block that the device of `lacking` has in a dimension."""
+        """Return how many of the needed elements along a dimension a device has already.
+
+        The bound of the search counts them for one device. Its block of the goal starts at 0, and
+        its present block is as far from there as possible.
+
+        Args:
+          held: the present digits and block size of the dimension.
+        """
         # The device of `lacking` has coordinate 0 along digits of the goal, so its block of the
         # goal is [0, wanted). Its block now begins at its partition id times the block size.
         first = 0

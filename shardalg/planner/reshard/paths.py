@@ -70,7 +70,12 @@ class ReshardStep:
 
 @dataclass(frozen=True)
 class Path:
-    """A chain of steps; `wire_elements` is their sum."""
+    """A chain of resharding steps.
+
+    Attributes:
+      steps: the steps, each with the elements that a device sends for it.
+      wire_elements: the elements that a device sends for all steps.
+    """
 
     steps: tuple[ReshardStep, ...]
     wire_elements: Any
@@ -145,7 +150,10 @@ def reshard_path(
 def path_moves(
     source: Sharding, target: Sharding, links: Links | None, padded: bool
 ) -> tuple[Hop, ...]:
-    """Return the moves of the path in pieces of digits, which is enough to price it."""
+    """Return the moves of the cheapest path, from which it is priced.
+
+    `reshard_path` makes the instructions from them. Digits are pieces common to both shardings.
+    """
     start, goal = _common_states(source, target)
     axes = _axes(source.mesh)
     if 0 in source.shape:
@@ -182,7 +190,10 @@ def _path_over_meshes(
 
 
 def _on_own_mesh(sharding: Sharding, like: Sharding) -> Sharding:
-    """Return a sharding with as many parts on axes of its mesh, similar to `like` if possible."""
+    """Return a sharding with the same number of parts, written in axes of its own mesh.
+
+    Of the possible axes, those of `like` are preferred. The blocks may be on other devices.
+    """
     mesh = sharding.mesh
     held = like.dims if _on_mesh(like) else ((),) * len(like.dims)
     dims = nearest_dims(held, sharding.parts, _axes(mesh))

@@ -87,7 +87,14 @@ class Shuffle:
     def __init__(
         self, goal: tuple[Order, ...], *, shape: Sequence[int], parts: tuple[int, ...], pieces: int
     ) -> None:
-        """Set the prices and empty tables; `pieces` is the price of sending a whole block."""
+        """Set the price of every hop, and empty tables.
+
+        Args:
+          goal: per dimension, its digits as single bits, major first.
+          shape: the size of each dimension.
+          parts: the number of devices along each set of digits, indexed by the set's number.
+          pieces: the price of sending a whole block.
+        """
         self.goal, self.shape, self.parts = goal, shape, parts
         self.price = _prices(parts, pieces)
         # `parts[-1]` is the number of devices along all digits. If it divides every size, no stack
@@ -240,10 +247,14 @@ def _pops(stacks: Stacks) -> Iterator[tuple[int, Stack, Stack]]:
 
 
 def _cut(stack: Stack, depth: int, part: int) -> tuple[Stack, Stack]:
-    """Split a dimension's blocks into those that stay and those that leave in a hop.
+    """Split a dimension's stack of blocks in two: the blocks that stay, and those that move.
 
-    A block is a set of digits, as the bits of a number. The digits of `part`, which is a subset of
-    block `depth`, leave with all blocks minor to it.
+    A stack lists blocks of digits, major first. A block is a set of digits, as the bits of a
+    number. Digits move together with all blocks minor to them.
+
+    Args:
+      depth: the number of the block from which digits move.
+      part: the digits of this block that move.
     """
     rest = stack[depth] ^ part
     return stack[:depth] + ((rest,) if rest else ()), (part, *stack[depth + 1 :])

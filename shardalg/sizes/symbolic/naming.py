@@ -267,7 +267,13 @@ class Names:
         return self.name[root] or (ONE if self._is_one(root) else None)
 
     def _is_one(self, root: int) -> bool:
-        """Return whether a size is 1 at the hints and in the second trace, if there is one."""
+        """Return whether a set of equal sizes has size 1, wherever the function was traced.
+
+        The traces are at the hints and, if there is one, at other sizes.
+
+        Args:
+          root: the slot of a dimension that represents the set.
+        """
         return self.number[root] == 1 and self.other[root] in (None, 1)
 
     def _solve_equations(self) -> bool:

@@ -281,7 +281,15 @@ class RaggedAllToAll(Collective):
         return 2
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
-        """Return the shape of the array that is written into, if rows and vectors fit to it."""
+        """Return the shape of the array that receives the slices; None if operands do not fit.
+
+        The rows that are sent must have its row shape, and the four vectors of offsets and sizes
+        must be equally long.
+
+        Args:
+          first: the shape of the rows that are sent.
+          more: the shape of the receiving array, then those of the four vectors.
+        """
         into, *vectors = more
         count = vectors[0][0] if vectors[0] else 0
         fits = first[1:] == into[1:] and all(shape == (count,) for shape in vectors)

@@ -38,7 +38,7 @@ class Offset(Attributes):
 
 @dataclass(frozen=True, slots=True)
 class MaskIndexed(Attributes):
-    """Set the elements of a gathered value to zero that the device's block does not contain.
+    """Mask of a gather from a sharded operand: zero for each element of another device's block.
 
     The operands are the gathered value, and its indices counted from the device's block. An element
     is kept if each component of its index is in `[0, block + margin)`. If the global index is not
@@ -46,9 +46,10 @@ class MaskIndexed(Attributes):
 
     Attributes:
       components: (component of the index, digits that shard the indexed dimension, block, size).
-      margins: per component, the number of places before the block that it counts from; () if none.
-      batch_dims: the value's dimensions that the indices span.
-      fill: None if nothing is filled in.
+      batch_dims: the dimensions of the gathered value that the batch of indices has.
+      fill: the number for indices outside of the tensor; None if they need none.
+      margins: per component, the number of places before the device's block at which its index
+        counts as 0; () means no such places.
     """
 
     components: tuple[tuple[int, Digits, int, int], ...]
@@ -137,13 +138,14 @@ class MaskAt(Along):
 
 @dataclass(frozen=True, slots=True)
 class Choose(Along, Operator):
-    """A block of the operands' concatenation along `dim`, from a piece of each operand.
+    """A device's block of a concatenation along `dim`, chosen from a piece of each operand.
 
-    All pieces have the length of the block. Place `x` is taken from the operand that has element
-    `start(p) + x` when the tensors, `sizes` elements long, are concatenated. Behind all of them it
-    is garbage.
+    All pieces are as long as the block. Place `x` of the block is element `start(p) + x` of the
+    concatenation, and is taken from the piece of the operand that contains this element. Places
+    beyond the last operand hold garbage.
 
     Attributes:
+      sizes: the global size of each operand along `dim`.
       loops: the digits on each sharded loop of the node's rule.
     """
 

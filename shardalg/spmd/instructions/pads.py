@@ -120,7 +120,7 @@ class Regroup(Attributes):
 
     @property
     def held_dims(self) -> tuple[int, ...]:
-        """The sharded dimension of the result, per group."""
+        """For each entry of `groups`, the dimension among its new sizes that is sharded."""
         return self.held or tuple(leading(sizes) for _, sizes in self.groups)
 
     def text(self, mesh: Mesh) -> str:

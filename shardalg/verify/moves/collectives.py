@@ -156,10 +156,11 @@ _BY_OTHERS = (ARGMAX, ARGMIN, TOP, USER)
 
 
 def _summed(step: CheckedInstruction[AllReduce | ReduceScatter | ReduceScatters]) -> Result:
-    """Return the contents after a collective that combines partial results, and its claims.
+    """Return the contents after an all-reduce or reduce-scatter, and the claims for its use.
 
-    The digits of the collective are no longer pending. The collective must combine in the pending
-    way, and no other change of the numbers may be pending.
+    The claims are: it combines in the way in which partial results are pending (a sum for sums),
+    the members hold parts of the same elements, and no mask or other change of the numbers is
+    missing. The digits of the collective are then no longer pending.
     """
     a, operand = step.attributes, step.operand
     rest = remove_digits(operand.unreduced, a.digits)

@@ -82,13 +82,15 @@ def _changed(
 ) -> Result:
     """Return the contents after an instruction that changes numbers, and the claims of the change.
 
-    An operand may still need changes before it is the graph value (`awaits`): then `task` must be
-    the first of them, and is done. Otherwise `task` is recorded as a new change (`changes`), which
-    the instruction that reads the result must expect.
+    A change is, for example, a mask or a shift of indices. There are two cases. If an operator's
+    local result needs changes (`awaits`), `task` must be the first of them, and is removed from
+    them. Otherwise `task` is recorded as a change of an operand (`changes`), which the operator
+    that reads the operand must expect.
 
     Args:
-      task: the change; result: the contents after it, without this record.
-      claims: the claims under which the change is right, if the operand needs it.
+      task: the change.
+      result: the contents after the change, except `awaits` and `changes`.
+      claims: the claims under which the change is right, in the first case.
     """
     # Changes do not commute: a mask after a sum would delete parts of it. So they must be made in
     # the order in which the operator's row requires them.

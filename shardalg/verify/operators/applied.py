@@ -56,12 +56,15 @@ class CheckedOperator(Generic[O_co]):
     """An operator that a device runs, with the contents of its operands.
 
     Attributes:
-      mesh: the mesh of the program; apply: the instruction.
+      mesh: the mesh of the program.
       signature: the primitive, the parameters and the global types of the node.
+      apply: the instruction.
       operands: the elements that each device holds of each operand, without graph values.
-      declared: local types and shardings of the results. `named` tells which are graph values.
+      declared: local types and shardings of the results, and whether each is a graph value
+        (`named`).
       finite: whether numbers are assumed to be finite (`Switches.finite_sums`).
-      firsts: per operand, the first operand that is the same value. Fills use its number.
+      firsts: per operand, the number of the first operand that is the same value. Padding that
+        holds "the value of operand k" refers to this number.
     """
 
     mesh: Mesh
@@ -196,9 +199,14 @@ def emission_claim(op: CheckedOperator[Apply], emission: Emission) -> Goal:
 
 
 def _hidden_sizes(signature: Signature, params: Mapping[str, Plain]) -> list[int]:
-    """Return the slice sizes of a gather along dimensions that its result lacks; [] if no gather.
+    """Return the slice sizes of a gather along the dimensions that its result lacks.
 
-    They are 1, or 0 for an empty result, and have to be the node's on every device.
+    These sizes are 1, or 0 if the result is empty. A device's gather must have the same ones as the
+    node. Sizes of the other dimensions are in the result's shape, where they are compared anyway.
+    The list is empty for other operators.
+
+    Args:
+      params: the parameters of the device's gather that differ from the node's.
     """
     own: tuple[int, ...] = signature.param("slice_sizes", ())
     if signature.primitive != "gather":
@@ -239,9 +247,13 @@ class Filling:
     operands: Mapping[int, Contents]
 
     def with_fills(self, nth: int, declared: Contents) -> Contents:
-        """Return the contents `declared` of result number `nth` with the known fills added.
+        """Return `declared` with the numbers that the result's padding is known to hold (fills).
 
         Place `x` of the result's padding is computed from place `x` of the operands' padding.
+
+        Args:
+          nth: the number of the result.
+          declared: the contents of the result, without fills.
         """
         # A shifted, reversed or changed operand has its padding at other places than the result.
         plain = moves_none(self.run.rule) and moves_none(self.run.local)
@@ -263,9 +275,12 @@ class Filling:
     def along(self, loop: str, beside: DimensionContents | None) -> FillNumber | None:
         """Return the number in the padding of the result along a loop, or None if it is unknown.
 
+        It is known if the operator computes it from known numbers in the operands' padding.
+
         Args:
-          loop: "" asks for the number that all elements of the result equal.
-          beside: the contents of the result's dimension, whose padding the operands must share.
+          loop: the loop; "" asks for the number that all elements of the result equal.
+          beside: the contents of the result's dimension along the loop. The padding of the operands
+            must be at the same places.
         """
         # The global and the local row must read the same operands along the loop. Otherwise padding
         # of an operand does not arrive in the padding of the result.

@@ -294,12 +294,14 @@ def _local_operator(
 
 
 def _margins(op: CheckedOperator, run: LocalOperator) -> Iterator[tuple[str, Number]]:
-    """Yield (loop, first iteration) for the loops of which a device runs more than its block.
+    """Yield (loop, first iteration) for loops of which a device runs more than its block.
 
-    The first iteration is found from the start of an operand's block. A wrong number would do no
-    harm, because the claims about reads would then fail. Two kinds of loops are excluded, because
-    one more place would change their results: loops that the operator needs whole, and uncut loops
-    from which a run-time start selects (a longer end would move the place of clamped starts).
+    An example is a window's output that a run-time index selects from. The first iteration follows
+    from the start of an operand's block; if it is wrong, the claims about reads fail.
+
+    Two kinds of loops are excluded, because one more iteration would change their results: loops
+    that the operator needs whole, and unsharded loops from which a run-time start selects (a
+    clamped start depends on the loop's end).
     """
     # A guard `loop == index` selects iterations by a run-time index, so its loop is a target.
     targets = {guard.loop.loop for guard in run.rule.guards}

@@ -495,7 +495,11 @@ def rule_of_blocks(rule: Rule, blocks: Mapping[str, int]) -> Rule:
     """
 
     def shrunk(index: Index) -> Index:
-        """Return an index expression over the blocks of its loops."""
+        """Return the index expression of a device's block, such as `2*i + j` for `4*i + j`.
+
+        A coefficient that is the product of the extents of all minor loops becomes the product of
+        their block sizes. In the example j has 4 iterations, in blocks of 2.
+        """
         # Major loops first: a coefficient that is the product of all minor extents is a stride. For
         # j of extent 4 in blocks of 2, the index 4*i + j becomes 2*i + j.
         ordered = sorted(index.terms, key=lambda term: -term[1])

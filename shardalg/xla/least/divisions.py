@@ -65,13 +65,17 @@ Lengths = tuple[np.ndarray, np.ndarray]
 
 @lru_cache(maxsize=1 << 14)
 def lengths(size: int, held: Digits, wanted: Goal, devices: int) -> Lengths | None:
-    """Return per device how many elements it reads along a dimension, and has of these.
+    """Return two counts per device: the elements that it reads along a dimension, and has already.
 
-    The result is None if there are too many devices or elements to count.
+    The second count is the number of elements that the device both reads and holds. None if there
+    are too many devices or elements to count.
 
     Args:
-      size: size of the dimension. held: digits that shard it.
-      wanted: the elements that a device reads. devices: number of devices.
+      size: the size of the dimension.
+      held: the digits that shard the dimension.
+      wanted: the elements that each device reads: digits, if it reads a block, or an index of
+        loops.
+      devices: the number of devices.
     """
     positions = np.arange(devices)
     # Each device has the elements [start, end). The last block of an uneven division is shorter.
@@ -167,9 +171,11 @@ class Loops:
 
     @cached_property
     def ways(self) -> list[tuple[dict[str, Digits], dict[str, Digits]]]:
-        """All divisions: pairs (digits per loop of the result, digits per summed loop).
+        """All ways to divide the operator's loops among the devices.
 
-        The list is empty if the bound does not cover the operator.
+        Each entry is (digits of each loop of the result, digits of each summed loop). The list is
+        empty if the lower bound leaves the operator out: it sums over a window that is sharded, or
+        there are too many ways.
         """
         places = [(name, self._choices(name)) for name in self._of_result]
         sums = [(name, self._subsets(name)) for name in self._summed]
@@ -259,11 +265,13 @@ def _apart(digits: list[Digit]) -> bool:
 
 @dataclass(frozen=True)
 class Reads:
-    """The part of an operand that a device reads in one division.
+    """The part of an operand that a device reads, if an operator's loops are divided in one way.
 
     Attributes:
+      rule: the row of the operator.
       dims: the index of each dimension of the operand.
-      place: digits per loop of the result. sums: digits per summed loop.
+      place: the digits that divide each loop of the result.
+      sums: the digits that divide each summed loop.
     """
 
     rule: Rule

@@ -81,7 +81,11 @@ def _manual_axes(graph: Graph, region: int | None) -> int:
 
 @dataclass(frozen=True, eq=False)
 class _Least:
-    """The lower bound of one completed graph; operators with equal facts are computed once."""
+    """The least bytes that any program with these completed shardings receives on a device.
+
+    A lower bound for every partitioner. Operators whose inputs to the bound are equal share one
+    result.
+    """
 
     graph: Graph
     sharded: ShardedGraph

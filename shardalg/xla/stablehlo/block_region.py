@@ -233,9 +233,11 @@ def _as_stated(name: str) -> Callable[..., Any]:
 
 
 def _reduced(step: TextStep, x: Any) -> Any:
-    """Return the sum, which is the operand's global value: the operand's blocks are partial sums.
+    """Return the sum of an operand's blocks over the devices, in the sharding `out_sharding`.
 
-    Any other operand has one summand per device, which the program of all devices cannot express.
+    The operand must be a value with partial sums. It is represented by its global value, which is
+    the sum already. Any other operand is refused: it would have one summand per device, which the
+    program of all devices cannot express.
     """
     if not _is_partial(step.op.operands[0]):
         raise step.refused(" of a value that is no partial sum")

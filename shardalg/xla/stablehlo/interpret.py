@@ -117,7 +117,12 @@ class StablehloProgram:
     def _define(
         self, env: Env, values: Sequence[Any], arrays: Sequence[Any], unread: Mapping[Any, Any]
     ) -> None:
-        """Record the arrays of values in `env`, with the constraints of `unread` applied."""
+        """Store the arrays of values in `env`, and constrain them where the program says so.
+
+        Args:
+          unread: per value, the sharding constraints whose own results nothing reads. Shardy
+            applies these to the value itself.
+        """
         env.update(zip(values, arrays, strict=True))
         for value in values:
             for op in unread.get(value, ()):

@@ -269,9 +269,13 @@ class _Counting:
         return self.unwrapped(node, self.along)
 
     def unwrapped(self, node: Node, ask: Callable[[int], Answer]) -> Answer | None:
-        """Return `ask(i)` for `select_n(i < 0, i, i + n)`; None for any other selection.
+        """Return `ask(i)` for a selection `select_n(i < 0, i, i + n)`; None for any other one.
 
-        If `i` is 0, 1, 2, ..., no element is negative, so the selection equals `i`.
+        JAX writes this selection for indices that may be negative. If `i` is 0, 1, 2, ..., no
+        element is negative, so that the selection equals `i`.
+
+        Args:
+          ask: a question about a value, such as `along`.
         """
         return ask(node.operands[1]) if self._selects_nonnegative(node) else None
 

@@ -169,9 +169,11 @@ def ragged_dot_general(signature: Signature) -> tuple[Rule, ...]:
 
 
 def row_groups(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[], [g] -> [m] whole [g]`: the group of each row, counted from a start.
+    """Return the row of `row_groups`: `[], [g] -> [m] whole [g]`.
 
-    The groups are whole, because a group begins where all groups before it end.
+    The operator computes the group number of each row m of a ragged product. Its operands are the
+    number of the first row, a scalar, and the size of each group g. The loop g is needed whole: a
+    group begins where all groups before it end.
     """
     loops = (*letters("b", len(signature.results[0].shape) - 1), "m")
     extents = dict(zip(loops, signature.results[0].shape, strict=True))
@@ -190,11 +192,14 @@ def row_groups(signature: Signature) -> tuple[Rule, ...]:
 
 
 def grouped_dot(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[m, k], [g, k, n], [m] -> [m, n] sum [k, g] where g==$t0`.
+    """Return the row of a matrix product in which each row m selects its matrix g.
 
-    The number of row m selects its group, as an index selects in a gather. If the ragged dimension
-    is contracting, the result has the group: `[m, k], [m, n] -> [g, k, n] sum [m] where g==$t0`, as
-    in a scatter. A row whose number is no group is dropped.
+    It is `[m, k], [g, k, n], [m] -> [m, n] sum [k, g] where g==$t0`.
+
+    `$t0` is the third operand at m: the number of the group whose matrix multiplies row m, as an
+    index selects in a gather. If the ragged dimension m is contracting, the result has a matrix per
+    group: `[m, k], [m, n] -> [g, k, n] sum [m] where g==$t0`, as in a scatter. A row whose number
+    is no group is dropped.
     """
     values = record(signature.param("ragged_dot_dimension_numbers"), RAGGED)
     (at,), groups = values["lhs_ragged_dimensions"], values["rhs_group_dimensions"]
@@ -341,11 +346,14 @@ class Groups:
         return Index.of("g") * max(extent, 1) + (loop if extent != 1 else 0)
 
     def alone(self, loop: str, extent: int) -> Index:
-        """Return the index of a dimension without groups that is grouped in another tensor.
+        """Return the index of a dimension that has no groups, although its loop has them elsewhere.
+
+        For example, the input features of a kernel run over one group, and those of the image run
+        over all groups. A dimension of size 1 is read at 0.
 
         Args:
-          loop: its loop.
-          extent: its number of elements.
+          loop: the loop of the dimension.
+          extent: the number of elements of the dimension.
         """
         return Index.of(loop) if self.count == 1 or extent != 1 else Index.of(0)
 

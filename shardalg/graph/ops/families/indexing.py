@@ -322,7 +322,11 @@ def scatter(signature: Signature) -> tuple[Rule, ...]:
 
 
 def dynamic_slice(signature: Signature) -> tuple[Rule, ...]:
-    """Return the row of a dynamic slice: `[o0, k1] -> [o0, o1] pick [k1] where k1==o1+$t1`."""
+    """Return the row of a dynamic slice: `[o0, k1] -> [o0, o1] pick [k1] where k1==o1+$t1`.
+
+    `$t1` is the start along dimension 1, read at run time. Of all k1, the guard picks the element
+    `o1 + $t1` of the operand.
+    """
     return (_dynamic(signature, signature.results[0].shape, ("k", "o"), 1),)
 
 

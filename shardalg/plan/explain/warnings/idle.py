@@ -67,13 +67,15 @@ def _stack_rows(trials: Trials, other: TrialOutcome) -> Iterator[tuple[object, .
 def _stack_row(
     trials: Trials, node: Node, found: list[int], figures: tuple[int, float, TrialOutcome]
 ) -> tuple[object, ...]:
-    """Return the warning about one scan over stacked layers.
+    """Return the row of the warning about one scan over stacked layers.
 
-    Its remedy is to flip the option `stream_layers`, with the effect on the step.
+    The scan gathers the stack before the loop, or fetches one layer per iteration, by the option
+    `stream_layers`. The remedy names the other value of the option and its effect on the step.
 
     Args:
       found: the numbers of the stacked values.
-      figures: bytes of the gathered stacks, bytes sent for them, and figures of the other plan.
+      figures: bytes of the gathered stacks, bytes sent for them, and the figures of the plan with
+        the other value of the option.
     """
     stages, (held, sent, other) = trials.stages, figures
     names = ", ".join(stages.graph.values[stack].name for stack in found)
@@ -160,9 +162,14 @@ def _idle_row(trials: Trials, group: Sequence[Idle], *, tried: bool) -> tuple[ob
 
 
 def _remedy(trials: Trials, one: Idle) -> str:
-    """Return the annotation that makes a step cheaper and repeats less, with its effect, as text.
+    """Return text: the annotation that removes the most repeated work, and its effect.
 
-    Even shardings are planned first. Uneven ones are planned if no even one makes a step cheaper.
+    It must make the step cheaper, too. Repeated work means that all devices along some mesh axes
+    compute the same product. Even shardings along these axes are planned first. Uneven ones are
+    planned if no even one makes a step cheaper.
+
+    Args:
+      one: the product, with the axes along which devices repeat it.
     """
     stages, now = trials.stages, trials.now
     before = redundant_flops(idle(stages.program, stages.graph))

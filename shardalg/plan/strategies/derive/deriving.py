@@ -72,10 +72,12 @@ class SiteLayout:
 
 @dataclass(frozen=True, eq=False)
 class Derived:
-    """A strategy with its reasons.
+    """A strategy that a recipe derived, with its reasons.
 
     Attributes:
-      layouts: of the arguments. sites: of the named sites. notes: on the whole function.
+      layouts: per argument, its axes with the reasons.
+      sites: per named site, its axes with the reason.
+      notes: sentences about the whole function.
       deduced: positions of the arguments whose role was deduced.
     """
 
@@ -146,9 +148,10 @@ def _check_wishes(graph: Graph, wishes: Wishes, mesh: Mesh) -> None:
 
 
 def _trimmed(dims: tuple[Axes, ...]) -> tuple[Axes, ...]:
-    """Return the axes per dimension of a pin, without empty entries at its end.
+    """Return the mesh axes of each dimension that a pin demands, without empty entries at the end.
 
-    Pins that differ only in these entries are equal.
+    A pin is a sharding that the user of a recipe fixed for some arguments. Pins that differ only in
+    empty entries at the end are equal.
     """
     end = len(dims)
     while end and not dims[end - 1]:

@@ -126,9 +126,10 @@ def _place_table(at: Placing, layout: ArrayLayout, axes: Axes) -> bool:
 
 
 def place_residual(at: Placing) -> None:
-    """Shard the residual's features of parameters along the first axis of `two_d`.
+    """Shard the features of the residual stream in parameters along the first axis of `two_d`.
 
-    Scales and biases are sharded along the second axis, as the activations that they meet.
+    `two_d` is the recipe's part with two axes. Scales and biases are sharded along its second axis,
+    as the activations that they meet.
     """
     for part in at.of_kind("two_d"):
         for layout in at.open(PARAMETERS):

@@ -42,7 +42,11 @@ def place_parameters(at: Placing) -> None:
 
 
 def _shard(at: Placing, part: Part, layout: ArrayLayout) -> None:
-    """Shard the largest dimension of an array along those axes of a part that it does not have."""
+    """Shard the largest dimension of an array along the axes of a part that do not shard it yet.
+
+    Args:
+      part: one part of the recipe, such as `fsdp`, with its mesh axes.
+    """
     # Experts may be on the axes already; only what is left is sharded further.
     allowed = at.allowed(layout, at.divided(part.axes))
     free = tuple(axis for axis in allowed if axis not in layout.axes)

@@ -24,7 +24,10 @@ class Placing:
     """A recipe that is applied to one function on one mesh.
 
     Attributes:
-      named: the function. parts: the recipe's. wishes: its pins and bans. mesh: the mesh.
+      named: the function's graph.
+      parts: the parts of the recipe, such as `fsdp`, each with its mesh axes.
+      wishes: shardings of arguments that the user demands (pins), and axes that may not shard some
+        arguments (bans).
       layouts: the layout of each flat argument, which the other modules fill.
     """
 

@@ -133,7 +133,9 @@ class CostWeights(NamedTuple):
     size: int
 
     def time(self, choice: Choice, sent: Any) -> Any:
-        """Return the time of a choice, as a whole number in the unit of this class.
+        """Return the time of a choice, in flops of a device divided by the devices of the mesh.
+
+        In this unit the time is a whole number.
 
         Args:
           sent: bytes that a device sends for the choice.

@@ -126,10 +126,14 @@ def _digits_of_other_loops(key: NodeKey, component: Component, name: str) -> set
 def _idle_axes_for_result(
     key: NodeKey, component: Component, idle: list[Digit]
 ) -> dict[str, Digits]:
-    """Return a dictionary from loops of the result to an idle axis as large as the loop's digits.
+    """Return an idle axis for each loop of the result that needs another axis than it has.
 
-    It has the loops whose digits a contracting loop uses in both operands. The result cannot be
-    computed along them.
+    A digit that shards a contracting loop in both operands divides the sum, so the result cannot be
+    sharded along it, too. The keys are the loops of the result that have only such digits; the
+    values are idle axes with as many devices.
+
+    Args:
+      idle: the mesh axes along which no tensor of the operator is sharded.
     """
     # A digit that both operands have on a contracting loop divides the sum: each device would have
     # a part of every element of the result instead of a block of it.

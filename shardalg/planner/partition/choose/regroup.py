@@ -231,7 +231,10 @@ def exchange(group: ReshapeGroup, held: Sharding, made: Sharding) -> Exchange:
 
 
 def exchange_program(group: ReshapeGroup, dim: int, held: Sharding, made: Sharding) -> DimProgram:
-    """Return the program that exchanges the elements of a group, flattened to dimension `dim`.
+    """Return the program that exchanges elements between devices for one group of a reshape.
+
+    The dimensions of the group were flattened to the single dimension `dim`. Each device receives
+    the elements of its block of the result.
 
     Args:
       held, made: the shardings of the operand and of the result.

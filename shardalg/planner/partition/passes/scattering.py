@@ -68,9 +68,9 @@ def _chain_of_cuts(
 def _next_cut(
     instructions: Sequence[Instruction], readers: dict[int, list[int]], local: int
 ) -> BlockUse | None:
-    """Return the cut that reads a local value, perhaps after one padding.
+    """Return the `DynamicSlice` that cuts a device's block out of a local value, or None.
 
-    None if another instruction reads the value, too, or if no cut reads it.
+    The slice must be the value's only reader. One `Resize`, which pads the value, may be between.
     """
     pad: Instruction[Resize] | None = None
     while len(readers[local]) == 1 and readers[local] != [RESULT]:

@@ -67,9 +67,10 @@ class JoinAsBits(Rewriter):
         return instruction
 
     def note_copy(self, instruction: Instruction[Apply]) -> Instruction:
-        """Record that one device has each element of a result, if that holds for its operand.
+        """Record that one device alone has each element of a copy, if this is true of its operand.
 
-        Only operators that copy their only operand are considered.
+        Copies are operators in `COPIES` with one operand. Any other operator is returned
+        unrecorded.
         """
         copies = instruction.attributes.primitive in COPIES and len(instruction.operands) == 1
         return self.note_part(instruction) if copies else instruction

@@ -53,7 +53,10 @@ class Image:
     nests: tuple[tuple[int, Loops], ...]
 
     def nested(self, maps: tuple[Map, ...]) -> tuple[Map, ...]:
-        """Return the loops of all tensors' dimensions, with those of `nests` on the spatial ones.
+        """Return `maps` with only those loops of a convolution that pass on sharding of the image.
+
+        The image's spatial dimensions get their loops in `nests`, with the extents there. The
+        window's other loops carry no digits, so they are removed from all tensors.
 
         Args:
           maps: per tensor and dimension, its loops with their extents.
@@ -88,9 +91,9 @@ class Image:
     def project(self, dims: Dims, project: Callable[[Dims], Dims]) -> Dims:
         """Return the sharding of a convolution's result that follows from the image's sharding.
 
-        It is empty if the features of the image are sharded. If the kernel is large, as in the
-        gradient of a filter, it keeps only the batch: XLA shards dimension `d` of the result like
-        dimension `d` of the image there.
+        If a feature dimension of the image is sharded, the result is replicated. If the kernel is
+        as large as the result, as in the gradient of a filter, the result is sharded along the
+        batch dimension of the image only, as in XLA.
 
         Args:
           dims: the sharding of the image, a tuple of digits per dimension.

@@ -119,7 +119,10 @@ def index(graph: Graph, rules: Rules, results_given: bool = True) -> SweepIndex:
 
 @once_per_graph
 def _index(graph: Graph, rules: Rules, results_given: bool) -> SweepIndex:
-    """Return the result of `index`; positional arguments give each index one cache key."""
+    """Return the steps and tables of a graph; see `index`, which only sets the default argument.
+
+    The cache distinguishes positional and keyword arguments, so `index` passes all by position.
+    """
     kinds = _ClassTable(graph, rules, results_given)
     steps = [*_region_steps(graph, kinds, 0), *_zero_stacks(graph, kinds)]
     # A scalar has no dimension to shard, so its result needs no step.
@@ -139,10 +142,13 @@ def assembled(
 ) -> SweepIndex:
     """Return the `SweepIndex` of the given steps, which are in sweep order.
 
+    Layouts are numbered in one list: the graph's values, then the results of the function (each has
+    an entry of its own, a stand-in), then further places, such as entries of tuples.
+
     Args:
       found: the operator classes; a step names its class by the number in this list.
       computations: how many steps each computation has; () is one computation of all steps.
-      places: the names and the shapes of the values that follow the stand-ins of results.
+      places: for the further places, the value that names each one in texts, and its shape.
     """
     named, shaped = places
     # Stand-ins of results and places are numbered after the graph's values, so that one list of
@@ -285,7 +291,11 @@ class _ClassTable:
         return self.across[key]
 
     def of_zeros(self, shape: tuple[int, ...]) -> int:
-        """Return the number of the class that relates two stacks of the same zeros."""
+        """Return the number of the class of an edge between two stacks that begin as equal zeros.
+
+        Both stacks have the given shape. XLA has one array of zeros for them, through which
+        sharding passes from one to the other.
+        """
         return self._add(edge(shape, 1, 1, role=ZEROS, alone=False))
 
     def _add(self, kind: OperatorClass) -> int:
@@ -411,12 +421,14 @@ def _operand_places(
     steps: list[Visit],
     where: tuple[list[list[int]], list[tuple[int, ...]]],
 ) -> list[Collection[int]]:
-    """Return, for each value, the operands that a change of it may change in a backward sweep.
+    """Return, for each value, the places of the operands that a backward sweep must visit again.
 
-    They are the operands of all steps of the value, by their places in the order of the visits.
+    If the value changes, the operands of all its steps may change. A place is a position in the
+    order in which a sweep visits values.
 
     Args:
-      where: per value its steps, and per step the places of its values.
+      steps: the steps, each with the number of its class in `kinds`.
+      where: (per value the numbers of its steps, per step the places of its values).
     """
     steps_of, place = where
     count = [kind.num_operands for kind in kinds]

@@ -76,7 +76,12 @@ class Computations(Instructions):
         self.users = self._count_users()
 
     def _place(self, value: int, shape: Shape) -> int:
-        """Add an entry of a tuple (a place) and return its number; texts name it by the value."""
+        """Add an entry of a tuple and return its number, which continues the numbers of values.
+
+        Args:
+          value: the graph value that messages name in place of the entry.
+          shape: the shape of the entry.
+        """
         self.names.append(value)
         self.shapes.append(shape)
         return self.first + len(self.names) - 1
@@ -474,10 +479,15 @@ def _together(made: SweepIndex) -> dict[int, tuple[int, ...]]:
 
 
 def _order_readers(graph: Graph, made: SweepIndex, region: int, span: Span) -> None:
-    """Reorder the readers of each argument of a scan's body as XLA has them.
+    """Put the readers of each argument of a scan's body in the order in which XLA lists them.
 
-    The body is an inlined call: the last of its readers takes the place of the call
-    (`hlo_instruction.cc`, Users::RemoveUser). Elsewhere the order is that from the results down.
+    XLA inlines the body, which was called with these arguments. When it removes the call from a
+    list of readers, it puts the last reader in the call's place (`hlo_instruction.cc`,
+    Users::RemoveUser). The order of readers decides which of two shardings wins.
+
+    Args:
+      region: the body.
+      span: the steps and the places (positions of values) of the body's computation.
     """
     found = graph.regions[region]
     arguments = set(found.arguments) if found.kind == "scan" else set()

@@ -49,8 +49,9 @@ class _IndexBuilder:
 
     Attributes:
       absent: values made of constants alone, or full of one number: Shardy copies them per reader.
-      instead: per carried value, the annotated copy that its readers read, and the copy's node.
-      seeded: as in `SweepIndex`.
+      instead: per carried value with an annotated copy, (the copy, its node). Readers of the value
+        read the copy.
+      seeded: values that have the annotation of a node that reads them, with this node.
       uses: per value, the number of operators that read it.
     """
 

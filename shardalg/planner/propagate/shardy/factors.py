@@ -370,7 +370,11 @@ def directions(kind: OperatorClass, stage: int) -> Directions:
 
 
 def _direction(kind: OperatorClass, loop: str, stage: int) -> int:
-    """Return the sides that may extend one loop at a stage, as a bit mask; 0 is neither side."""
+    """Return the directions in which an operator passes shardings along one loop at a stage.
+
+    `FORWARD` is from operands to results, `BACKWARD` from results to operands, `BOTH` is both, and
+    0 is neither. Shardy's propagation has several stages, and each adds directions.
+    """
     # Each stage adds directions to those of the stages before it. A broadcast is extended towards
     # its result last, because its operand says nothing about the result's new dimensions.
     towards_operand = BACKWARD if kind.role == image.BROADCAST else BOTH

@@ -104,10 +104,13 @@ class ShardyModuleBuilder(Instructions):
         return self.graph.values[number].type.shape
 
     def place(self, value: int, shape: tuple[int, ...]) -> int:
-        """Add a value that only Shardy's module has and return its number.
+        """Add a value that only Shardy's module has, and return its number.
+
+        The number continues those of the graph's values.
 
         Args:
-          value: the value by which texts name it.
+          value: the graph value that messages name in place of this value.
+          shape: the shape of this value.
         """
         self.names.append(value if value < self.first else self.names[value - self.first])
         self.shapes.append(shape)
@@ -392,7 +395,15 @@ class ShardyModuleBuilder(Instructions):
     _tuple = _leave
 
     def _part(self, region: int, number: int) -> Iterator[ShardyOperator]:
-        """Yield the operators with which a trip writes into a stack."""
+        """Yield the operators by which one iteration of a loop writes a layer into a stack.
+
+        They are a reshape of the layer to (1, ...), and a `dynamic_update_slice` of the stack.
+        There are none if the result is not stacked.
+
+        Args:
+          region: the body of the loop.
+          number: the number of the layer among the body's results.
+        """
         # JAX lowers the write to a reshape of the slice and a `dynamic_update_slice`. The slice of
         # a vector is a scalar, which has no sharding to pass on.
         if (region, number) in self.written:
@@ -407,7 +418,14 @@ class ShardyModuleBuilder(Instructions):
             yield ShardyOperator(lowered.stack_class(shape), (stack, part), (written,), call)
 
     def _root(self, region: int, _: int) -> Iterator[ShardyOperator]:
-        """Yield an operator without a class, which only counts as the reader of the results."""
+        """Yield the operator that returns a computation's results.
+
+        It has no operator class, so it passes no sharding on. It counts as a reader of the results:
+        Shardy's first stage visits only operators whose operands have no other reader.
+
+        Args:
+          region: the computation, which is the function or the body of a loop or branch.
+        """
         # Shardy's first stage visits an operator only if no operand has another user, and the
         # return of a body counts as a user.
         results = self.graph.regions[region].results

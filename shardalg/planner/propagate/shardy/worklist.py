@@ -51,7 +51,10 @@ class Worklist:
     changes: list[ShardingChange] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Set an empty stack and empty memos, and find the steps to the results' annotations."""
+        """Set an empty stack and empty memos, and list the edges to annotated results in `exits`.
+
+        These edges are steps between a result of the function and its annotation.
+        """
         index = self.index
         self.level = 0
         steps = range(len(index.tensors))
@@ -93,7 +96,11 @@ class Worklist:
                     )
 
     def finish(self) -> None:
-        """Change the shardings of products that Shardy computes in another one (`lowered.py`)."""
+        """Set the shardings of matrix products to those in which Shardy computes them.
+
+        The partitioner computes some products in the sharding of an operand, and reshards the
+        result (`lowered.py`). This changes the sharding of the product itself.
+        """
         for step_of, value, number in [*made_as_operands(self.index, self.layouts, self.numbers)]:
             self.numbers[value] = number
             operands = self.index.tensors[step_of][:2]
