@@ -367,6 +367,7 @@ class Lowered:
 
     @property
     def _twin_axes(self) -> Axes:
+        """The axes of the mesh on which XLA partitions the same function."""
         if self._names_one_mesh:
             return self.run
         # Annotations may shard along a part of an axis. The user's mesh has no axis for it, but the

@@ -319,6 +319,7 @@ class _Line:
         alone = control or (
             is_collective(attributes) and attributes.sent_as not in self.asynchronous
         )
+        # Keys of `free`: False is the compute unit, True the links.
         sorts = (False, True) if alone else (sends,)
         taken = self.inside(instruction) if control else self.seconds(instruction)
         waits = (self.ready.get(value, 0.0) for value in operands)

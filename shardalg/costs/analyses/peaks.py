@@ -114,7 +114,8 @@ def undominated(formulas: Iterable[Formula]) -> tuple[Formula, ...]:
         if not any((rows[k] >= rows[at]).all() for k in kept):
             kept.append(at)
     left = [found[at] for at in kept]
-    # The exact test costs a subtraction per pair, so the comparison of coefficients comes first.
+    # The exact test (`_covers`) costs a subtraction per pair, so coefficients are compared first.
+    # `_outermost` also drops formulas below a weighted mean of two others.
     return _outermost(f for f in left if not any(o is not f and _covers(o - f) for o in left))
 
 

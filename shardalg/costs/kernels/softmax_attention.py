@@ -72,7 +72,13 @@ class _Search:
                 self._follow(node)
 
     def _follow(self, node: Node) -> None:
-        """Record the entries in `roots`, `powers` and `summed` that follow from one node."""
+        """Update the tables `roots`, `powers` and `summed` for one node.
+
+        The result of a product is computed from this product alone. The result of another node is
+        computed from the products of its operands of equal size. It is in `powers` if the node is
+        an exponential, or if such an operand is. Operands of a sum along one dimension are in
+        `summed`.
+        """
         if contracts(node.signature):
             self._give(node.results[0], frozenset((node.index,)), is_power=False)
             return
@@ -123,7 +129,12 @@ class _Search:
         return (n for n in self.graph.nodes if not n.bodies and n.primitive not in ALIASES)
 
     def _scores(self) -> frozenset[int]:
-        """Return the nodes of the products whose results are scores of an attention."""
+        """Return the nodes of the products whose results are scores of an attention.
+
+        Let p be the only product from which an operand of another product is computed. The result
+        of p is a matrix of scores if this operand is computed from an exponential, and if such an
+        exponential of p's result is also summed along one dimension. This is a softmax.
+        """
         graph = self.graph
         summed = NONE.union(*(self.roots.get(v, NONE) for v in self.summed & self.powers))
         found = set()

@@ -131,6 +131,11 @@ def _route(spans: tuple[DigitSpan, ...], permute: Permute) -> _Route | None:
 def _torus_route(dims: Sequence[Level], places: np.ndarray, slices: np.ndarray) -> _Route:
     """Return the links that determine a permute's time if all messages stay inside their slice.
 
+    All messages are routed hop by hop. Each is split into as many equal parts as it crosses
+    dimensions, and each part crosses the dimensions in another order. The parts on every link are
+    added up (`load`). The link with the most parts gives the rate, and the message with the most
+    hops the latency.
+
     Args:
       dims: the dimensions of the torus.
       places: array [dimension, pair, 2] of the coordinates of each pair's source and target.

@@ -268,7 +268,12 @@ def _is_not_major(p: Number, n: Number, q: Number, m: Number) -> z3.BoolRef:
 
 
 def _two_offsets(verdict: Verdict, devices: Devices) -> list[Obligation]:
-    """Return the formulas that the operands differ on a device; one of them has to be proved."""
+    """Return formulas that say: on one device, the blocks of the two operands begin at two offsets.
+
+    It is enough to prove one formula: each is about another device. For sizes in numbers, it is the
+    device of the witness. For symbolic sizes, it is the device with coordinate 1 on one axis and 0
+    on all others; this is tried for each axis (`atoms`) along which the operands differ.
+    """
     assert verdict.failure is not None and verdict.witness is not None
     place = verdict.failure.dims[0]
     rows = [digits_at(s, place) for s in verdict.pair]

@@ -235,6 +235,8 @@ class _StepPlan:
         if self.depth in done:
             amounts = done[self.depth]
         else:
+            # Work is linear in the number of layers: share 0 is the work of `low` layers, share 1
+            # that of `high` layers.
             low, high = sorted(done)
             share = (self.depth - low) // (high - low)
             amounts = interpolated_amounts(done[low], done[high], share)

@@ -196,9 +196,11 @@ def _gathered(
     out: Digits = ()
     for loop, extent in entry:
         digits = () if loop in used else loops.get(loop, ())
+        # `taken` divide the extent evenly, `rest` do not, and `room` elements per part are left.
         taken, rest, room = take(digits, extent) if extent else (digits, (), 0)
         used.add(loop)
         out += taken
+        # Digits of a minor loop may follow only if the major loop is split to single elements.
         if rest or room != 1:
             break
     return out

@@ -240,12 +240,14 @@ def shuffled(
     # blocks smaller.
     used = [tuple(d for digits in dims for d in digits) for dims in (start, goal)]
     free = [unused(digits + kept, axes) for digits in used]
+    # (price, route) of the best route so far; `_swapped` replaces it by a cheaper one.
     best = (None, None) if kept else fitted_then_permuted(shape, start, goal, axes)
     pool = tuple(sorted({*used[0], *free[0]}, reverse=True))
     # All-to-alls keep the set of digits, so both sides must consist of the same ones.
     if pool != tuple(sorted({*used[1], *free[1]}, reverse=True)):
         return best[1]
-    # The side with fewer unused digits has fewer placements to start from.
+    # The side with fewer unused digits has fewer placements to start from. If that is the goal, the
+    # search runs backwards (`back`).
     back = len(free[1]) < len(free[0])
     ends = (goal, start) if back else (start, goal)
     wanted = [d for d in free[back] if d in used[not back]]

@@ -280,6 +280,7 @@ class _Grids:
                     # An all-to-all delivers its digits in any order for the same bytes.
                     for arriving in permutations(leaving) if dim != source else ():
                         for after in self.cut(dim, other, arriving):
+                            # Of the n pieces of its block, a device keeps one.
                             sent = _padded_elements(local, other, after) // n * (n - 1)
                             made, on = replaced(rest, dim, after), (dim, source)
                             yield GridMove(

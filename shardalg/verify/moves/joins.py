@@ -86,10 +86,12 @@ def _join(step: CheckedInstruction[Join]) -> Result:
 
 @moves(ValueAt)
 def _value_at(step: CheckedInstruction[ValueAt]) -> Result:
-    """Return the contents of the values at the best places of the blocks, and the claims.
+    """Return the contents after `ValueAt`, and the claims that it reads the right values.
 
     An argmax over a sharded dimension finds the best place in each block. `ValueAt` reads the value
-    at this place, to compare it with the values of other blocks.
+    at this place, to compare it with the best values of other blocks. The values must be the
+    blocks in which the places were searched: with equal layouts along all other dimensions, of the
+    same size, and with padding that cannot win.
     """
     a, (place, block) = step.attributes, step.operands
     best = next(iter(place.awaits), None)

@@ -186,7 +186,12 @@ class _Least:
     ) -> _Sent:
         """Return the bytes that a device receives for one division of an operator.
 
+        They are pairs (operand, bytes of its missing elements), and the bytes for the result. If n
+        devices have parts of a sum and m of them need it, the result takes `(n + m - 2)/n` times
+        its block (`shardalg/xla/least/__init__.py` has the argument).
+
         Args:
+          way: the division. facts: shape, layout and bytes of the operands, then of the result.
           split: digits along which every reader takes only a part of the result.
         """
         rule, result = way.loops.rule, facts[-1]

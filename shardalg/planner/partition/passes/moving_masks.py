@@ -111,12 +111,15 @@ class MoveMasks(Rewriter):
         return made
 
     def begin(self, block: Block) -> None:
-        """Collect the masks that instructions of the block apply to each value.
+        """Fill `wishes`: the masks that can be applied to each value right after it is computed.
 
-        Masks of a result become masks of an operand if the operator maps the fill to itself.
+        A mask that the block applies to a value is a wish of this value. A mask of an operator's
+        result can move to an operand instead, if the operator maps the mask's number to itself. It
+        becomes a wish of the operand if it then replaces masks of at least two results.
         """
         self.fills = Fills(self.graph, self.locals, dict(self.numbers))
         self.stored = materialised(block, self.graph)
+        # For each value, the masks that could move to it, and how many masks each would replace.
         lifted: Lifted = defaultdict(Counter)
         # Backwards, the masks of a result are known before its operands are reached.
         for instruction in reversed(block.instructions):

@@ -396,7 +396,11 @@ class Computations(Instructions):
         self.put[region].append((value, element.roots[region]))
 
     def _root(self, region: int, _: int) -> Iterator[Visit]:
-        """Yield the steps that build the tuple that a body returns; none for the function."""
+        """Yield the steps that put the results of a body into the tuple that the body returns.
+
+        Nothing is yielded for the function itself. A loop also returns the values that it only
+        reads.
+        """
         found = self.graph.regions[region]
         if found.node is None:
             return

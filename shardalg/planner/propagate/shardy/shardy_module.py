@@ -333,13 +333,19 @@ class ShardyModuleBuilder(Instructions):
             yield from self._edge((*first, *map(self.read, returned)), result, number)
 
     def _carried(self, call: int) -> Iterator[Carried]:
-        """Yield the values that a loop carries; values that it only reads go into `captured`."""
+        """Yield (initial value, body results, loop result) for each value that a loop carries.
+
+        Values that the loop only reads are recorded in `captured` instead. In `stablehlo.while`, a
+        carry that the body returns unchanged is also only read.
+        """
         graph = self.graph
         body = graph.nodes[call].bodies[-1]
+        # A scalar has no sharding: its argument in the body is only a second name.
         for tie in graph.region_arguments:
             if tie.call == call and tie.kind == "const" and not self.shape(tie.source):
                 self.same[tie.target] = tie.source
         for element in self.elements[call]:
+            # The argument of a `while`'s condition comes before the argument of its body (`inner`).
             inside = [v for _, v in sorted(element.inside.items(), key=lambda row: row[0] == body)]
             if element.kind == "ys":
                 yield self._stacked(element, body)
