@@ -304,7 +304,7 @@ class Scan:
         return replace(lives, last=last, reused=pairs)
 
     def span(self, block: Block, start: dict[int, LiveValue], pinned: frozenset[int]) -> Lives:
-        """Return when the values of a block are in memory.
+        """Return the times at which each value of a block is in memory.
 
         Args:
           start: the values alive at the start of the block, with their bytes.

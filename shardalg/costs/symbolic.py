@@ -370,11 +370,13 @@ class _Symboliser:
     def shape(self, instruction: Instruction, result: int, after: Instruction | None) -> Shape:
         """Return the local shape of an instruction's result in formulas.
 
-        A dimension is the block that its sharding gives, or has padding in addition, which then
-        follows from the operand's shape.
+        Each dimension is the block that its sharding gives, or longer by padding. The padded length
+        then follows from the operand's shape.
 
         Args:
-          after: the next instruction of the block, whose padding a `Resize` prepares.
+          result: the number of the local value.
+          after: the next instruction of the block. A `Resize` pads so that this instruction can
+            divide.
 
         Raises:
           FormulaError: the shape does not follow from the sharding and the operand.

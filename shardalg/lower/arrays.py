@@ -144,9 +144,10 @@ class ArrayBorder:
         return _seen(array, self.seen)
 
     def handed(self, array: jax.Array) -> jax.Array:
-        """Return a result of the executable on the user's mesh, in the user's order of devices.
+        """Return a result of the executable as an array with the sharding `inner`.
 
-        Each device keeps its block; only the sharding of the array is another object (`inner`).
+        This sharding is on the user's mesh, in the user's order of devices. Each device keeps its
+        block.
         """
         return array if self.seen is None else _seen(array, self.inner)
 

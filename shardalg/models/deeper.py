@@ -43,8 +43,9 @@ class Instant:
     """The bytes alive while an instruction runs.
 
     Attributes:
-      key: equal for equal instructions of two programs (`_Keys`).
+      key: a key that equal instructions of two programs have in common (`_Keys`).
       place: the indices of the loops that contain the instruction, then its own; () is the start.
+      bytes: the bytes alive.
     """
 
     key: Key

@@ -282,11 +282,10 @@ def _peak(recorded: Recorder, named: Symbolised, stages: Stages, rebuild: bool) 
 class RunQuestion(NamedTuple):
     """The decision of planning in which two sizes were compared.
 
-    Searches have origins of their own (`sizes/decided.py`); this class is for all other decisions.
+    Comparisons inside a search are recorded with the search instead (`sizes/decided.py`).
 
     Attributes:
-      kind: the decision that the comparison belongs to, as in `plan.changes`: "sharding" or
-        "collectives".
+      kind: the kind of the decision, as in `plan.changes`: "sharding" or "collectives".
       node: the index of the node that was planned; None for arguments and results of the program,
         and for comparisons of completion.
     """

@@ -105,7 +105,7 @@ class PendingSelection:
 
     @property
     def digits(self) -> Digits:
-        """Digits on which the mask depends."""
+        """The digits of the partition id with which the mask is computed."""
         return self.mask.digits
 
 
@@ -138,7 +138,7 @@ class Contents:
 
     @property
     def tasks(self) -> tuple[Attributes | PendingSelection, ...]:
-        """Changes made or still required, because of which this is not yet the graph value."""
+        """Changes, made or still required, that make the elements differ from the graph value."""
         return (*self.awaits, *self.changes)
 
 

@@ -145,7 +145,10 @@ def aligned(done: ShardedGraph, module: HloModule) -> list[tuple[int, HloInstruc
 
 
 def _demanded(done: ShardedGraph) -> dict[int, object]:
-    """Return the sharding that each annotation node demands; None if dimensions are open."""
+    """Return the digits of each dimension that each sharding constraint (site) demands, by node.
+
+    The entry is None if the constraint leaves dimensions open.
+    """
     pairs = zip(done.graph.sites, done.annotations.sites, strict=True)
     return {
         site.node: None if sharding.unspecified_dims else sharding.canonical_dims

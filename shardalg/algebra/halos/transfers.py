@@ -41,12 +41,15 @@ class Permute:
 
 @dataclass(frozen=True)
 class Round:
-    """One round of an exchange: each device receives the block `floor(start / block) + number`.
+    """One round of an exchange, in which each device receives one block, or a part of it.
+
+    A device needs an interval of a dimension, from `start` on. In round r it receives the block
+    with number `floor(start / block) + r`, where `block` is the number of elements of a block.
 
     Attributes:
-      number: the number of the round.
-      lower, upper: the range of the block that can be part of an interval; the receiver's buffer
-        has places for this range.
+      number: the number r of the round.
+      lower, upper: the range of elements of a block that some device needs in this round; the
+        receiver's buffer has places for this range.
       permutes: more than one if several devices want one block. Together they reach every device
         that does not hold its block itself.
       own: whether some device uses its own block in this round.
@@ -161,10 +164,12 @@ class Transfer:
         return self.slots[0].width * len(self.permutes)
 
     def bringing(self, slot: int, piece: Piece) -> tuple[Pairs, ...]:
-        """Return, for each permute, the (source, target) pairs that deliver a piece.
+        """Return, for each permute, the (source, target) pairs that send a piece of a block.
 
         Args:
-          slot: the number of the slot that contains the piece.
+          slot: the number of the slot (a range of elements in the permutes) that contains the
+            piece.
+          piece: the piece, with the pairs that need it.
         """
         wanted = {(*pair, slot) for pair in piece.pairs}
         return tuple(tuple(e[:-1] for e in edges if e in wanted) for edges in self.permutes)

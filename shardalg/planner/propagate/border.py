@@ -18,11 +18,13 @@ VisitingFacts = bool | tuple[frozenset[int], tuple[tuple[int, int, bool], ...]]
 
 
 def visiting_facts(graph: Graph, annotations: Annotations, policy: str) -> VisitingFacts:
-    """Return the facts of the annotations that decide how the graph is visited.
+    """Return the facts of the annotations that decide the order in which operators are visited.
 
     Returns:
-      For GSPMD, whether some result is annotated. For Shardy, the annotated values, and per
-      annotated site (node, number that equal annotations share, whether no dimension is open).
+      For GSPMD, whether some result is annotated. For Shardy, the annotated values, and a triple
+        for
+      each annotated site: its node, a number that sites with equal annotations share, and whether
+      the annotation leaves no dimension open.
     """
     # GSPMD counts the readers of results only if results are annotated. Shardy's order of visits
     # depends on the annotations themselves.

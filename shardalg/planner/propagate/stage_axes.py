@@ -80,9 +80,13 @@ def _other_batch_axes(sharded: ShardedGraph, stages: set[Digit]) -> dict[int, Sh
 
 
 def _stages(sharded: ShardedGraph, node: Node, region: Region) -> Iterator[tuple[Digit, Place]]:
-    """Yield the digits of pipeline stages: along them a loop shifts its carry to the neighbour.
+    """Yield the digits of a pipeline's stages, along which the loop shifts its carry.
 
-    Each digit is yielded with the dimension of the carry that it shards.
+    Args:
+      node, region: the loop and its body.
+
+    Returns:
+      Pairs (digit, (carried value, dimension that the digit shards)).
     """
     first, count = (node.signature.param(name) for name in ("num_consts", "num_carry"))
     carried = region.arguments[first : first + count]

@@ -347,7 +347,14 @@ class Retile:
 
 
 def retiled(retile: Retile, devices: int) -> DimProgram:
-    """Return the program of a retile: fetch the margin, concatenate it, and slice both."""
+    """Return the program that changes the block size of a sharded dimension (a retile).
+
+    Each device fetches a margin of its neighbour's block, concatenates it with its own block, and
+    cuts out the new block.
+
+    Args:
+      devices: the number of devices of the mesh.
+    """
     dim, before, after = retile.dim, retile.before, retile.after
     width, shift = retile.margin, after - before
     along = DimBuilder(dim, (before,))

@@ -288,7 +288,11 @@ class _Grids:
                             )
 
     def free(self, dims: Dims, pending: Labels) -> Iterator[int]:
-        """Yield the unused digits; among digits that the goal does not name, one of each size."""
+        """Yield the digits that no dimension and no partial sum uses.
+
+        Digits that the goal does not name are interchangeable if their sizes are equal, so only one
+        of each size is yielded.
+        """
         used = {other for digit in pending for other in self.overlaps[digit]}
         used.update(*[self.overlaps[digit] for held in dims for digit in held.digits])
         seen = set[int]()

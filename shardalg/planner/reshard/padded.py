@@ -40,7 +40,10 @@ class _PaddedMoves:
         self.steps: list[SearchStep] = []
 
     def natural(self, dim: int, digits: Digits) -> int:
-        """Return the size of a dimension in blocks of `ceil(size / n)`, padding included."""
+        """Return the size of a dimension with the padding of its last block.
+
+        It is `n * ceil(size / n)` if the digits divide the dimension into n blocks.
+        """
         n = parts(digits)
         return tile(self.shape[dim], n) * n
 

@@ -548,15 +548,16 @@ def _merge_moves(first: Move, second: Move) -> Move | None:
 
 
 def _joined(hops: Iterable[Hop], source: Sharding, dims: Dims, links: Links | None) -> list[Hop]:
-    """Return the moves with gathers of several dimensions in a row as one, also reduce-scatters.
+    """Return the moves, in which successive all-gathers of several dimensions are one all-gather.
 
-    Blocks must be even. The bytes add up as in `_merged`: one gather of `n*m` blocks sends as many
-    as the gathers of `n` and of `m` blocks. Over axes with equally fast links one collective is
-    never slower, and on a torus faster, because it uses the links of all axes. Two parts of one
-    axis stay apart: a line of four takes three hops, but two lines of two take one each. On unequal
-    links, one collective must not take more seconds.
+    Reduce-scatters are joined in the same way. Blocks must be even. One gather of `n*m` blocks
+    sends as many bytes as the gathers of `n` and of `m` blocks (see `_merged`). Over axes with
+    equally fast links, one collective is never slower, and on a torus it is faster, because it uses
+    the links of all axes. Two parts of one axis stay apart: a line of four takes three hops, but
+    two lines of two take one each. On unequal links, one collective must not take more seconds.
 
     Args:
+      hops: the moves, as steps of the search.
       source: the sharding before the first move; `dims` are its digits in the search.
     """
     out: list[Hop] = []

@@ -128,11 +128,11 @@ class _IndexSorter:
                     self._index(rule, tensor, dim, (position, dim))
 
     def _index(self, rule: Rule, tensor: int, dim: int, place: TensorDim) -> None:
-        """Store the relation that follows from the index of one dimension.
+        """Store the relation between sizes that follows from the index of one dimension.
 
         Args:
-          tensor, dim: the dimension, as the row numbers tensors.
-          place: the same dimension, as `TensorDim`.
+          tensor, dim: the dimension; the row numbers operands from 0 and results from -1 downwards.
+          place: the same dimension as (tensor, dimension), with results numbered after operands.
         """
         index = rule.indices(tensor)[dim]
         loops = dim_loops(rule, tensor, dim)

@@ -41,7 +41,11 @@ class _SimulatedRing:
         self.ids = [partition_id(a.ring, position) for position in run.positions]
 
     def gather(self) -> Stack:
-        """Return the products of the travelling operand blocks, placed or added up."""
+        """Multiply each operand block that arrives in the ring; return the combined products.
+
+        The products are added up if the sharded loop is contracted. Otherwise each is written to
+        its place in the result.
+        """
         # The product reads the gathered value, of which one block at a time is present.
         travels, dim = self.collective.results[0], self.collective.attributes.dim
         own = self.env[self.collective.operands[0]]

@@ -128,10 +128,11 @@ class _Least:
         return total
 
     def _divisions(self) -> Iterator[tuple[Division, ...]]:
-        """Yield, per operator, the bytes that a device receives for each of its divisions.
+        """Yield, for each operator, the bytes that a device would receive in each of its divisions.
 
-        Equal operators on equal operands count once, because XLA computes them once. After the
-        operators come the moves to the shardings of the function's results.
+        A division assigns digits of the mesh to the operator's loops. Equal operators on equal
+        operands count once, because XLA computes them once. After the operators come the moves to
+        the shardings of the function's results.
         """
         values, seen = self.values, set()
         for node in self.graph.nodes:

@@ -32,7 +32,11 @@ _RUNNING = {
 
 
 def _computation(step: TextStep) -> Any:
-    """Return the function of `lax` that the region computes, or else the region itself."""
+    """Return the function of two elements that a reduction combines with.
+
+    It is a function of `lax`, such as `lax.add`, if the region computes one; otherwise a function
+    that runs the region.
+    """
     # The planner has cheaper collectives for these functions than for an unknown region.
     known = _MONOIDS.get(step.only())
     if known is not None:

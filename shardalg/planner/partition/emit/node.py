@@ -95,10 +95,11 @@ def finish_results(
 def apply_on(
     context: PartitionContext, local: int, attributes: Attributes, cause: Cause, *more: int
 ) -> int:
-    """Emit an instruction with one result and return the number of this local value.
+    """Emit an instruction with one result, and return the number of this local value.
 
     Args:
-      local: the first operand; the result has its type, and its shape up to a resized dimension.
+      local: the first operand. The result has its type and its shape, except for a dimension that
+        the instruction resizes.
       more: the other operands.
     """
     like = context.locals[local]

@@ -132,12 +132,13 @@ class Fills:
     def computed_number(
         self, instruction: Instruction, along: Mapping[int, int | None], padding: Padding | None
     ) -> Number | None:
-        """Return the number that an operator computes in a padding of its result, or None.
+        """Return the number that a pointwise operator computes in a padding of its result, or None.
 
-        None if the number is not known.
+        It is known if the padding of all operands holds known numbers. For example, an addition of
+        0 and 1 computes 1.
 
         Args:
-          along: per operand, the dimension that is read along the padded dimension, or None.
+          along: for each operand, its dimension that corresponds to the padded one, or None.
           padding: the padding; None if all elements of the result are meant.
         """
         operands = {k: self.of(instruction.operands[k]) for k in along}
@@ -212,9 +213,11 @@ class Fills:
         yield known
 
     def exchanged(self, instruction: Instruction[p.AllToAll]) -> Iterator[ValueFacts]:
-        """Yield the numbers in padding after an all-to-all, which cuts a dimension, joins another.
+        """Yield the numbers in padding after an all-to-all.
 
-        The joined dimension contains the padding of all blocks, about which nothing is known.
+        The all-to-all cuts one dimension into blocks and joins received pieces along another.
+        Nothing is known about padding of the joined dimension, because it has the padding of all
+        pieces.
         """
         a = instruction.attributes
         block = self.locals[instruction.results[0]].shape[a.split_dim]

@@ -98,17 +98,20 @@ Offer = tuple[Dims, Numbers]
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """The new layouts of a step's targets: its results (forward) or its operands (backward).
+    """The new shardings of a step's targets: its results (forward) or its operands (backward).
+
+    Shardings are given by their layout numbers.
 
     Attributes:
-      layouts: per target, its layout number after the step.
-      sources: per target, the tensors whose shardings it took; () if it did not change.
+      layouts: for each target, its layout number after the step.
+      sources: for each target, the tensors whose shardings it took; () if it did not change.
       changed: positions of the changed targets.
-      retry: whether merging would change more; used below the merging level (see `fixpoint.py`).
+      retry: whether the step would change more if it could merge shardings, which completion allows
+        only at a later level (`fixpoint.py`).
       other: the outcome with two operands in the other order. It is set if both operands want one
         axis on different dimensions of the result, so that later nodes may decide.
-      wanted: per operand, the sharding of the result that this operand alone would give, in the
-        order tried.
+      wanted: for each operand, the sharding of the result that this operand alone would give, in
+        the order tried.
     """
 
     layouts: Numbers
