@@ -146,9 +146,11 @@ def inside(index: Index, extents: Mapping[str, Any], size: Any) -> Any:
 
 
 def _inside_numbers(index: Index, extents: Mapping[str, int], size: int) -> int:
-    """Return the number of iterations with `0 <= index < size`, for plain integers.
+    """Return the number of iterations with `0 <= index < size`, for plain integers (see `inside`).
 
-    See `inside`.
+    All loops except the longest are enumerated at once, in an array. Along the longest loop, the
+    valid iterations are an interval, or every `step`-th iteration of one if the index is an exact
+    division.
     """
     import numpy as np
 
@@ -179,9 +181,13 @@ def _inside_numbers(index: Index, extents: Mapping[str, int], size: int) -> int:
 def _inside_named(index: Index, extents: Mapping[str, Any], size: Any) -> Any:
     """Return the number of iterations with `0 <= index < size`, if some sizes are no integers.
 
-    Sizes are formulas, or recorded sizes: numbers that record each comparison as a condition.
+    Sizes are formulas, or recorded sizes: numbers that record each comparison as a condition. Two
+    loops with formulas may have a closed form (`_inside_pair`). Otherwise all loops with integer
+    extents are enumerated, and the valid iterations of the remaining loop are an interval, whose
+    length is a formula (`_hits`).
     """
     named = [name for name, _ in index.terms if type(extents[name]) is not int]
+    # With an exact division, only multiples of the divisor are iterations.
     by = index.div if index.exact else 1
     if len(named) == len(index.terms) == 2 and by == 1:
         found = _inside_pair(index, extents, size * index.div)

@@ -309,7 +309,13 @@ class _Step(NamedTuple):
 
 
 def _casts_of_block(program: SpmdProgram, graph: Graph, block: Block) -> Casts:
-    """Return the casts in one block that the kernels of products carry out; see `casts`."""
+    """Return the casts in one block that the kernels of products carry out; see `casts`.
+
+    One pass over the instructions follows two kinds of paths. From a product forwards: its result,
+    through views, to a cast; the product then writes the cast's result (`written`). From a cast
+    forwards, through views, to products: these read the value before the cast (`read`). The result
+    of a cast whose bytes nobody moves is `free`.
+    """
     steps = [
         _Step(i, bool(bits & FUSES), getattr(i.attributes, "primitive", None))
         for i, bits in zip(block.instructions, traits(block, graph), strict=True)

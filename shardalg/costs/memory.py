@@ -528,6 +528,8 @@ class Scan:
             return zip(carry, instruction.results, strict=False)
         if self.writes_apart(instruction) or not instruction.results:
             return ()
+        # An operand between fused operators is not in memory. The result can then overwrite the
+        # values from which this operand is computed (`sources`).
         read = (lives.sources.get(v, (v,)) for v in instruction.operands)
         found = [v for of in read if not free.isdisjoint(of) for v in sorted(free.intersection(of))]
         return [(operand, instruction.results[0]) for operand in found]

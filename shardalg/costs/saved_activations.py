@@ -73,13 +73,17 @@ def lifetimes(program: SpmdProgram, graph: Graph, block: Block) -> Lifetimes:
     """Return when the values of a block are in memory, if its backward pass recomputes cheap ones.
 
     The backward pass does not keep every value that it reads. It keeps a **minimum vertex cut**:
-    the fewest bytes from which pointwise and layout operators compute all these values.
-    A compiler with fusion does so, because it repeats such operators inside their readers. It does
-    not repeat reductions: the compiler of TPU v3 keeps sums. With repeated reductions, the peaks of
-    the twelve recorded programs would be 0.05 to 0.15 % smaller, nine of them further from the
-    compiler's. Values that follow from the arguments by such operators alone are free. A value that
-    collectives or loops of both passes read is written once and kept. A value between fused
-    operators is computed in each reader, so its sources live until the last reader.
+    the fewest bytes from which pointwise and layout operators compute all these values. A compiler
+    with fusion does so, because it repeats such operators inside their readers. It does not repeat
+    reductions: the compiler of TPU v3 keeps sums. With repeated reductions, the peaks of the twelve
+    recorded programs would be 0.05 to 0.15 % smaller, nine of them further from the compiler's.
+    Values that follow from the arguments by such operators alone are free. A value that collectives
+    or loops of both passes read is written once and kept. A value between fused operators is
+    computed in each reader, so its sources live until the last reader.
+
+    The steps are: choose the kept values; find the values that are never in memory; find the last
+    instruction that needs each value, in both passes; end the life of recomputed values with the
+    forward pass.
     """
     barred = held_back(block)
     block, same = unaliased(block)
@@ -200,8 +204,11 @@ def _needed(
 ) -> tuple[dict[int, int], dict[int, int]]:
     """Return for each value the last instruction that needs it, in two dictionaries.
 
-    The first is for the forward pass, the second for the backward pass. An instruction needs its
-    operands, and the values in memory from which operands without memory are recomputed.
+    The first is for the forward pass, the second for the backward pass. A value is needed by the
+    instructions that read it. If such an instruction has a result without memory (`unwritten`), the
+    result is computed inside of its readers, so that the value is needed until the last of these.
+    If the backward pass computes a result again, it needs the operands of that result. One scan
+    from the last instruction to the first finds all of this.
 
     Args:
       border: number of the first instruction of the backward pass.

@@ -411,7 +411,12 @@ class _Symboliser:
     def sized(self, instruction: Instruction, attributes: Along, local: Local) -> Shape:
         """Return the local shape of the result of one step of an exchange of blocks.
 
-        Only the dimension `attributes.dim` can have another size than in the first operand.
+        The result has the shape of the first operand, except for the dimension `attributes.dim`.
+        Its length is a sum for a concatenation. A cut (a slice or a padding) has a length that the
+        planner chose as a number: `cut` turns it into a formula.
+
+        Args:
+          local: the result, with its planned shape.
         """
         # Only a concatenation reads the size of further operands; others use them as fill values.
         given = instruction.operands[: None if type(attributes) is Concatenate else 1]

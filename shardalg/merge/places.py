@@ -167,6 +167,12 @@ def named_places(
 def _cuts(sharding: Sharding, others: Iterable[int], by_name: bool) -> dict[int, Monomial]:
     """Return each stride and period of the digits as a product of sizes, by its value at the hints.
 
+    For example, on Mesh(x=2, y=4) the stride 4 of axis x is the product "y".
+
+    Args:
+      others: further numbers to express, from digits of other shardings.
+      by_name: whether products name the axes even if their sizes are numbers.
+
     Raises:
       MeshError: some stride or period is not made of axes and sub-axes.
     """

@@ -127,6 +127,8 @@ def apart_along(fine: Sharding, coarse: Sharding) -> tuple[int, Digit] | None:
     disjoint in this dimension, whatever the sizes (case 2 of the theorem in this module). None if
     there is no such axis. Both shardings must have the same mesh axes.
 
+    An atom in the code is an axis or a sub-axis that no digit of the two shardings splits further.
+
     >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 2, "y": 3})
     >>> x, y, xy = (Sharding.from_axes([e], mesh, (24,)) for e in ("x", "y", ("x", "y")))

@@ -231,7 +231,12 @@ class Pipeline:
         return self._slots(lax.dynamic_update_index_in_dim(store, results, slot, 1))
 
     def _fresh(self, t: Array, feed: Array) -> Array:
-        """Return the column of slots whose first stage has the microbatch that enters at `t`."""
+        """Return one slot of every stage: the one that has, on stage 0, the input of iteration `t`.
+
+        Args:
+          feed: all slots, with the shape (stages, slots, ...); the result has no dimension of
+            slots.
+        """
         count = feed.shape[1]
         slot = t % count if self.stream_io else jnp.minimum(t, count - 1)
         return lax.dynamic_index_in_dim(feed, slot, 1, keepdims=False)

@@ -270,7 +270,15 @@ class _StepSchedule:
     """
 
     def __init__(self, code: Code, roots: Sequence[int], points: Points) -> None:
-        """Decide when each step runs; `roots` are the numbers of the steps with the results."""
+        """Decide which steps run once, which run per block of points, and when results are freed.
+
+        A step depends on some of the named sizes (`sizes`). `once` has the results of steps that
+        are computed once for all blocks. The steps in `per_block` run for every block. After each
+        of them, the results in its entry of `frees` are not needed any more.
+
+        Args:
+          code: the program. roots: the numbers of the steps with the results.
+        """
         self.roots, self.points = roots, points
         self.all: list[Step] = list(code.steps)
         # A step comes after its operands, so the sizes that these depend on are known here.

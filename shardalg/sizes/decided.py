@@ -198,7 +198,7 @@ class Replaced:
         return tuple(made) if type(values) is tuple else type(values)(*made)
 
     def mesh(self, mesh: Mesh) -> Mesh:
-        """Return the mesh with its sizes replaced; equal meshes give the same object."""
+        """Return the mesh with axis sizes replaced by `number`; equal meshes give one object."""
         if mesh not in self.meshes:
             sizes = {name: self(size) for name, size in mesh.axes}
             same = all(sizes[name] is size for name, size in mesh.axes)
@@ -295,7 +295,9 @@ class Guards:
     def holding(self, points: Sequence[Mapping[str, int]]) -> np.ndarray:
         """Return, per point, whether the recorded run of planning has the same result there.
 
-        This is `hold` at each point, computed for all points together.
+        This is `hold` at each point, computed for all points together. The facts of the run itself
+        must be true at a point. A memoised call inside of the run may have false facts, and is then
+        compared again at these points: its result may be the same for other reasons.
 
         Args:
           points: a number for each named size, per point.
@@ -323,10 +325,12 @@ class Guards:
     def _same(self, call: DecidedCall, exact: ExactPoints, places: np.ndarray) -> np.ndarray:
         """Return an array: whether a call has its recorded result at each of some points.
 
-        The call is recorded again at the first point. That record is valid for all points at which
-        its facts are true. The remaining points are treated in the same way.
+        A call is a memoised decision of the planner. It is recorded again at the first point that
+        waits. That record, result and facts, is valid at all points at which its facts are true, so
+        these points are decided together. The remaining points are treated in the same way.
 
         Args:
+          exact: the points.
           places: the points that are checked, as a mask; the result is False at all others.
         """
         same, waiting = np.zeros(len(places), bool), places.copy()

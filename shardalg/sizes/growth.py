@@ -137,7 +137,11 @@ class _Cone:
 
     @staticmethod
     def of(shardings: Shardings) -> _Cone:
-        """Return the region in which every sharded dimension has at least one element per shard."""
+        """Return the region of sizes in which each sharded dimension has an element per shard.
+
+        Args:
+          shardings: (size of the dimension, number of shards) of each sharded dimension.
+        """
         ratios = [Formula.of(size) / parts for size, parts in shardings]
         # A size such as V - 1 is at most a constant times its largest term, if it has one.
         tops = [_largest(_positive(_upper_bound(ratio)), _Cone(()).dominates) for ratio in ratios]

@@ -583,11 +583,15 @@ def _range_end(
     found: frozenset[int],
     ends: tuple[int, int],
 ) -> int:
-    """Return the last x between two ends at which `ask` still returns the set `found`.
+    """Return the end of the range of x in which the set `found` has the least sum of sizes.
+
+    The range begins at the first of `ends`, and the search comes from the other end. There, `ask`
+    returns a set that is better than `found`. Both sums are lines in x, and beyond their crossing
+    `found` is not the least. So the search goes on at the crossing, until `ask` returns `found`.
 
     Args:
-      lines: (a, c) of each size, which is `a*x + c`.
-      ask: from the sizes to the indices of the sizes in the smallest sum (see `least_sum`).
+      lines: (a, c) for each size `a*x + c`.
+      ask: as in `least_sum`.
       found: the set that `ask` returns at the first end.
       ends: the values of x between which the search runs.
     """

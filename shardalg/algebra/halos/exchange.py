@@ -107,7 +107,7 @@ class Exchange:
 
     @property
     def offset(self) -> Index:
-        """Start of a device's interval, in elements from the start of the block of round 0."""
+        """Start of a device's interval, in elements from the start of its block of round 0."""
         start = self.want.start
         if self.lowest is None:
             return start % self.block

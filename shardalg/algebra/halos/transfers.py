@@ -119,7 +119,7 @@ class Slot:
 
     @property
     def pairs(self) -> Pairs:
-        """The (source, target) pairs of all pieces, each once."""
+        """The (source, target) positions between which pieces of the slot are sent."""
         return tuple(dict.fromkeys(pair for piece in self.pieces for pair in piece.pairs))
 
     def joined_width(self, other: Slot) -> int:
@@ -327,16 +327,15 @@ def _ends(pairs: Iterable[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
 
 
 def _join(groups: list[_Group], slot: Slot) -> None:
-    """Add a slot to the group of slots where it saves most elements, or to a group of its own.
+    """Add a slot to the groups where it saves most elements.
 
-    The slots of a group share permutes (see the docstring of the module). In a group, the new slot
-    is united with one of the group's slots, or is appended as another slot.
-
-    Args:
-      groups: the groups so far, which are changed.
+    A group is a set of slots that one transfer sends; its price is (elements that a device sends,
+    permutes). The slot joins a slot of a group, becomes another slot of a group, or becomes a new
+    group. The saving is the price of both apart, minus the price of the group with the slot.
     """
     new = _New.of(slot)
     own = _Group(new)
+    # The best place so far: (saving, group, number of the slot to join in the group).
     best: tuple[tuple[int, int], _Group | None, int] = ((0, 0), None, 0)
     # A slot without pairs sends nothing, so joining it, or joining to it, saves nothing.
     for group in groups if new.pairs else ():

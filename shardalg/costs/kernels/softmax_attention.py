@@ -158,7 +158,9 @@ class _Search:
     def _gradients(self, scores: frozenset[int]) -> frozenset[int]:
         """Return the nodes of the products that compute the gradient of softmax weights.
 
-        Other products read this gradient only combined with the weights, never alone.
+        The gradient of the scores combines this gradient with the weights, element by element,
+        before a product reads it. So a product is such a gradient if other products read its result
+        only combined with scores, and never alone.
 
         Args:
           scores: nodes of the products whose results are scores.

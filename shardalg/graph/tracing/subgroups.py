@@ -157,7 +157,15 @@ def _first_copy(x: Any, dims: Dims, sizes: Mapping[str, int], own: set[str]) -> 
 
 
 def _all_copies(x: Any, dims: Dims, sizes: Mapping[str, int], own: set[str]) -> Any:
-    """Return copies of a value along the axes of the outer region: the inverse of `_first_copy`."""
+    """Return a value with each of its blocks repeated along the axes of the outer region.
+
+    This is the inverse of `_first_copy`, which keeps one of these equal blocks.
+
+    Args:
+      dims: the axes that split each dimension of the result.
+      sizes: the size of each axis.
+      own: the axes of the inner region, along which blocks differ and are not repeated.
+    """
     for dim, names in enumerate(dims):
         if not own.issuperset(names):
             # With one dimension per axis, a broadcast of size 1 gives the copies along outer axes.

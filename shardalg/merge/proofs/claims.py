@@ -197,7 +197,7 @@ class HaloClaim:
 
     @property
     def is_derived(self) -> bool:
-        """True if the widths are the closed forms of the window."""
+        """True if the widths are those that `halo` computes from the window, size and parts."""
         h = self.halo
         return h == halo(h.window, size=h.size, parts=h.parts)
 

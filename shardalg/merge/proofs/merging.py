@@ -304,7 +304,13 @@ def _two_offsets(verdict: Verdict, devices: Devices) -> list[Obligation]:
 
 
 def _tile_on_too_few(verdict: Verdict, devices: Devices) -> Obligation:
-    """Return the formula that the witness's tile is on no device, or on a wrong number of them."""
+    """Return the formula that a tile is on no device, or on a wrong number of devices.
+
+    A tile is a combination of partition ids along the dimensions of the failure. A merge would need
+    each tile on equally many devices, so the formula refutes a merge. If the digits belong to one
+    mesh (`devices.space`), the tile is (0, 1) along a shared axis, otherwise the tile of the
+    witness.
+    """
     assert verdict.failure is not None and verdict.witness is not None
     places = verdict.failure.dims
     operands = owners(verdict.pair, verdict.failure)

@@ -105,7 +105,13 @@ def _bounds_of(sharding: Sharding, devices: Devices) -> list[tuple[Number, Numbe
 
 
 def _refine_for_all(claim: RefineClaim, devices: Devices) -> list[Obligation]:
-    """Return the formulas of the theorem in `merge/refinement.py`."""
+    """Return the formulas that prove for all sizes of the mesh whether `fine` refines `coarse`.
+
+    They follow the theorem in `merge/refinement.py`. If the axes of `coarse` are a major part of
+    those of `fine`, every block of `fine` is inside a block of `coarse` at all sizes at which
+    borders of `coarse` are borders of `fine`. For the opposite claim, some device has disjoint
+    blocks at all sizes.
+    """
     # Case 2 of the theorem: at all sizes, the blocks of some device are disjoint.
     if not claim.holds:
         return _outside_for_all(claim, devices)

@@ -247,7 +247,7 @@ class ValueExplanation(Answer):
         return self.steps
 
     def parts(self) -> Parts:
-        """Return a sentence, the steps, and the refused shardings."""
+        """Return the parts of the printed text: a sentence, the steps, and refused shardings."""
         head = f"{self.value} is {self.sharding.text()}: {_from(self.annotations)}."
         refused = (REFUSED, self.refused) if len(self.refused) else ()
         return (head, self.steps, *refused)

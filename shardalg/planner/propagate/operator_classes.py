@@ -207,15 +207,14 @@ def _gathered(
 
 
 def _with_majors(found: Dims, given: Dims) -> Dims:
-    """Return the target's dimensions without minor parts of axes whose major part is missing.
+    """Return the target's dimensions without parts of an axis whose more major part has no place.
 
-    A dimension is cut before the first digit whose more major neighbour in the same axis is in no
-    dimension of the target. XLA's reshape also stops at the first tiles of a dimension that it
-    cannot place (`ReshapeSharding`).
+    A reshape may keep only a part of an axis of its operand. The minor part alone would give other
+    blocks. Each dimension therefore ends before the first such part. XLA's reshape also stops at
+    the first tiles of a dimension that it cannot place (`ReshapeSharding`).
 
     Args:
-      found: the digits of each dimension of the target.
-      given: the digits of each dimension of the source.
+      found: the digits of the target's dimensions. given: those of the source's dimensions.
     """
     whole = {digit for digits in given for digit in digits}
     placed = {digit for digits in found for digit in digits}

@@ -33,11 +33,14 @@ Place = tuple[int, int]
 def exclude_stage_axes(
     sharded: ShardedGraph, *, meetings: bool
 ) -> tuple[tuple[int, Sharding], ...]:
-    """Return the shardings without stage axes of values that enter or leave a pipeline's body.
+    """Return new shardings, without stage axes, of values that enter or leave a pipeline's body.
+
+    A pipeline is a loop that shifts its carry along a mesh axis, the axis of its stages. Inside the
+    loop, only the dimension of stages has this axis. An entry is (value, sharding).
 
     Args:
-      meetings: whether to return new shardings of values on stages that meet a batch on stages,
-        too. They get the batch's other axes. No partitioner of XLA completes them so.
+      meetings: whether values that an operator combines with a batch on the stage axis get the
+        other axes of the batch (see the module's drawing). No partitioner of XLA completes them so.
     """
     graph, found = sharded.graph, dict[int, Sharding]()
     # `axes` collects the stages of all loops, because a batch may meet the stages of any of them.
@@ -59,7 +62,13 @@ def exclude_stage_axes(
 def _other_batch_axes(sharded: ShardedGraph, stages: set[Digit]) -> dict[int, Sharding]:
     """Return new shardings of values that are sharded along the stages of a pipeline, by value.
 
-    Such a value that is combined with a batch also gets the axes of the batch that are not stages.
+    An operator may combine such a value with a batch that is sharded along the stage axis L and
+    another axis X. The value's batch dimension then gets X:
+
+        batch [None, (X, L)]  pad  stages [L, None, None]   gives   stages [L, None, X]
+
+    Args:
+      stages: the digits of the stage axes of all pipelines.
     """
     found: dict[int, Sharding] = {}
     meetings = (pair for node in sharded.graph.nodes if stages for pair in _passed_dimensions(node))

@@ -274,7 +274,12 @@ def _with_names(dims: Dims, names: Mapping[Digit, Digit]) -> Dims:
 
 
 def _moves(shape: Shape, start: State, goal: State, axes: Digits) -> list[SearchStep]:
-    """Return the moves of the cheapest route between states with equal pending sums."""
+    """Return the moves of the cheapest route between states with equal pending sums.
+
+    Three routes are tried in order: slices and gathers alone (`direct`), one permute, and
+    all-to-alls found by a search. A permute is not possible while sums are pending, because it
+    would move the partial sums to other devices too.
+    """
     (dims, pending), (wanted, _) = start, goal
     route = direct(shape, dims, wanted)
     # A permute would move the pending sums to other devices, too.

@@ -256,6 +256,10 @@ def positions(pairs: Iterable[tuple[int, ...]]) -> Pairs | Runs:
 def _interval(along: DimBuilder, exchange: Exchange, pieces: list[tuple[Piece, int]]) -> int:
     """Add the instructions that put the pieces of an interval together; return its number.
 
+    The pieces are concatenated into a buffer in the order of their rounds. Gaps between pieces,
+    from rounds that no device needs, are filled with arbitrary elements. The device's interval is
+    then cut from the buffer, at a place that may depend on the device.
+
     Args:
       pieces: the pieces, each with the number of the value that has it.
     """

@@ -105,7 +105,12 @@ class _Grids:
     """
 
     def __init__(self, problem: GridProblem) -> None:
-        """Set both ends as states, and the elements of the goal that the bound counts."""
+        """Set both ends of the search as states, and the tables of its bound.
+
+        `wanted` and `needed` are the elements of the first device's block of the goal, per
+        dimension and in all. `named` has the goal's digits. `known`, `arrangements` and `shared`
+        are caches.
+        """
         self.shape, self.sizes, self.overlaps = problem.shape, problem.sizes, problem.overlaps
         self.padded, self.kept = problem.padded, problem.goal[1]
         self.devices = prod(problem.sizes)

@@ -77,7 +77,11 @@ class _PaddedMoves:
     def move(self, move: Move, after: State, grid: Shape) -> None:
         """Append a move of the padded tensor, with the price of the padded blocks.
 
+        A dimension that was whole and is cut now gets its padded size `grid[dim]` first. A
+        dimension that is whole again after the move loses its padding.
+
         Args:
+          move: the move. after: the state after it.
           grid: the padded sizes of dimensions that the move cuts.
         """
         kind, local = move.sent_as if isinstance(move, Collective) else None, 1

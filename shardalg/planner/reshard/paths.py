@@ -248,7 +248,11 @@ class _MeshDigits:
         self.borders = {d.stride for digits in _plain_digits((axes,)) for d in digits}
 
     def digits(self, digits: Digits) -> Digits:
-        """Return the digits with pieces of one axis merged again, which the search split."""
+        """Return digits in terms of the mesh: pieces that the search split are merged again.
+
+        Neighbouring digits are pieces of one axis if the stride between them is not in `borders`,
+        the strides at which axes begin.
+        """
         out: list[Digit] = []
         for digit in digits:
             if out and out[-1].stride == digit.stride * digit.size:
@@ -256,6 +260,7 @@ class _MeshDigits:
                 if index(out[-1].stride) not in self.borders:
                     digit = Digit(digit.stride, out.pop().size * digit.size)
             out.append(digit)
+        # The search works on plain numbers, so digits with named sizes are put back here.
         return tuple([self.known.get(digit, digit) for digit in out])
 
     def layout(self, shape: Shape, dims: Dims, pending: Digits) -> Sharding:

@@ -144,6 +144,8 @@ class _IndexSorter:
         # Several loops in one dimension: its size is the product of their extents.
         elif loops:
             self.nested.append((place, loops))
+        # A quotient or a remainder of one loop, such as i//4 and i%4 of a reshape: the product of
+        # such sizes is equal for the operand and the result (`_products`).
         elif len(index.terms) == 1 and not index.exact and (index.mod or index.div > 1):
             self.folded.setdefault(index.variables[0], {}).setdefault(place[0], []).append(place)
         elif index.terms:
@@ -246,7 +248,12 @@ class _IndexSorter:
         return (1 - base + low + high - _span(index, rule) + stride,)
 
     def _free_shifts(self) -> Iterator[Shift]:
-        """Yield a shift with `free` set for dimensions whose sizes may be related in any way."""
+        """Yield the shifts for pairs of sizes whose relation the row does not tell.
+
+        Only a second trace can give a formula for such a pair (`free`). There are three kinds: a
+        dimension and a window of it at a run-time place, an image and the taps of its kernel, and
+        the two lengths of a real Fourier transform.
+        """
         # A guard `k == o + $t`: a window with loop o at the run-time place $t in dimension k.
         for rule in self.rules:
             for guard in rule.guards:

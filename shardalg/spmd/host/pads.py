@@ -48,7 +48,11 @@ def _dilate(a: Dilate, x: Stack, *fill: Stack) -> Stack:
     """Put filled places between the elements of a dimension, and at both of its ends."""
 
     def spread(_: int, block: np.ndarray, *given: np.ndarray) -> np.ndarray:
-        """Return one device's block with the new places; `given` is the fill, if an operand."""
+        """Return one device's block after the padding, with the fill around and between elements.
+
+        Args:
+          given: the array with the fill, if the fill is an operand.
+        """
         before = block.shape[a.dim]
         # Without a combination there is no identity, so the fill is an operand: the user's number.
         value = given[0] if a.fill is None else identity(a.fill, block.dtype.name)

@@ -322,7 +322,9 @@ def _read(step: CheckedInstruction[HaloExchange], reading: Reading) -> Result:
     """Return the contents of one result of a halo exchange, and the claims that it is right.
 
     A reading names, for each device `p`, the block that it receives (`source(p)`) and the first
-    element that it wants (`wanted(p)`). The permutes must bring the wanted elements of this block.
+    element that it wants (`wanted(p)`). The claims compare this with the permutes: the last permute
+    that reaches a device must come from a device with the named block, and sender and receiver must
+    have the same elements along all other dimensions.
     """
     a, span = step.attributes, step.operand.dims[step.attributes.dim]
     source, wanted = start_number(reading.source), start_number(reading.wanted)

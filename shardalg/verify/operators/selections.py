@@ -14,10 +14,12 @@ from shardalg.verify.report import Decided
 
 
 def selection_claims(run: LocalOperator, emission: Emission) -> Iterator[Goal]:
-    """Yield the claims that a run-time index selects elements on the right partitions only.
+    """Yield the claims about run-time indices that select elements of a sharded dimension.
 
-    The dimension from which it selects is sharded, and each device has the index shifted into its
-    own block.
+    Each device shifts the index into its own block. An index must select an element on the
+    partition that has the element, and on no other. An index that JAX clips must stay inside of the
+    dimension. A start outside of the block, whose update the row drops, must be masked, because the
+    operator on the block would clip it.
     """
     starts = {shift.loop: shift for shift in emission.shifts if shift.sign}
     for guard in run.rule.guards:

@@ -64,6 +64,8 @@ def _explicit(graph: Graph, traffic: Traffic, devices: int) -> Iterator[float]:
         key = (node.signature, node.operands)
         if manual and key not in seen and not is_branch(graph, node.region):
             seen.add(key)
+            # Completion may divide the collective's work along all axes that are not manual, so
+            # the bound counts the share of one of these devices.
             yield float(moved.step.count * moved.wire_bytes) * manual / devices
 
 
@@ -98,7 +100,13 @@ class _Least:
 
     @cached_property
     def bytes(self) -> float:
-        """The bytes of the cheapest division of every operator, added up."""
+        """The lower bound: the bytes of the cheapest division of every operator, added up.
+
+        Operators that read the same value may share one received copy, so its bytes must not be
+        counted for each of them. Bytes of a value that every division of some operator needs are
+        counted once per value. Further bytes are divided by the number of operators that may need
+        them. The shares of one value then add up to no more than its received bytes.
+        """
         # If one division of an operator receives no bytes, the lower bound of the operator is 0.
         found = [
             ways
@@ -227,13 +235,16 @@ class _Least:
         return missing(fact.shape, fact.layout, wanted, devices) * fact.counted
 
     def _copied(self, fact: _Fact, reads: Reads) -> float:
-        """Return the most bytes that a device lacks of the part of an operand that it reads.
+        """Return the largest number of bytes that a device reads of an operand and does not have.
 
-        Along a summed loop only the number of elements counts, because a device may sum any part.
+        Along most dimensions, the elements that each device reads are known, and are compared with
+        its block. Along a summed loop that is divided, a device may sum any part. There only
+        numbers count: a device reads the share `1/n` of the elements for n devices, and holds at
+        most the share that the digits of its block and of the division leave.
 
         Args:
-          fact: shape, present sharding and element bytes of the operand.
-          reads: the loops of each dimension, and the digits that divide each loop.
+          fact: the layout of the operand and the bytes of an element.
+          reads: the part of the operand that a device reads.
         """
         if not fact.counted:
             return 0.0

@@ -111,10 +111,15 @@ class DimensionClasses:
         return self._refusal(fine, parts, closed, frozenset())
 
     def _refusal(self, fine: int, parts: int, closed: frozenset[int], seen: frozenset[int]) -> str:
-        """Return why axes cannot split a class of dimensions, or "" if they can; see `refusal`.
+        """Return the result of `refusal`: why a class does not split into `parts`, or "".
+
+        A dimension may consist of several loops, such as heads times features. The parts divide the
+        major loop first. If it has too few elements, the next loop is split by the rest, which is
+        refused if the loop must stay whole. A loop may be a dimension of its own elsewhere, so its
+        class is tested in the same way.
 
         Args:
-          seen: the classes on the way to this one by nested loops, which are not visited again.
+          seen: the classes around this one, which are not visited again.
         """
         if fine in self.iterated:
             return "a loop walks through this dimension"

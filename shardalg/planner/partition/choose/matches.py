@@ -20,14 +20,13 @@ LoopSets = dict[str, set[Digit]]
 
 
 def required_devices(key: NodeKey, component: Component, assignments: list[Assigned]) -> int:
-    """Return the minimum number of devices among which a contraction is divided.
+    """Return the minimum number of devices among which a contraction is divided; 1 for others.
 
-    It is 1 for other operators.
-
-    For a contraction it is the number of devices of the largest assignment that uses all matches
-    (`_matches`) and no digits of one operand alone. Fewer bytes then never mean more arithmetic
-    than in XLA's partitioner, which groups devices by the same matches (`dot_handler.cc`,
-    PartitionDotGroupOn*).
+    With fewer devices, a choice could send fewer bytes, but each device would compute more than in
+    XLA. XLA's partitioner divides a product among the devices of its matches (`dot_handler.cc`,
+    PartitionDotGroupOn*): digits that operands and result have on the same loop. The number is that
+    of the largest assignment that uses all matches (`_matches`), and no digits that only one
+    operand has.
     """
     if not (component.is_whole and contracts(key.signature)):
         return 1
@@ -162,8 +161,10 @@ def _idle_axes(key: NodeKey, component: Component) -> list[Digit]:
 def _matches(key: NodeKey, component: Component) -> tuple[LoopSets, LoopSets]:
     """Return two dictionaries from loops to digits: the matched ones, and the usable ones.
 
-    Matched digits shard the loop in all its tensors. Usable ones are the digits of the result that
-    no contracting loop uses, and the matched digits of contracting loops.
+    Matched digits shard a loop in all its tensors, so that each device can compute its part without
+    communication. A batch or non-contracting loop matches by digits that the result and an operand
+    have on it; a contracting loop by digits that all operands have on it. Usable digits are those
+    of the result that no contracting loop uses, and the matched digits of contracting loops.
     """
     # Batch and non-contracting loops match by digits of the result that an operand has there too.
     result_digits = _suggested_digits(key, component, of_result=True)

@@ -121,6 +121,7 @@ class Fills:
             places = _places(signature, instruction.attributes.loops, nth)
             fills: dict[int, tuple[Padding, Number]] = {}
             everywhere = None
+            # A place is a padded dimension of the result, or the whole result (without `padding`).
             for dim, padding, along in places:
                 number = self.computed_number(instruction, along, padding)
                 if dim is None or padding is None:

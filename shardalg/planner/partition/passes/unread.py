@@ -61,7 +61,7 @@ class JoinAsBits(Rewriter):
         return instruction
 
     def note_part(self, instruction: Instruction) -> Instruction:
-        """Record that one device alone has each element of a slice, if it has the operand's."""
+        """Record that at most one device has each element of a slice, if so for its operand."""
         if instruction.operands[0] in self.alone:
             self.alone.update(instruction.results)
         return instruction

@@ -372,7 +372,8 @@ class Fixpoint:
         if index.nodes[position] is None and index.result_count == 1:
             return ()
         # Forward, a result always follows its operands. Backward, a broadcast's operand does not
-        # follow, because a replicated result implies nothing for it.
+        # follow, because a replicated result implies nothing for it. Of a scatter only the first
+        # operand follows, because its indices take nothing from the result.
         if value in values[:count]:
             return values[count:]
         return (

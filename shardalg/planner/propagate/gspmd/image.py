@@ -184,10 +184,16 @@ def _nest(rule: Rule, index: Index, size: int) -> Loops:
 def _is_small(sizes: Sizes) -> bool:
     """Return whether the kernel is small, as XLA's IsConvolutionKernelSmall decides.
 
-    From the third dimension on, three taps count as few.
+    It is small if it has fewer taps than the result has elements, along every dimension. From the
+    third dimension on, up to three taps are enough if the taps of all dimensions so far,
+    multiplied, are fewer than the results multiplied.
+
+    Args:
+      sizes: per spatial dimension, the numbers of taps and of results.
     """
     # The limits are XLA's own. With others, some convolutions would be sharded unlike in XLA.
     for number, (taps, results) in enumerate(sizes):
+        # Two products over the dimensions so far: of the taps, and of the results.
         before = [math.prod(column) for column in zip(*sizes[: number + 1], strict=True)]
         if taps >= results and (number < 2 or taps > 3 or before[0] >= before[1]):
             return False

@@ -373,7 +373,10 @@ def _direction(kind: OperatorClass, loop: str, stage: int) -> int:
     """Return the directions in which an operator passes shardings along one loop at a stage.
 
     `FORWARD` is from operands to results, `BACKWARD` from results to operands, `BOTH` is both, and
-    0 is neither. Shardy's propagation has several stages, and each adds directions.
+    0 is neither. Shardy's propagation has several stages, and each adds directions. Stages 0 and 1
+    act on the operators in `PASSING`, stage 0 only if no operand has another user (`kind.alone`).
+    Stage 2 adds loops that pass from operands to results one to one (`kind.through`), stage 3 all
+    other loops.
     """
     # Each stage adds directions to those of the stages before it. A broadcast is extended towards
     # its result last, because its operand says nothing about the result's new dimensions.

@@ -167,7 +167,12 @@ class ShardyModuleBuilder(Instructions):
         return self.copies[call, outer]
 
     def _node(self, number: int, _: int) -> Iterator[ShardyOperator]:
-        """Yield the operators for one node; none if its result has no sharding of its own."""
+        """Yield the operators of Shardy's module for one node of the graph, or none.
+
+        There is none for a node without an instruction in XLA, for constants, and for broadcasts of
+        numbers. Shardy copies constants for each reader, so they get no sharding of their own. A
+        broadcast that JAX repeats for each reader is yielded later, at its readers.
+        """
         node = self.graph.nodes[number]
         if node.primitive in lowered.NOTHING:
             self.same[node.results[0]] = node.operands[0]
