@@ -349,7 +349,7 @@ class Groups:
         """Return the index of a dimension that has no groups, although its loop has them elsewhere.
 
         For example, the input features of a kernel run over one group, and those of the image run
-        over all groups. A dimension of size 1 is read at 0.
+        over all groups. If there are several groups, a dimension of size 1 is read at 0.
 
         Args:
           loop: the loop of the dimension.
