@@ -191,6 +191,8 @@ def _loop_sizes(rule: Rule, places: Places, shapes: Shapes) -> dict[str, Any]:
         if len(loops) == 1:
             found[loops[0]] = shapes[tensor][dim]
             continue
+        # A dimension with the index `4*i + j` has as many elements as the product of both loops. So
+        # its size gives the one loop that is still unknown, divided by the sizes of the others.
         free = next((name for name in loops if name not in found), None)
         if free is not None:
             others = (found.get(n, rule.extents[n]) for n in loops if n != free)

@@ -499,6 +499,8 @@ class Scan:
         # A donated argument and its result were paired beforehand, as XLA aliases them.
         for result in instruction.results if lives.reused else ():
             argument = lives.reused.get(result)
+            # An operand is still read here. It is overwritten only by an operator that works in
+            # place, see below.
             if argument in dying and argument not in instruction.operands:
                 free.discard(argument)
                 written.add(result)

@@ -126,6 +126,7 @@ class ArrayBorder:
         if isinstance(array, jax.Array):
             # An array that the devices of all processes hold never passes through one host.
             stays = not array.is_fully_addressable or self.inner.is_fully_addressable
+            # Random keys have no numpy type; JAX itself moves them between devices.
             if stays or jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
                 return None
         held = np.asarray(array)

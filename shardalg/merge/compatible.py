@@ -145,6 +145,8 @@ def _merge_many(operands: tuple[Sharding, ...], policy: str, decide: str) -> Ver
 
             verdict = search(merged, _on_first_mesh(merged, operand, policy), policy)
         if verdict.sharding is None:
+            # Of several operands, the refusal names the two that clash: the merge so far, and the
+            # operand that cannot be merged with it.
             clash = None if len(operands) == 2 else verdict.pair
             return replace(verdict, operands=operands, clash=clash) if clash else verdict
         merged = verdict.sharding
@@ -291,6 +293,7 @@ def _not_contained(fine: Sharding, coarse: Sharding) -> Failure | None:
         dims = (escape(fine, coarse, device) for device in fine.mesh.order)
         found = next((dim for dim in dims if dim is not None), None)
         return None if found is None else Failure("contained", (found,))
+    # No block is empty, so the closed form (`_nests`) decided; it names no dimension.
     return Failure("contained", ())
 
 

@@ -571,6 +571,7 @@ def least_sum(
     # with the least sum is the same.
     x = recorder.size(Formula({monomial: 1}))
     found = ask(tuple(a * x.value + c for a, c in lines))
+    # The comparisons are always true here: they are made because `x` stores them as facts.
     assert x <= _range_end(lines, ask, found, (x.value, x.value * _FARTHEST))
     low = _range_end(lines, ask, found, (x.value, 1))
     assert low == 1 or x >= low

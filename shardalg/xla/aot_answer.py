@@ -268,10 +268,14 @@ def _differences(planned: Moved, compiled: Moved) -> Iterator[tuple[object, ...]
 
 
 def _cause(kind: str, axes: str, both: tuple[Moved, Moved], near: bool) -> str:
-    """Return the probable cause of a difference between planned and compiled collectives.
+    """Return the probable cause of a difference between planned and compiled collectives, as text.
+
+    The cause is guessed from the number of collectives and from the bytes that they send.
 
     Args:
-      both: the collectives of the plan, and of the compiled program.
+      kind, axes: the collectives that differ, by kind and mesh axes.
+      both: the collectives of the plan, and of the compiled program: (number, bytes) by (kind,
+        axes).
       near: whether both send the same bytes, except for the padding of tiles.
     """
     (count, _), (its_count, _) = (m.get((kind, axes), (0, 0)) for m in both)
@@ -289,6 +293,7 @@ def _cause(kind: str, axes: str, both: tuple[Moved, Moved], near: bool) -> str:
     (scatters, parts), (reduces, whole) = fewer
     # If other all-reduces were combined, their number is no evidence. The bytes are: an all-reduce
     # sends twice the bytes of the reduce-scatter that it replaces.
+    # `parts` bytes are missing then, and twice as many are sent in addition (`whole` is negative).
     is_whole = reduces < 0 or abs(whole + 2 * parts) <= -SLACK * whole
     if kind in _REDUCES and scatters > 0 and is_whole:
         return f"all-reduced and then sliced: {scatters} reduce-scatters"

@@ -29,11 +29,16 @@ class PipelineLoop:
 
 
 def pipeline_loops(graph: Graph) -> dict[int, PipelineLoop]:
-    """Return the pipeline loops of a function; each key is the number of the loop's node."""
+    """Return the pipeline loops of a function; each key is the number of the loop's node.
+
+    `models.pipeline` marks the state of its loop as a site with the name `SHIFTED`. The leading
+    dimension of the state numbers the stages.
+    """
     found: dict[int, PipelineLoop] = {}
     for site in graph.sites:
         if site.name == SHIFTED:
             shape = graph.values[graph.nodes[site.node].results[0]].type.shape
+            # A `vmap` of the pipeline adds dimensions, which do not count as the leading one.
             added, loop = graph.added_dims(site), _loop_around(graph, site)
             stages = next((n for dim, n in enumerate(shape) if dim not in added), None)
             if loop is not None and stages is not None:

@@ -205,7 +205,9 @@ class CostProblem:
         values = (*node.operands, *node.results)
         shardings = tuple(self.value_shardings[v] for v in values)
         made, read = fused_values(self.graph)
-        # A result that only fuses is written by its first move, if at all.
+        # The operator's price leaves out memory traffic for values that stay inside of a fused
+        # kernel. For an operand, its operator and all its readers must fuse. A result that fuses
+        # counts, too: the price of its first move includes writing it.
         fused = frozenset(
             k for k, v in enumerate(values) if v in made and (v in read or k >= len(node.operands))
         )

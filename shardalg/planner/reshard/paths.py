@@ -507,6 +507,8 @@ def _by_block(digits: Digits, positions: int, first: Digits = ()) -> tuple[int, 
     if free is None:
         ids = partition_ids(digits, np.arange(positions))
         return tuple(np.argsort(ids, kind="stable").tolist())
+    # The free digits are cut where digits of `first` begin and end, so that `first` can be taken
+    # out of them.
     cuts = sorted({cut for d in first for cut in (d.stride, d.stride * d.size)}, reverse=True)
     rest = [piece for digit in free for piece in _pieces(digit, cuts) if piece not in first]
     # A position is a mixed-radix number of all digits, the largest stride first. Moving the block's

@@ -214,8 +214,9 @@ class _IndexSorter:
                 stride = abs(dict(index.terms)[names[0]])
                 base = index.div if index.exact else 1
                 # Windows of `span` elements fit `floor((n + low + high - span) / stride) + 1` times
-                # into n elements. The row has only `low`, so the constants of the usual cases are
-                # likely: no padding at the end, equal padding at both ends, `ceil(n / stride)`.
+                # into n elements, so the constant in the size is `low + high - span + stride`. The
+                # row has only `low`, so the usual values of `high` are tried in this order: 0, `low`,
+                # and the one for which the size is `ceil(n / stride)`.
                 span, low = _span(index, rule), -index.constant
                 usual = (low - span + stride, 2 * low - span + stride, stride - 1)
                 stated = self._stated_constant(names[0], index, rule)

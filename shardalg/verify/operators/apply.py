@@ -500,6 +500,8 @@ def _pending_masks(run: LocalOperator, emission: Emission) -> Iterator[PendingSe
     ]
     if not any(loop for _, loop, _ in owned):
         return
+    # Each entry is (component of the index, digits, block, size), as in `MaskIndexed`. An unsharded
+    # dimension is one block with all places at which the slice may start.
     components = tuple(
         (component, run.digits[loop], run.blocks[loop], counts[loop])
         if loop

@@ -151,6 +151,8 @@ class Values:
         """Per value, the digits along which each of its readers takes only a part."""
         graph = self.graph
         every = frozenset(d for s in self.sharded.shardings for dim in s.dims for d in dim)
+        # A value starts with all digits. Each reader then removes those along which it reads all
+        # elements of the value; only the digits common to all readers are left.
         split = [every] * len(graph.values)
 
         def read(value: int, digits: frozenset[Digit]) -> None:

@@ -177,6 +177,7 @@ class Component:
         Every device must get one block of each tensor, and it must be possible to combine partial
         results.
         """
+        # Padding in the last block of these loops would be included in a reduction.
         for name, extent in self.even:
             if name in assigned and extent % parts(assigned[name]):
                 return False
@@ -188,6 +189,7 @@ class Component:
             split = [name for name in rule.reduced if name in assigned]
             if any(-(-rule.extents[name] // parts(assigned[name])) < most for name in split):
                 return False
+        # A block of the dimension `4*i + j` is a block of j only if a device has one value of i.
         return all(_splits_to_elements(loops, assigned) for loops in self.nests)
 
 
@@ -240,6 +242,8 @@ def _component(rows: tuple[Rule, ...], numbers: list[int]) -> Component:
     # A loop may be sharded only if every row of the component allows it, because rows share loops.
     supported = [n for rule in rules for n, _ in rule.loops if n not in unsupported_loops(rule)]
     barred = {name for rule in rules for name in _unshardable(rule)}
+    # The last block of an uneven split has padding, which a reduction would include. Loops whose
+    # padding cannot be masked may be split evenly only.
     even = [
         (name, rule.extents[name])
         for rule in rules

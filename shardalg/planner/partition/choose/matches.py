@@ -199,18 +199,21 @@ def _matches(key: NodeKey, component: Component) -> tuple[LoopSets, LoopSets]:
 
 
 def _aligned(key: NodeKey, component: Component, matched: LoopSets) -> LoopSets:
-    """Return a dictionary from contracting loops to digits to which one operand is moved.
+    """Return, for each contracting loop that becomes sharded, the digits along which it is.
 
-    The other operand has these digits already. The conditions are XLA's (`dot_handler.cc`,
-    should_partition_contracting_dim). Digits are matched if they shard a loop in all its tensors.
+    A contracting loop can be sharded if both operands have the same digits along it. If only one
+    operand has them, the other operand is moved to them. XLA does this in two cases
+    (`dot_handler.cc`, should_partition_contracting_dim): the move is a permute; or nothing else can
+    be sharded, and the operand has to be moved anyway or the result is smaller than the operands.
 
     Args:
-      matched: the matched digits of batch and non-contracting loops.
+      matched: the digits of batch and non-contracting loops that shard a loop in all its tensors.
     """
     used, found = set().union(*matched.values()), {}
     others = idle_axes_of_equal_size(key, component)
     for name, readers in _contracting_digits(key, component).items():
-        # Digits that no batch or non-contracting loop uses can shard this loop.
+        # Each proposal is (operand, its digits on the loop) to which the other operand would move.
+        # Digits that a batch or non-contracting loop uses cannot shard this loop, too.
         proposed = [(operand, own - used) for operand, own in readers if own - used]
         digits_of = dict(readers)
         # If neither operand has a free digit on the loop, both can move to one idle axis as large.

@@ -361,9 +361,11 @@ class Kept:
 def kept(
     rule: Rule, found: tuple[ShardedWindow, ...], blocks: Mapping[str, int]
 ) -> tuple[Kept, ...]:
-    """Return the dimensions in which a local result covers whole windows instead of a block.
+    """Return the dimensions of a local result that are longer than the device's block.
 
-    Only operators that select from windows (`_selected_window`) have them.
+    A `select_and_scatter` adds its updates at elements of whole windows. The device's windows cover
+    `window.needed` elements, and a slice of them is the block. Other operators have no such
+    dimension.
 
     Args:
       found: the windows of the operator.

@@ -91,6 +91,8 @@ class Fixpoint:
         closed = [
             fixed and not free for fixed, free in zip(layouts.fixed, layouts.open, strict=True)
         ]
+        # Values in `late_backward` (constants, results of broadcasts) take nothing from their
+        # readers either, until the level of broadcasts.
         self.closed = bytes([closed[number] for number in self.numbers])
         self.skipped = bytes([c or v in index.late_backward for v, c in enumerate(self.closed)])
         self._broadcast_level = self._level(image.BROADCAST, BACKWARD)
@@ -316,6 +318,8 @@ class Fixpoint:
             if outcome is UNKNOWN:
                 outcome = memos[kind][key] = self._step(kind, key, direction)
             outcomes.append(outcome)
+            # `retry` marks a step that could merge two shardings, which is allowed at a later level
+            # of aggressiveness: there it is visited again.
             if outcome is not None and direction == FORWARD:
                 self.retry_steps[position] = outcome.retry
             elif outcome is not None:

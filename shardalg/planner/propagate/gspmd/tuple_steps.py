@@ -101,6 +101,8 @@ class Computations(Instructions):
                 for key in dict.fromkeys(keys):
                     first = self._first_of(groups[node.region], key, node.results[0])
                     self.read.setdefault(number, []).append(first)
+        # Equal constants are one instruction in XLA, so all values of a group share one sharding.
+        # A constant takes a sharding from its readers only late in the propagation.
         self.first_of: dict[int, int] = {}
         for group in chain.from_iterable(found.values() for found in groups.values()):
             self.late_backward.update(group)

@@ -301,6 +301,8 @@ def _without(digits: Digits, used: Sequence[Digit]) -> Digits:
         for other in used:
             top = other.stride * other.size
             if left is not None and overlap(left, other):
+                # A digit covers the strides from `stride` to `stride * size`. The part from the end
+                # of the used digit (`top`) on is free, if the two divide evenly there.
                 whole = left.stride * left.size
                 left = Digit(top, whole // top) if whole > top and whole % top == 0 else None
         if left is not None:
