@@ -215,8 +215,8 @@ class _IndexSorter:
                 base = index.div if index.exact else 1
                 # Windows of `span` elements fit `floor((n + low + high - span) / stride) + 1` times
                 # into n elements, so the constant in the size is `low + high - span + stride`. The
-                # row has only `low`, so the usual values of `high` are tried in this order: 0, `low`,
-                # and the one for which the size is `ceil(n / stride)`.
+                # row has only `low`, so the usual values of `high` are tried, in this order: 0,
+                # `low`, and the one for which the size is `ceil(n / stride)`.
                 span, low = _span(index, rule), -index.constant
                 usual = (low - span + stride, 2 * low - span + stride, stride - 1)
                 stated = self._stated_constant(names[0], index, rule)

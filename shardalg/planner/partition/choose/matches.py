@@ -204,7 +204,7 @@ def _aligned(key: NodeKey, component: Component, matched: LoopSets) -> LoopSets:
     A contracting loop can be sharded if both operands have the same digits along it. If only one
     operand has them, the other operand is moved to them. XLA does this in two cases
     (`dot_handler.cc`, should_partition_contracting_dim): the move is a permute; or nothing else can
-    be sharded, and the operand has to be moved anyway or the result is smaller than the operands.
+    be sharded, and the other operand has to be moved anyway, or this one is larger than the result.
 
     Args:
       matched: the digits of batch and non-contracting loops that shard a loop in all its tensors.
