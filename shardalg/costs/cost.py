@@ -688,7 +688,10 @@ class Cost:
 
     @property
     def _error_text(self) -> str:
-        """Text on the expected error of the step time and its source; "" for other overlaps."""
+        """Return text with the expected error of the predicted step time, and its source.
+
+        The text is "" for any overlap except "measured": only its errors are known.
+        """
         if self.overlap != MEASURED:
             return ""
         constants = self.hardware.calibration

@@ -196,7 +196,7 @@ def _timed(lowered: Lowered, sort: InstructionKind, repeats: int) -> Alone:
     emitter = Emitter(lowered.program, lowered.graph, lowered.run, lowered.tiled)
 
     def emitted(*blocks: Any) -> list[Any]:
-        """Return the results of the group's instructions on a device's blocks."""
+        """Return the results of some instructions, which are emitted for one device's blocks."""
         env = dict(zip(operands, blocks, strict=True))
         made = (
             EMIT[type(one.attributes)](emitter, one, *(env[v] for v in one.operands))

@@ -154,7 +154,10 @@ class Split(NamedTuple):
 
     @property
     def rest_s(self) -> float:
-        """The difference from overlap and fusion (negative) and from all other compute."""
+        """Measured minus predicted seconds, without `rates_s`.
+
+        It comes from overlap and fusion, which make it negative, and from all other compute.
+        """
         return self.measured_s - self.predicted_s - self.rates_s
 
 

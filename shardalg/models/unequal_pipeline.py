@@ -330,7 +330,11 @@ def _own_devices(stages: Sequence[Stage]) -> None:
 
 
 def _result_types(number: int, stage: Stage, taken: Tree) -> Tree:
-    """Return the types of a stage's result for one microbatch, whose types are `taken`."""
+    """Return the types of a stage's result for one microbatch of the types `taken`.
+
+    Args:
+      number: the number of the stage, for errors.
+    """
     # `eval_shape` traces the stage alone, so that an error names this stage and not a whole plan.
     try:
         return jax.eval_shape(stage.fn, stage.weights, taken)

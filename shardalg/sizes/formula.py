@@ -286,7 +286,10 @@ class Formula:
         return sweep
 
     def steps(self, code: Code) -> int:
-        """Add the formula to a program on arrays, and return the number of its last step."""
+        """Add steps that compute the formula to the numpy program `code`.
+
+        Return the number of the step whose result is the formula's value.
+        """
         # One division of two polynomials, because a product with 1/n would be inexact where
         # `ceil(D/n)` jumps.
         above, below = (code.polynomial(part.terms) for part in self.fraction)
@@ -347,7 +350,10 @@ class Ceil:
         return ceiling(self.ratio.subs(values))
 
     def steps(self, code: Code) -> int:
-        """Add the ceiling to a program on arrays, and return the number of its last step."""
+        """Add steps that compute the ceiling to the numpy program `code`.
+
+        Return the number of the step whose result is the ceiling.
+        """
         return code.step("ceil", self.ratio.steps(code))
 
     def __repr__(self) -> str:

@@ -225,7 +225,11 @@ def _is_above(a: Compared, b: Compared) -> Answer:
 
 
 def _is_at_least(a: Compared, b: Compared) -> Answer:
-    """Return whether `a >= b` at the hints, with the fact that makes it so."""
+    """Return (whether `a >= b` at the hints, the facts under which the answer stays the same).
+
+    Args:
+      a, b: pairs (number at the hints, formula) of both sizes.
+    """
     return _sign_answer(a[1] - b[1], False, a[0] >= b[0])
 
 

@@ -113,7 +113,11 @@ def _peak(here: Stages, named: Symbolised, point: Mapping[str, int]) -> Iterator
 def _prices(
     hints: Stages, here: Stages, named: Symbolised, point: Mapping[str, int]
 ) -> Iterator[ChangeRow]:
-    """Yield a row per total (bytes, flops, seconds) whose formula gives another number."""
+    """Yield one row per total whose formula is not right at other sizes.
+
+    The totals are bytes, flops and seconds of a step. The number by formula, of the plan `hints`,
+    is compared with the number of the plan `here`, which was made for the sizes `point`.
+    """
     by_formula = priced(hints.traced, named, hints.machine()).totals
     found = priced(here.traced, here.program, here.machine()).totals
     for name, quantity in _PRICES.items():

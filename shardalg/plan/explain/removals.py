@@ -123,7 +123,10 @@ def undominated(found: Iterable[Trial]) -> list[Trial]:
 
 
 def _figures(trial: Trial) -> tuple[int | float, ...]:
-    """Return the figures of a trial in which `undominated` compares it; less is better."""
+    """Return the figures by which trials are compared; a smaller one is better.
+
+    They are seconds, changed dimensions, wire bytes and peak memory.
+    """
     outcome = trial.outcome
     # The price has rounded seconds: differences in the last digits must not decide.
     seconds = outcome.price[1]

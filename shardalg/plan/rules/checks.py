@@ -144,9 +144,10 @@ class AppliedRules:
         return group.num_bytes is None or group.num_bytes >= SMALL * self.total_bytes
 
     def lost_axes(self, group: Group) -> set[str]:
-        """Return axes that rules name for a group's unsharded dimensions, and no other one uses.
+        """Return the axes that stay unused because rules for unsharded dimensions lost them.
 
-        Axes of size 1 or missing in the mesh do not count.
+        Rules name these axes for unsharded dimensions of the group's arrays, and no other dimension
+        of the arrays is sharded along them. Axes of size 1 or missing in the mesh do not count.
         """
         unlaid = {n for d, n in enumerate(group.names) if n and d not in group.applied}
         wanted = {

@@ -137,9 +137,12 @@ def conflicts(record: Record) -> tuple[Conflict, ...]:
 def _refused(
     kind: OperatorClass, numbers: Numbers, fixpoint: Fixpoint
 ) -> Iterator[tuple[int, str, Dims, Numbers]]:
-    """Yield the refused offers of a step: (target, direction, offered sharding, sources).
+    """Yield the shardings that a step proposed, and that its tensors refused.
+
+    Each is (number of the tensor, direction, proposed sharding, the tensors that proposed it).
 
     Args:
+      kind: the class of the step's operator.
       numbers: layout numbers of the step's tensors at the end of the sweeps.
     """
     layouts = fixpoint.layouts

@@ -107,11 +107,12 @@ def _grid_problem(
 
 
 def _step(shape: Shape, before: Found, hop: GridMove, names: Digits) -> SearchStep:
-    """Return a grid move as a step in digits of the mesh.
+    """Return a move of the search on padded sizes as a move with digits of the mesh.
 
     Args:
-      before: the state of the grid search before the move.
-      names: the digit for each number that the grid search uses.
+      before: the state of the search before the move.
+      hop: the move, whose digits are numbers.
+      names: the digit of the mesh for each number.
     """
 
     def named(labels: Labels) -> Digits:

@@ -192,7 +192,10 @@ def _ragged_all_to_all(a: RaggedAllToAll, rows: Stack, into: Stack, *vectors: St
 def _halo_exchange(
     run: HostRun, instruction: Instruction[HaloExchange], *stacks: Stack
 ) -> list[Stack]:
-    """Return one result per reading: the block that each device position receives."""
+    """Return, for each reading of the exchange, the block that each device position receives.
+
+    A reading is one result of the exchange, with the pairs (source, target) of its permutes.
+    """
     results = []
     for reading in instruction.attributes.readings:
         # A device without a sender has garbage, for which its own block is as good as any.

@@ -391,12 +391,12 @@ class HaloExchange(Along, Collective):
 
     @property
     def sends(self) -> int:
-        """Number of permutes, which all results share."""
+        """The number of permutes; each result is selected from the blocks that they bring."""
         return len(self.readings[0].permutes)
 
     @property
     def choices(self) -> int:
-        """Number of operands: a permute sends the block of one."""
+        """The number of operands, of which a device sends one block in each permute."""
         return 1 + max(reading.operand for reading in self.readings)
 
     def arity(self, rank: int, count: int) -> int:

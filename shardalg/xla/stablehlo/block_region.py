@@ -120,7 +120,11 @@ def _axes(step: TextStep) -> tuple[str, ...]:
 
 
 def _permute(step: TextStep, x: Any) -> Any:
-    """Permute along the axes whose groups all have the same pairs of source and target."""
+    """Run a permute as `lax.ppermute` along mesh axes.
+
+    The pairs of StableHLO are devices. Axes are searched for along which all groups of devices have
+    the same pairs of positions.
+    """
     pairs = {*map(tuple, step.pairs("source_target_pairs", 0))}
     for axes in _choices(step):
         groups = _groups(axes, step.mesh)

@@ -241,7 +241,7 @@ class KnownValues:
 
     @cached_property
     def _outer_value(self) -> Mapping[int, int]:
-        """By body argument that is constant in its loop, the value outside that it receives."""
+        """For each body argument that is constant in its loop, the value outside that it equals."""
         arguments = self.graph.region_arguments
         return {tie.target: tie.source for tie in arguments if tie.kind == "const"}
 

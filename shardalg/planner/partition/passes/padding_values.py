@@ -72,9 +72,9 @@ def filled_by(mask: p.Mask, dtype: str) -> tuple[Padding, Number]:
 
 @dataclass
 class Fills:
-    """The numbers that padding holds, for all local values of one block.
+    """The numbers that the padding of each local value of a block is known to hold.
 
-    `note` is called for one instruction after the other.
+    They are found by calls of `note`, one for each instruction of the block in order.
 
     Attributes:
       known: the facts about each local value; nothing is known about absent ones.
