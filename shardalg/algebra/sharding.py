@@ -338,7 +338,11 @@ class Sharding(Layout):
         return offset.valid_size_expr(self.shape[dim], self.parts[dim], p)
 
     def padding_expr(self, dim: int, *, by: str = "partition_id") -> sympy.Expr:
-        """Return the block's padding in sympy; `by` is as in `partition_expr`."""
+        """Return the number of padding elements of a block along a dimension, in sympy.
+
+        Args:
+          by: "partition_id" or "coordinates", the symbols of the expression (see `partition_expr`).
+        """
         p = self.partition_expr(dim, by=by)
         return offset.padding_expr(self.shape[dim], self.parts[dim], p)
 

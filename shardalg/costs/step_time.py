@@ -426,9 +426,9 @@ class Pricing:
         """Return the price of one execution of each step in `runs`.
 
         Args:
-          runs: the result of `runs()`; its keys are numbers of steps.
-          sides: for each of these steps, whether memory traffic takes longer than arithmetic at the
-            sizes for which the program was planned. If empty, the amounts are numbers, and they are
+          runs: the result of the method `runs`; its keys are numbers of steps.
+          sides: for each step, whether its memory traffic takes longer than its arithmetic at the
+            planned sizes, for prices in formulas. If empty, prices are numbers, and both times are
             compared.
         """
         found = []
@@ -602,7 +602,7 @@ class Pricing:
         return _Price(key, tuple(amounts))
 
     def each(self, seconds: float) -> Any:
-        """Return a constant number of seconds; a formula if prices are formulas."""
+        """Return a constant number of seconds, as a constant formula if prices are formulas."""
         return multiplied(1 if self.sizes is None else Formula.of(1), seconds)
 
     def sort(self, instruction: Instruction) -> str:

@@ -150,7 +150,7 @@ class Symbolised:
 
     @cached_property
     def rows(self) -> dict[int, Rule]:
-        """For each operator with a sliding window, its rule on the planned local shapes.
+        """For each operator with a sliding window, its row of RULES on the planned local shapes.
 
         A key is the number of the operator's first result. Strides, dilations and padding are
         numbers.

@@ -274,10 +274,10 @@ def _is_read_early(graph: Graph, edges: list[list[int]], value: int) -> bool:
 
 @once_per_graph
 def _entries(graph: Graph) -> dict[int, list]:
-    """Return, by value index, the region arguments that start at the value, except carries.
+    """Return, by value index, the region arguments whose source is the value, except carries.
 
-    They connect an operand of a call with an argument of its body, or a body's result with a
-    result of the call.
+    They connect an operand of a call with an argument of its body, or a body's result with a result
+    of the call.
     """
     found = defaultdict(list)
     for tie in graph.region_arguments:

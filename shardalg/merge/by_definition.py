@@ -226,9 +226,12 @@ def _read(question: _Question, model: z3.ModelRef) -> Rows:
 
 
 def _miscounted(found: Rows, group: tuple[int, ...]) -> tuple[tuple[int, ...], list[int]] | None:
-    """Return (group, tile) if a tile of the group is on a wrong number of devices, else None.
+    """Return (group, tile) if a tile is on a wrong number of devices, else None.
+
+    A tile is a combination of partition ids, one for each place of the group.
 
     Args:
+      found: the partition id of each device, per place.
       group: numbers of the places that have to be balanced together.
     """
     counts = found.counts(group)
@@ -285,9 +288,10 @@ def _failure(question: _Question, solver: z3.Solver, literals: Sequence[z3.BoolR
 
 
 def _sharding(question: _Question, found: Rows) -> Sharding:
-    """Return the sharding with the partition ids of a table.
+    """Return the sharding whose partition ids a table gives.
 
-    A dimension whose digits are equal to an operand's digits has the operand's axes.
+    Where an operand has equal digits, its axes are used, so that the result has the user's axis
+    names.
     """
     first, second = question.pair
     names: Mapping[int, DimOrClass] = {

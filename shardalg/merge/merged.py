@@ -86,9 +86,10 @@ Clash = tuple[str, tuple[DimOrClass, ...]]
 
 
 def join(first: Rows, second: Rows, *, prefixes: bool = False) -> Rows | Clash:
-    """Merge two tables of ids; each split place has the ids of the operand that splits it finest.
+    """Return the merge of two tables of partition ids, or the reason why there is none.
 
-    If the ids disagree, the result is the kind of failure and the places at fault.
+    Each dimension or class (place) has the ids of the operand that splits it further. If the ids
+    disagree, the result is (kind of the failure, places).
 
     Args:
       prefixes: True if one operand may split a dimension of the other further (policy "shardy").
@@ -193,12 +194,13 @@ def on_mesh(rows: Rows, like: Sharding, mesh: Mesh) -> Sharding | None:
 
 
 def on_own_order(rows: Rows, like: Sharding) -> Sharding:
-    """Return a sharding in which each device has the tile that its row of a table says.
+    """Return a sharding in which each device has the tile that a table gives it.
 
-    The mesh has no named axes. Its devices are in the order of the tiles, as many for each tile.
+    Its mesh has no named axes. The devices are in the order of the tiles; each tile has equally
+    many.
 
     Args:
-      rows: the tile of each device, a number per dimension.
+      rows: for each device, the partition id of its tile along each dimension.
       like: the sharding whose shape and devices the result has.
     """
     # `lexsort` sorts by its last key first, so the places are reversed.

@@ -495,7 +495,8 @@ def completed(
     they are computed.
 
     Args:
-      turned: indices of contested products whose second operand wins (`_planned`).
+      turned: node indices of products in which both operands want one mesh axis for different
+        dimensions of the result, and the second operand gets it.
     """
     # The stages of a pipeline are known only after a completion, so the graph is completed again.
     sharded = propagate(graph, annotations, options, turned=turned)

@@ -73,7 +73,7 @@ class Why(NamedTuple):
         return Why(self.purpose, self.operator, path, chain)
 
     def is_chained(self, other: Why) -> bool:
-        """Return whether two steps for one node belong to one chain of moves."""
+        """Return whether two instructions of one node belong to the same chain of moves."""
         return (self.chain, self.purpose, self.operator) == (
             other.chain,
             other.purpose,

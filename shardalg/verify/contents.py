@@ -189,10 +189,10 @@ class DeclaredLocal:
 
 
 def without_value(contents: Contents, operands: tuple[int, ...]) -> Contents:
-    """Return the contents without their graph value, so that one proof serves all values.
+    """Return the contents of a local value in terms of operands of a node, not of graph values.
 
-    A fill that is a graph value gets the name of an operand: "value 7" becomes "operand 1" if the
-    node's operand 1 is value 7.
+    Equal instructions on other values then have equal contents, and one proof serves all of them. A
+    fill "value 7" becomes "operand 1" if operand 1 of the node is value 7.
 
     Args:
       operands: graph values that the instruction's node reads.

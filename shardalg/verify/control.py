@@ -125,8 +125,9 @@ def _cut_claim(verifier: Verifier, ring: CollectiveMatmul) -> Decided:
 def _coverage_claim(verifier: Verifier, ring: CollectiveMatmul) -> Decided:
     """Return the claim that the ring multiplies every element of the cut dimensions.
 
-    A direction is the part of each block that travels one way around the ring. The parts must be a
-    whole block together, and as many blocks as the ring has members must be a cut dimension.
+    A direction is the part of each block that travels one way around the ring. The parts of all
+    directions must make up a whole block. A cut dimension must be as long as the blocks of all
+    members together.
     """
     locals_, n = verifier.program.locals, ring.members
     moving = ring.collective.operands if ring.gathers else ring.collective.results

@@ -134,7 +134,7 @@ class Classes:
         return parts(self.held)
 
     def rounds(self, exchange: Exchange) -> tuple[Round, ...]:
-        """Return the rounds of an exchange, with pairs of classes in place of pairs of devices."""
+        """Return the rounds of an exchange, in which classes of devices send to classes."""
         # The interval that starts last in its first block reaches into the most blocks.
         offsets = self.starts(exchange, *self.window(exchange)) % exchange.block
         last = int((offsets.max() + max(exchange.want.length, 1) - 1) // exchange.block)

@@ -94,7 +94,7 @@ class Exchange:
 
     @property
     def _own(self) -> str:
-        """Name in `ids` of the partition id that is the number of the device's own block."""
+        """Name in `ids` of the partition id along the exchanged dimension."""
         return next(name for name, digits in self.ids if digits == self.held)
 
     @property
@@ -116,7 +116,7 @@ class Exchange:
 
     @cached_property
     def rests(self) -> frozenset[int]:
-        """The set of values that `offset` has on the devices."""
+        """The different values that `offset` has on the devices of the mesh."""
         if self.lowest is None:
             return residues(self.want.start, self.block, self.ids, self.devices)
         return frozenset((self._starts - self._first * self.block).tolist())

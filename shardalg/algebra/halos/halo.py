@@ -171,9 +171,10 @@ class Halo:
         return (self.window.padding_low - self.step * p) % self.window.base_dilation
 
     def padding_high(self, p: int) -> int:
-        """Return the positions from the last element that is read to the last window's end.
+        """Return the number of padding positions behind the last element that partition p reads.
 
-        The sum `padding_low + (elements - 1)*base_dilation + 1 + padding_high` is `reach`.
+        They fill up the last window: `padding_low + (elements - 1)*base_dilation + 1 +
+        padding_high` is `reach`.
         """
         elements = self.limit.at(p) - self.start.at(p)
         dilated = (elements - 1) * self.window.base_dilation + 1

@@ -287,10 +287,11 @@ def _device_list(reader: Reader) -> tuple[int, ...]:
 
 
 def _sharding(read: _Tiles, shape: tuple[int, ...]) -> Layout:
-    """Return the layout that a tile array describes, on a mesh of its devices without axis names.
+    """Return the layout that a tile array of HLO text describes, on a mesh without axis names.
 
-    Positions are device ids if the array is an iota whose digits fit the extents. Otherwise they
-    are places in the list of devices.
+    An iota is written in digits of the device id if its digits fit the extents of the array.
+    Otherwise the mesh has the order of the list of devices, and the digits are those of the place
+    in this list.
     """
     # Rows of an iota are digits of the device id. If an extent cuts a digit unevenly, or devices
     # are listed, rows are digits of the place in the list, which is then the order of the mesh.

@@ -231,12 +231,14 @@ class _Terms:
 
 @dataclass
 class _Rows(AliveBytes):
-    """Count of the bytes alive that also records them as formulas, by their coefficients.
+    """A count of the bytes alive that is also kept in formulas of the named sizes.
+
+    A formula is a sum of products of sizes, and is stored as the array of its coefficients.
 
     Attributes:
-      sizes: coefficients of the bytes of each local value (`_Terms.row`).
-      row: coefficients of the bytes alive now.
-      rows: coefficients of the bytes alive at each instruction so far.
+      sizes: the coefficients of the bytes of each local value (`_Terms.row`).
+      row: the coefficients of the bytes alive now.
+      rows: the coefficients of the bytes alive at each instruction so far.
     """
 
     sizes: Sequence[np.ndarray] = ()

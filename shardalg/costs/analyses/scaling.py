@@ -139,7 +139,10 @@ def _role(program: SpmdProgram, roles: Sequence[str], value: int) -> str | None:
 
 
 def _moved(program: SpmdProgram) -> tuple[Bytes, ...]:
-    """Return the bytes sent by collectives on (weights and gradients, activations, the update)."""
+    """Return the bytes that collectives send, for three groups of values.
+
+    They are weights and gradients, activations, and all values of the update.
+    """
     moved: list[Bytes] = [0, 0, 0]
     for step in walk(program):
         attributes, instruction = step.instruction.attributes, step.instruction

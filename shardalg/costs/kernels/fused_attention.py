@@ -55,11 +55,12 @@ def with_recomputed(graph: Graph, node: int | None, flops: Any) -> Any:
 
 @once_per_graph
 def fused_attention(graph: Graph) -> FusedAttention:
-    """Return the values that attention kernels of a graph never write, and the flops they repeat.
+    """Return the values that attention kernels never write to memory, and the flops they repeat.
 
-    Scores are the result of a product in a kernel's body from which pointwise and layout operators
-    compute an operand of another product in the body. The results of these operators with as many
-    elements are on the chip, also where a loop passes them to the backward pass.
+    The scores are the result of the first product in a kernel's body (queries times keys), if
+    another product of the body reads them after pointwise and layout operators. The scores, and the
+    results of these operators with as many elements, stay on the chip. This also holds where a loop
+    passes them on to the backward pass.
     """
     if not any(node.kernel for node in graph.nodes):
         return FusedAttention()

@@ -152,9 +152,12 @@ def _all_gather(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
 
 
 def _reduce_scatter(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
-    """Return the seconds by cause of a reduce-scatter, which takes as long as an all-gather.
+    """Return the seconds by cause of a reduce-scatter.
 
-    It is an all-gather run backwards, so `held` bytes are the data after that all-gather.
+    It takes as long as the all-gather in the opposite direction, whose result has `held` bytes.
+
+    Args:
+      held: bytes of the operand on one device.
     """
     return _all_gather(over_stages, quotient(held, math.prod(s.count for s in over_stages)))
 

@@ -341,7 +341,8 @@ class SelectedDimension:
     def shift(self, *, drops: bool) -> IndexShift:
         """Return the shift from a start in the tensor to a start in the device's block.
 
-        The block may have a margin of elements before it, which counts as part of it.
+        If windows have several elements, the block has a margin of elements before it, and the
+        start counts from there.
 
         Args:
           drops: whether an invalid start drops the update (scatter).

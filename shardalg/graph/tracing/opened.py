@@ -136,11 +136,12 @@ def _expanded(
 def traced(equation: Any, known: Sequence[Any]) -> Any | None:
     """Return a closed jaxpr that computes an equation of another package's primitive, or None.
 
-    It is the first function of `bodies` that JAX traces to the types of the equation's results.
+    Candidates are the functions that `bodies` finds for the primitive. The result is the first one
+    that JAX traces to the types of the equation's results.
 
     Args:
-      known: the number of each operand, which a body may inspect, or None. Operands without a
-        number are the arguments of the jaxpr.
+      known: for each operand its number if it is known, which a function may inspect, or None.
+        Operands without a number are the arguments of the jaxpr.
     """
 
     def run(body: Callable[..., Any], *given: Any) -> Any:

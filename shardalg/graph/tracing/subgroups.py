@@ -326,7 +326,14 @@ def _from_blocks(x: Any, dims: Dims, order: Sequence[str], sizes: Mapping[str, i
 
 
 def _on_axes(x: Any, dims: Dims, order: Sequence[str]) -> Any:
-    """Return blocks with their leading dimensions annotated with the axes; the rest is open."""
+    """Return stacked blocks with each leading dimension annotated with the mesh axis of its blocks.
+
+    Other dimensions are left open.
+
+    Args:
+      dims: the axes that split each dimension of the value.
+      order: the order of the axes among the leading dimensions.
+    """
     return _annotate_leading(x, [name for name in order if name in chain.from_iterable(dims)])
 
 

@@ -111,10 +111,11 @@ def swapped(sent: Array, names: tuple[str, ...]) -> Array:
 
 
 def _by_member(sent: Array, digits: Digits, cut: Digits) -> Array:
-    """Return pieces in the order of their receivers' partition ids along `digits`.
+    """Return pieces, one for each device of a group, in the order of partition ids along `digits`.
 
     Args:
-      sent: pieces in the order of the ids along `cut`, which has the digits in another order.
+      sent: the pieces in the order of the ids along `cut`, stacked on the leading dimension.
+      digits, cut: the same digits in two orders.
     """
     if cut == digits:
         return sent

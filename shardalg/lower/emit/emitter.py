@@ -48,7 +48,11 @@ class Emitter:
         return lax.axis_index(names) if names else 0
 
     def emit(self, instruction: Instruction) -> Callable[..., list[Array]]:
-        """Return the function that emits an instruction; collectives send random keys as words."""
+        """Return the function that emits an instruction.
+
+        An instruction that moves elements gets random keys as arrays of their words, because
+        collectives cannot send keys.
+        """
         emit = EMIT[type(instruction.attributes)]
         # Operators need random keys with their type; only other instructions get the words.
         if isinstance(instruction.attributes, Apply | Control):

@@ -76,7 +76,7 @@ def inserted(a: Insert, ids: Ids, x: Array, new: Array, starts: Sequence[Array])
 
 
 def _met(places: Places, block: Sequence[int], box: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape of the largest intersection of a block and a box.
+    """Return the shape of the largest possible intersection of a device's block with a box.
 
     Args:
       places: (dimension, its digits, largest start) of each sharded dimension.

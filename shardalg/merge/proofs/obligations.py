@@ -162,9 +162,10 @@ def _outside_for_all(claim: RefineClaim, devices: Devices) -> list[Obligation]:
 
 
 def _equal(claim: EqualClaim, devices: Devices) -> list[Obligation]:
-    """Return the formula that the partition ids are equal on every place.
+    """Return the formula that two shardings have equal partition ids on every dimension and class.
 
-    Equal functions have equally many values, hence equal blocks and offsets.
+    Equal ids on all devices mean equally many blocks, hence equal blocks and offsets. If the claim
+    is that they differ, the formulas of a refusal are returned.
     """
     if not claim.holds:
         verdict = equal(*claim.shardings)
@@ -186,7 +187,12 @@ def _lemma(claim: Lemma, symbolic: bool = True) -> list[Obligation]:
 
 
 def _halo(claim: HaloClaim, symbolic: bool) -> list[Obligation]:
-    """Return the formulas of a halo's statements; for all sizes also the lemmas they rely on."""
+    """Return the formulas of all statements of a claim about a halo.
+
+    Args:
+      symbolic: whether the statements are proved for all sizes. The lemmas that they rely on are
+        then added.
+    """
     # The lemmas for all sizes are about the closed forms of a window.
     if symbolic and not claim.is_derived:
         raise Unprovable(

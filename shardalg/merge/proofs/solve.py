@@ -40,8 +40,8 @@ class IntegerWitness:
 class _Encoder:
     """The translation of one claim to z3.
 
-    Devices are coordinates of `space`, or positions if it is None: the digits belong to different
-    meshes.
+    A device is given by its coordinates along the axes of one mesh (`space`). If the digits of the
+    claim belong to different meshes, `space` is None, and a device is given by its position.
     """
 
     claim: IntegerClaim
@@ -54,9 +54,11 @@ class _Encoder:
         return self.space.polynomial(self.space.atoms_of(atom.digits), self.device(atom.member))
 
     def device(self, member: str) -> dict:
-        """Return the coordinates of a device.
+        """Return the coordinates of a device along the axes of the mesh, as z3 terms.
 
-        A member has the claim's device's coordinates, except along its own digits.
+        Args:
+          member: the name of a device of the group that the claim's device belongs to, which
+            differs from it in the group's digits only; "" is the claim's device itself.
         """
         assert self.space is not None  # a position has no coordinates
         found = self.space.device("d")

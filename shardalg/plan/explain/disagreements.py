@@ -278,9 +278,9 @@ class _Reading:
             yield from self._on_loops(made, digits)
 
     def _on_loops(self, instruction: Instruction, digits: Digits) -> Iterator[Cause]:
-        """Yield the operands and results that are sharded along some digits on a partitioned loop.
+        """Yield (value, digits) for the tensors of an operator that some of the digits shard.
 
-        Only loops along which the operator was partitioned count.
+        Only dimensions count whose loop the operator was partitioned along.
         """
         apply = instruction.attributes
         if not isinstance(apply, Apply) or instruction.node is None:

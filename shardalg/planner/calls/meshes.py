@@ -66,7 +66,7 @@ def entered(call: Call, prefix: Any) -> PerLeaf:
 
 
 def _returned(call: Call, tree: Any) -> Returned:
-    """Return the results of a call, separated into new state and the user's results.
+    """Return the results of a call, separated into new state of modules and the user's results.
 
     Args:
       tree: the structure of the results.

@@ -108,7 +108,7 @@ def operator_s(part: OperatorPart, choice: ComponentCandidate, hardware: Machine
 
 
 def _without_sums(program: SpmdProgram) -> SpmdProgram:
-    """Return the program without collectives whose operands are partial sums."""
+    """Return the program without collectives that reduce partial sums."""
     held, block = program.locals, program.block
     kept = tuple(
         step
@@ -175,9 +175,10 @@ def _sharded(graph: Graph, layouts: tuple[Sharding, ...]) -> ShardedGraph:
 class Neighbours(NamedTuple):
     """The operators before and after a move of a value, as `move_s` needs to know them.
 
-    A compiler can fuse them with local instructions of the move. A value that is fused with its
-    maker and with its readers is never in memory. The price of an operator counts the values that
-    it reads from memory. The price of a move counts the values that fused operators write.
+    A compiler can fuse the local instructions of the move with these operators. A value that is
+    fused with its maker and with its readers is never in memory. The price of an operator counts
+    the values that it reads from memory. The price of a move counts the values that fused operators
+    write.
 
     Attributes:
       made: whether the operator that computes the value can be fused.

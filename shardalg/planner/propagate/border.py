@@ -194,7 +194,7 @@ class BorderChanges:
     uneven: tuple[int, ...]
 
     def changes(self) -> Iterator[tuple[int, str, tuple[int, ...]]]:
-        """Yield (value, kind of reason, sources) of each change."""
+        """Yield (value, kind of reason, values that the sharding is taken from) for each change."""
         yield from ((value, "annotated", ()) for value, _ in self.restored)
         yield from ((value, "loop", (like,)) for value, like in self.looped)
         yield from ((value, "border", ()) for value in self.uneven)

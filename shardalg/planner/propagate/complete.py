@@ -36,12 +36,13 @@ from shardalg.planner.propagate.strategy import Annotations
 class Contested(Fixpoint):
     """The sweeps of completion, which also record contested products.
 
-    These are products whose operands want one mesh axis for different dimensions of the result.
+    A product is contested if its operands want one mesh axis for different dimensions of the
+    result.
 
     Attributes:
       turned: steps of products whose second operand wins.
-      wanted: per step of a contested product, the shardings that its operands want, the first one
-        being the sharding that won.
+      wanted: per step of a contested product, the result's shardings that its operands want; the
+        first one is the one that won.
     """
 
     turned: frozenset[int] = frozenset()

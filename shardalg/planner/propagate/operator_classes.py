@@ -187,7 +187,9 @@ def _spread(digits: Digits, entry: tuple[tuple[str, int], ...], loops: dict[str,
 def _gathered(
     entry: tuple[tuple[str, int], ...], loops: dict[str, Digits], used: set[str]
 ) -> Digits:
-    """Return a dimension's digits from its loops; a loop serves one dimension of a tensor.
+    """Return the digits of a dimension from the digits of its loops.
+
+    A loop gives its digits to the first dimension of a tensor that has it.
 
     Args:
       entry: the loops of the dimension, each with its extent. loops: the digits of each loop.

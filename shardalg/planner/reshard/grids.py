@@ -72,13 +72,14 @@ class GridMove(NamedTuple):
 
 @dataclass(frozen=True)
 class GridProblem:
-    """Two shardings of one tensor, in numbered digits.
+    """The problem of a search: a reshard of one tensor, with digits replaced by numbers.
 
     Attributes:
+      shape: the global shape.
       sizes: number of devices along each digit.
       overlaps: per digit, the numbers of the digits that overlap it, itself included.
-      start, goal: digits per dimension, and the pending ones.
-      padded: whether other grids than those of `ceil(D/n)` are used.
+      start, goal: the digits of each dimension, and the digits of pending sums, at both ends.
+      padded: whether blocks of other sizes than `ceil(D/n)` may be used.
     """
 
     shape: tuple[int, ...]
@@ -164,10 +165,14 @@ class _Grids:
         return found
 
     def lacking(self, dims: Dims) -> int:
-        """Return the elements that one particular device has to receive, a lower bound of the cost.
+        """Return a lower bound of the elements that a device still has to receive.
 
-        The device needs the first block of the goal. Along digits that the goal does not name it is
-        the last device, so it shares as little as possible.
+        It is the number for one device: the one that needs the first block of the goal, and is last
+        along all digits that the goal does not name, so that it has as little of that block as
+        possible.
+
+        Args:
+          dims: the digits, parts and block size of each dimension now.
         """
         shared = 1
         for dim, held in enumerate(dims):

@@ -97,7 +97,11 @@ class _PaddedMoves:
         self.add(move, after, sent)
 
     def add(self, move: Move, after: State, sent: Any) -> None:
-        """Record a step, with the sizes after it and the elements that it sends."""
+        """Append a step to the sequence, with the padded sizes after it.
+
+        Args:
+          after: the state after the move. sent: the elements that a device sends.
+        """
         self.state = after
         # Natural blocks are blocks of the tensor itself, so such a dimension has its own size.
         shape = [

@@ -329,11 +329,15 @@ class Names:
         return len(kept) < before
 
     def _reading(self, known: sympy.Expr, at: tuple[int, int], shift: Shift) -> sympy.Expr | None:
-        """Return the formula of the target size of a shift; None if no candidate is right.
+        """Return the formula of the target size of a shift, from the formula of its source size.
+
+        None if no candidate formula gives the target's size in the second trace. Without a second
+        trace, the likeliest candidate is returned.
 
         Args:
           known: the formula of the source size.
-          at: the slots of source and target.
+          at: the numbers (slots) of the source and the target dimension.
+          shift: the slice, padding or window that relates the two.
         """
         s, n = (self.number[slot] for slot in at)
         if known.is_Integer:

@@ -156,7 +156,7 @@ class SliceAt(Along):
 
 @dataclass(frozen=True, slots=True)
 class OwnerSelect(Along):
-    """Element `index` of `dim` alone: on the device that has it, and 0 on the others.
+    """Select element `index` of `dim`: the device that has it keeps it, and all others have 0.
 
     The result is a partial sum over all devices that hold a block.
 

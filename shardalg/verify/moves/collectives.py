@@ -371,12 +371,12 @@ def _senders_match(
 ) -> bool:
     """Return whether every device receives the block that the reading of a halo exchange names.
 
-    A device of whose block nothing is wanted may receive any block.
+    A device may receive any other block if it wants no element of the named block.
 
     Args:
       pair: per device, the position of its sender (-1 for none), and its own position.
-      forms: the start of the named block and the first wanted element, as formulas in the
-        partition ids of the receiver.
+      forms: the start of the named block and the first wanted element, as formulas in the partition
+        ids of the receiver.
     """
     sources, here = pair
     span = step.operand.dims[step.attributes.dim]

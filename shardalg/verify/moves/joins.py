@@ -142,8 +142,8 @@ def _arg_reduce(step: CheckedInstruction[ArgReduce]) -> Result:
 def _together(step: CheckedInstruction[Top | Fold]) -> Result:
     """Return the contents of result number `step.number` of a `Top` or `Fold`, and the claims.
 
-    Each result is combined from all partial results together, so these must have one sharding. The
-    operands behind them are the start values of a `Fold`.
+    A `Top` or `Fold` combines the partial results of all devices, several operands at once. All of
+    these must therefore have one sharding. Further operands of a `Fold` are its start values.
     """
     a, operand = step.attributes, step.operand
     rest = remove_digits(operand.unreduced, a.digits)

@@ -190,9 +190,9 @@ def _mask_at(step: CheckedInstruction[MaskAt]) -> Result:
 
 
 def chosen_part(step: CheckedInstruction[Choose], number: int) -> Result:
-    """Return the contents of operand `number` where a `Choose` takes it, and the claims.
+    """Return the contents of operand `number` as far as a `Choose` takes them, and the claims.
 
-    A `Choose` makes a block of a concatenation. It takes each place from the operand that has the
+    A `Choose` makes a block of a concatenation: each place is from the operand that has the
     element. All other places of the operand count as filled with "pick".
     """
     a = step.attributes

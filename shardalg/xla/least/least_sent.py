@@ -31,11 +31,11 @@ MOST_DEVICES = 1 << 14
 
 
 class Division(NamedTuple):
-    """The bytes that a device receives for one division of an operator.
+    """The bytes that a device receives if an operator is divided in one of the possible ways.
 
     Attributes:
-      copies: bytes per value that the operator reads.
-      results: bytes of the result and of its partial sums.
+      copies: for each value that the operator reads, the received bytes.
+      results: the received bytes of the result and of its partial sums.
     """
 
     copies: Mapping[int, float]

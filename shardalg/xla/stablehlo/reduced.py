@@ -89,10 +89,14 @@ def _arg_reduce(step: TextStep, operands: tuple[Any, ...], dims: tuple[int, ...]
 
 
 def _keeps_first(step: TextStep, kept: Callable[..., Any], types: tuple[Any, Any]) -> bool:
-    """Return True if the computation keeps the same place as `kept`, `lax.argmax` or `lax.argmin`.
+    """Return True if a reduction of (value, place) pairs keeps the same place as `kept`.
 
-    Both are tried on pairs of values and places; `types` are the types of both.
-    Of two NaNs JAX keeps the left one, whose place is the first in the order of a reduction.
+    Both functions run on all pairs of a few values and places. Pairs of two NaNs are left out,
+    because JAX keeps the left one, whose place is the first in the order of a reduction.
+
+    Args:
+      step: the reduction. kept: `lax.argmax` or `lax.argmin`.
+      types: the types of values and places.
     """
     values = [0, 1, 2, *([np.nan] if np.issubdtype(types[0], np.inexact) else [])]
     # Two elements of one reduction never have the same place. Two NaNs are left out, because JAX

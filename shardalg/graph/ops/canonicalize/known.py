@@ -230,7 +230,7 @@ class KnownValues:
         return self.numbers.get(self._outermost(value))
 
     def same(self, one: int, other: int) -> bool:
-        """Return whether two rank-0 values are known to have the same bits."""
+        """Return whether two scalars are one value, or are known numbers with the same bits."""
         if one == other:
             return True
         # Bytes are compared, because 0.0 equals -0.0 as a number, and NaN does not equal itself.

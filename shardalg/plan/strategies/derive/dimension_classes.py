@@ -40,8 +40,8 @@ class Nest(NamedTuple):
 def _joins(signature: Signature) -> tuple[tuple[tuple[Place, Place], ...], tuple[Nest, ...]]:
     """Return the pairs of dimensions that one loop indexes, and the dimensions of several loops.
 
-    Pairs are of the form (first dimension with the loop, another one). Loops of one iteration are
-    left out.
+    A pair is (first dimension that the loop indexes, another such dimension). Loops of one
+    iteration are left out.
     """
     first: dict[str, Place] = {}
     pairs: list[tuple[Place, Place]] = []

@@ -13,7 +13,7 @@ _RESIDUAL = "features of the residual (GSPMD, Table 1)"
 
 
 def place_pins(at: Placing) -> None:
-    """Give pinned arrays their layouts.
+    """Give each pinned array the sharding that the user demands for it (a pin).
 
     Raises:
       StrategyError: a pin with more entries than its array has dimensions.

@@ -62,7 +62,7 @@ class Placing:
         return self.divided(found)
 
     def divided(self, axes: Iterable[str]) -> Axes:
-        """Return the axes that have more than one device."""
+        """Return the axes of `axes` that have more than one device."""
         return tuple(axis for axis in axes if self.mesh.shape[axis] > 1)
 
     def count(self, axes: Iterable[str]) -> int:

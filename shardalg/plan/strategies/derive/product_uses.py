@@ -137,9 +137,10 @@ class _Reader:
         return found
 
     def _read(self, node: Node, rule: Rule, number: int) -> None:
-        """Record how one row of RULES of a node uses parameters, and what sharding it would send.
+        """Record how an operator uses parameters, and the bytes that sharding its loops would send.
 
         Args:
+          rule: one row of RULES of the node.
           number: the position of the row, and of the result that it computes.
         """
         result = node.results[min(number, len(node.results) - 1)]
@@ -166,7 +167,12 @@ class _Reader:
     def _uses(self, rule: Rule, operand: int, is_product: bool) -> Iterator[tuple[int, str]]:
         """Yield (dimension, kind of use) for the dimensions of an operand that is a parameter.
 
-        Kinds are those of `ProductUses.kinds`; a dimension with another use is left out.
+        Kinds are those of `ProductUses.kinds`. A dimension that is used in no such way is left out.
+
+        Args:
+          rule: the row of RULES of the operator that reads the parameter.
+          operand: the number of the operand.
+          is_product: whether the operator is a product.
         """
         # A pass-through loop that another operand has as well is a batch loop, such as experts.
         others = {

@@ -176,9 +176,9 @@ def allowed_choices(
 ) -> Iterator[Choice]:
     """Yield all choices for a component under policy "cost".
 
-    They follow from the given assignments that the component allows, and from those that the
-    shardings of operands and results suggest. Exchanges of a reshape (`Choice.regrouped`) are
-    excluded.
+    A choice follows from an assignment of mesh digits to loops. These are the given assignments, if
+    the component allows them, and those that the shardings of its operands and results suggest.
+    Exchanges of a reshape (`Choice.regrouped`) are excluded.
     """
     allowed = [found for found in assignments if component.allows(found)]
     suggested = _assignments(component, available_digits(key, component))
@@ -244,10 +244,10 @@ def _with_dims(like: Sharding, dims: tuple[Digits, ...], unreduced: Digits = ())
 
 
 def _merge(first: Choice, second: Choice, component: Component) -> Choice:
-    """Return the joint choice of two groups of components.
+    """Return a choice that joins the choices of two groups of components.
 
-    The shardings of the operands and results of `component` are those of `second`, all others those
-    of `first`.
+    It has the loops of both. The operands and results of `component` have the shardings of
+    `second`, all others have those of `first`.
     """
     required_shardings, produced = list(first.required_shardings), list(first.produced)
     for tensor in component.tensors:

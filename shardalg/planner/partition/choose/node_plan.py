@@ -95,7 +95,10 @@ class NodePlan:
 
     @cached_property
     def operator(self) -> Operator:
-        """The local operator; the node must not run as an exchange."""
+        """The local operator of nodes that have one.
+
+        A reshape that runs as an exchange of elements has none.
+        """
         assert self.apply is not None, "the node runs as an exchange"
         return self.apply
 

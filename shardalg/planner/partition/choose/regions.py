@@ -189,11 +189,11 @@ def tied(graph: Graph) -> tuple[TiedArguments, ...]:
 
 
 def _members(graph: Graph, tie: RegionArgument) -> tuple[tuple[int, int], ...]:
-    """Return (call index, value) for the values that a tie connects.
+    """Return (call index, value) for each value of a tie that must have the sharding of its group.
 
     A tie is a pair of values on both sides of the border of a loop or branch, such as an operand
-    and the body's argument. An operand of the call is excluded: other nodes may read it in other
-    shardings, so it does not connect groups.
+    and the body's argument. An operand of the call is left out: other nodes may read it in other
+    shardings.
     """
     given = tie.source in graph.nodes[tie.call].operands
     values = (tie.target,) if given else (tie.source, tie.target)

@@ -420,12 +420,13 @@ class Recipe(NamedTuple):
       plan: the choice at these nodes.
       value_shardings: per result, the completed sharding.
       emit: the function that emits the node.
-      moved: numbers of the operands whose required sharding is not that of their first copy.
+      moved: numbers of the operands that are moved first, because their first available copy does
+        not have the required sharding.
       made: per result, its local shape, its type, the sharding in which it is computed, and the
         number of the tuple of its available shardings afterwards.
       away: numbers of the results that are computed in another sharding than the completed one.
       is_remade: whether the result can be computed again in every sharding.
-      again: another sharding in which the result can be computed without communication; or None.
+      again: another sharding in which the result can be computed without communication, or None.
     """
 
     plan: NodePlan
@@ -441,7 +442,10 @@ class Recipe(NamedTuple):
 def recipe(
     context: PartitionContext, node: Node, plan: NodePlan, value_shardings: tuple[Sharding, ...]
 ) -> Recipe:
-    """Return the recipe of `node`, which also holds for nodes of its class with equal copies."""
+    """Return the recipe by which `node` is emitted.
+
+    It also holds for all nodes of its class whose operands have the same available copies.
+    """
     if not plan.is_bare:
         return Recipe(plan, value_shardings, _emit_any)
     # All that follows from the class and the available copies is computed once here, so that

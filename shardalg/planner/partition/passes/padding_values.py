@@ -29,12 +29,11 @@ Padding = tuple[Digits, int, int]
 
 @dataclass(frozen=True)
 class ValueFacts:
-    """The elements of a local value whose numbers are known during planning.
+    """The numbers of a local value that are known during planning.
 
     Attributes:
-      fills: per dimension, its padding and the number that the padding holds. Dimensions about
-        which nothing is known are absent.
-      number: the number to which all elements are equal; None if there is no such known number.
+      fills: per dimension with known padding, the padding and the number that it holds.
+      number: the known number that all elements equal; None if there is no such number.
     """
 
     fills: Mapping[int, tuple[Padding, Number]] = field(default_factory=dict)

@@ -53,12 +53,12 @@ class Element:
         return dict(zip(self.parameters, self.tuples, strict=True))[branch]
 
     def related(self) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Yield each place of the element with the other places that share its sharding.
+        """Yield (place, other places with the same sharding) for the places of this element.
 
-        A place is an entry of one of the tuples before, inside and after the call.
-        All places of a loop's element share one sharding, except in the tuple that is put together
-        before the loop. The values that branches return share one. An argument of a branch shares
-        the sharding that this branch gives it.
+        A place is an entry of a tuple: before, inside or after the loop or branch. All places of a
+        loop's element share one sharding, except the place in the tuple before the loop. The
+        results of all branches share one sharding. The argument of a branch has the sharding that
+        the tuple before this branch gives it.
         """
         # XLA copies shardings from the tuple before a conditional to the branch's parameter, and
         # never between branches: each branch has a tuple of its own.

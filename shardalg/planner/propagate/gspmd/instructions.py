@@ -78,7 +78,7 @@ class Instructions:
             todo += reversed(before)
 
     def _returns_tuple(self, region: int) -> bool:
-        """Return whether a body returns a tuple of its own, as a scan with several results does."""
+        """Return whether XLA returns a body's results in a tuple: those of a scan with several."""
         found = self.graph.regions[region]
         return found.kind == "scan" and len(found.results) > 1
 
@@ -105,9 +105,10 @@ class Instructions:
         return ("call" if node in self.elements else "node", node, 0)
 
     def _key(self, value: int) -> Key | None:
-        """Return the instruction that makes a value, or None for an argument or a constant.
+        """Return the XLA instruction that computes a value; None for an argument or a constant.
 
-        A value after a call is made by "leave", an argument of a body by "enter".
+        The result of a loop or branch is taken out of its tuple by a "leave", an argument of a body
+        by an "enter".
         """
         if value in self.leaving:
             return "leave", value, 0
@@ -124,9 +125,9 @@ class Instructions:
     def _before(self, key: Key) -> list[Key]:
         """Return the instructions whose results an instruction reads.
 
-        In HLO, a "call" of a loop or branch reads its operands, "leave" takes a value out of its
-        result. A "tuple" has the results of an inlined body, "part" takes one of them out, and
-        "root" is the tuple that a body returns.
+        An instruction has a kind. A "node" is an operator, and a "call" a loop or branch. "leave"
+        takes a value out of the tuple that a call returns. "tuple" has the results of an inlined
+        body, "part" takes one of them out, and "root" is the tuple that a body returns.
         """
         what, number, _ = key
         graph = self.graph

@@ -213,11 +213,11 @@ class Computations(Instructions):
             yield self._tie(image.LOOP, (literal, node.results[0]), number)
 
     def _argument(self, node: Node, kind: OperatorClass) -> Iterator[Visit]:
-        """Yield the steps of an arg-reduce, which has values and positions in one tuple in XLA.
+        """Yield the steps of an arg-reduce, such as argmax, as XLA propagates through it.
 
-        XLA reduces the operand together with its positions, a broadcast, and offers both shardings
-        to both results. In the backward direction, the first result reaches only the operand, the
-        second only the positions.
+        In XLA, an arg-reduce reads the operand and its positions (an iota), and returns a tuple of
+        the largest elements and their positions. Forward, both operands offer their shardings to
+        both results. Backward, each result reaches only its own operand.
         """
         (operand,), (result,) = node.operands, node.results
         largest, positions = (
@@ -423,10 +423,12 @@ class Computations(Instructions):
     def _tie(
         self, role: str, ends: tuple[int, int], call: int | None, *, single: bool = True
     ) -> Visit:
-        """Return a step between the places of a value on both sides of a tuple's border.
+        """Return a step between two places that have the same value, one of them in a tuple.
 
         Args:
-          role: a key of `image.LEVELS`. ends: the places (source, target).
+          role: a key of `image.LEVELS`, which decides when the step acts.
+          ends: the places (source, target).
+          call: the index of the loop or branch, or None.
           single: whether the target may count as a value with exactly one reader.
         """
         source, target = ends

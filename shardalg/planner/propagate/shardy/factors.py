@@ -180,7 +180,10 @@ def _compatible(old: Digits, new: Digits, may_extend: bool) -> tuple[Digits, boo
 def _source(
     kind: OperatorClass, tensors: Sequence[Tensor], loop: str, digits: Digits
 ) -> tuple[int, int]:
-    """Return (negated size, number) of the largest tensor that has all these digits on the loop."""
+    """Return (negated size, number) of the largest tensor whose loop begins with these digits.
+
+    The result is (1, -1) if there is none.
+    """
     best = (1, -1)
     for k, tensor in enumerate(tensors) if digits else ():
         if loop in tensor and starts_with(tensor[loop].digits, digits):

@@ -45,7 +45,13 @@ def keeps_numbers(node: Node, kind: OperatorClass | None) -> bool:
 
 
 def shardy_class(node: Node, kind: OperatorClass) -> OperatorClass:
-    """Return an operator's class with Shardy's role, its operands in XLA's order."""
+    """Return the operator class of a node for Shardy.
+
+    It has the role by which Shardy orders propagation, and its operands are in XLA's order.
+
+    Args:
+      kind: the class of the node for GSPMD.
+    """
     # Shardy counts through the loops of a window like digits (ConvolutionOp in its rule registry).
     if kind.image is not None:
         kind = replace(kind, maps=kind.image.nested(kind.maps))
