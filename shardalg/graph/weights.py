@@ -256,7 +256,12 @@ def argument_modules(graph: Graph) -> ArgumentModules:
 
 
 def _is_read_early(graph: Graph, edges: list[list[int]], value: int) -> bool:
-    """Return whether the forward or the backward pass reads an argument, also inside of bodies."""
+    """Return whether the forward or the backward pass reads an argument, also inside of bodies.
+
+    Args:
+      edges: not used.
+      value: the argument.
+    """
     # A call has one phase, but its body may have nodes of several phases. So nodes in bodies
     # decide.
     entered, seen = [value], {value}

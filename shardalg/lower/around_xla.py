@@ -210,9 +210,14 @@ def _there(block: Block, local: int, position: int, made: Made) -> Iterator[int]
 
 
 def _became(block: Block, copy: int, end: int, readers: Readers) -> Iterator[int]:
-    """Yield the values computed from a gathered copy before `end` that are read after `end`.
+    """Yield values that are computed from a gathered copy before `end` and read after `end`.
 
-    Values that follow from a yielded value are not searched: keeping the yielded one is enough.
+    To keep a yielded value in memory is enough, so values computed from it are not searched.
+
+    Args:
+      copy: the index of the gather in the block.
+      end: the index of an instruction.
+      readers: for each local value, the indices of the instructions that read it.
     """
     seen: set[int] = set()
     waiting = list(block.instructions[copy].results)

@@ -288,9 +288,12 @@ def _fault(verdict: Verdict) -> tuple[str, str]:
 
 
 def _fact_at(sharding: Sharding, witness: Witness, value: int) -> str:
-    """Return text with the offset and the end of an operand's block on the witness's device.
+    """Return text with the offset and the end of a block, on the device of the witness.
 
     For a class of axes, such as "unreduced", the text has the partition id.
+
+    Args:
+      value: the block's offset, or the partition id.
     """
     # Classes, and dimensions of size 0, have partition ids but no offsets.
     dim, device = witness.dim, witness.device

@@ -176,7 +176,12 @@ def deeper(low: Shallow, high: Shallow, share: int) -> Liveness:
 
 
 def interpolated_memory(low: Liveness, high: Liveness, share: float) -> Liveness:
-    """Return memory by class, interpolated linearly between the live values of two models."""
+    """Return the live bytes of each class of values on the line through two models.
+
+    Args:
+      low, high: the memory of the models with fewer and with more layers.
+      share: the position on the line: 0 is `low`, 1 is `high`.
+    """
 
     def line(one: float, other: float) -> int:
         return round(one + (other - one) * share)

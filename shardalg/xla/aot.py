@@ -316,7 +316,14 @@ def _compiled(
 
 
 def _answer(target: Target, folder: Path, name: str, mesh: Mesh) -> Compiled:
-    """Read the files that the process wrote for a program.
+    """Return the result of compiling a program in another process, from the files of this process.
+
+    A program that does not fit the memory is a result, too.
+
+    Args:
+      target: the compiler and its topology.
+      folder, name: the folder with the files, and the name of the program in their names.
+      mesh: the mesh of the program's collectives.
 
     Raises:
       LoweringError: the compiler refused the program for another reason than memory.

@@ -299,14 +299,14 @@ def results(
 
 
 def _share_carries(graph: Graph, layouts: Layouts, numbers: list[int]) -> list[tuple[int, int]]:
-    """Give a loop's results, in and after the body, the sharding of the carry; return the changes.
+    """Give the results of a loop, and of its body, the sharding of the carry; return the changes.
 
-    A carry has one sharding, that of the body's argument. Annotated values keep theirs, and are
-    resharded at the loop's border. So are initial values and constants, which may have other
-    readers.
+    The sharding of a carry is that of the body's argument. Three kinds of values keep their own
+    sharding, and are resharded at the loop's border: annotated values, initial values and constants
+    (the last two may have other readers).
 
     Returns:
-      (value changed, the body's argument whose sharding it took).
+      Pairs (changed value, the body's argument whose sharding it took).
     """
     carried = {
         (tie.call, tie.source): tie.target for tie in graph.region_arguments if tie.kind == "carry"

@@ -125,7 +125,12 @@ def cheaper(even: list[SearchStep], ends: Ends, axes: Digits, links: Links) -> l
 
 
 def path_seconds(steps: Sequence[SearchStep], ends: Ends, links: Links) -> float:
-    """Return the seconds of the moves of a path that starts at `ends.start`."""
+    """Return the seconds of the moves of a path.
+
+    Args:
+      steps: the moves, each with the state after it.
+      ends: start and goal of the path, with the shape of the tensor.
+    """
     total, dims = 0.0, ends.start[0]
     for step in steps:
         total += links.seconds(step.move, local_elements(ends.shape, dims)) if step.sent else 0

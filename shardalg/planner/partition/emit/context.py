@@ -127,9 +127,14 @@ class BlockListing:
     def _fetched(
         self, dim: int, step: DimStep, operands: tuple[int, ...], cause: Cause
     ) -> tuple[int, ...]:
-        """Return local values with ranges of the operands that neighbours sent (halos).
+        """Return local values with ranges of operands that neighbours send (halos).
 
-        They are emitted unless equal halos were fetched before and may be shared.
+        Equal halos that were received before are returned again if they may be shared. Otherwise
+        `step` is emitted.
+
+        Args:
+          dim: the dimension.
+          step: the halo exchange, with the range that it needs of each operand.
         """
         known, options = self.fetched, self.options
         # A halo serves all phases: it is smaller than the blocks, which its readers need anyway. A
