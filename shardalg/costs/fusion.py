@@ -80,8 +80,8 @@ class Update(NamedTuple):
     """Memory traffic of an operator that overwrites a part of its first operand.
 
     Attributes:
-      position: position of the operand that is written into the first one.
-      times: number of times that this operand's bytes move.
+      position: the position of the operand that has the new elements.
+      times: the number of times that the bytes of the new elements move.
     """
 
     position: int
@@ -502,7 +502,7 @@ def is_view(instruction: Instruction) -> bool:
 
 
 def viewed(instruction: Instruction) -> Iterator[tuple[int, int]]:
-    """Return an iterator over pairs (operand, result) of a view operator, which share memory."""
+    """Return pairs (operand, result) of an operator that only views memory, such as a reshape."""
     return zip(instruction.operands, instruction.results, strict=False)
 
 

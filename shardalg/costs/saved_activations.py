@@ -317,7 +317,14 @@ class _ForwardSpan:
 
 @decided(64, lambda span, sizes: sizes)
 def _least_cut(span: _ForwardSpan, sizes: tuple[Any, ...]) -> frozenset[int]:
-    """Return the values of the minimum vertex cut; `sizes` are the bytes of `span.values`."""
+    """Return the values with the fewest bytes that separate the forward from the backward pass.
+
+    They are a minimum vertex cut (`_cut`). The comparisons of sizes that decide the cut are
+    recorded.
+
+    Args:
+      sizes: the bytes of each value in `span.values`.
+    """
     # `decided` caches the answer with the comparisons of sizes that led to it. A plan that records
     # its comparisons must record these too, even if the answer comes from the cache.
     values = list(span.values)

@@ -389,9 +389,10 @@ class Pricing:
         return together(self.program.block)
 
     def company(self, instruction: Instruction, types: Sequence[int]) -> tuple[int, ...]:
-        """Return the types of all operands in the message of a combined all-reduce, sorted.
+        """Return the types of everything that is sent together with an all-reduce, sorted.
 
-        The result is () for all of its all-reduces except the first.
+        Several all-reduces can be one message. Its first all-reduce has the types of the operands
+        of all, and each other one has ().
 
         Args:
           types: for each local value, a number of its shape and item type.
@@ -648,7 +649,7 @@ class Pricing:
         return product_peak(self.hardware, dtype)
 
     def traffic(self, instruction: Instruction) -> tuple[list[Any], float]:
-        """Return the bytes that a local operator moves to and from memory, and the bandwidth.
+        """Return (bytes that a local operator moves to and from memory, bandwidth of the memory).
 
         The bytes are a list with an entry per value, or one entry for an opaque kernel.
         """

@@ -328,13 +328,14 @@ class _Symboliser:
         return _plain(share(self.sizes.trips[region.index], outer))
 
     def whole(self, instruction: Instruction, position: int) -> Shape:
-        """Return the global shape of a result that is a block of no graph value.
+        """Return the global shape of a local value that stands between steps of one operator.
 
-        An operator's result has the shape of its graph node's result. Any other instruction has the
-        global shape of its first operand, reshaped if it is a `Regroup`.
+        Such a value is a block of no graph value. The result of an operator has the shape of the
+        node's result. Any other instruction keeps the global shape of its first operand; a
+        `Regroup` reshapes it.
 
         Args:
-          position: number of the result among the instruction's results.
+          position: number of the value among the instruction's results.
         """
         if isinstance(instruction.attributes, OPERATORS) and instruction.node is not None:
             return self.sizes.dims[self.graph.nodes[instruction.node].results[position]]

@@ -114,7 +114,8 @@ class _Ends:
     def _kept(self, reader: Node, value: int) -> Sequence[int]:
         """Return the results of a node that contain the elements of its operand `value`.
 
-        The node's primitive must be in `_IN_PLACE`.
+        The node is an operator that changes a value in place, such as a `scatter-add`
+        (`_IN_PLACE`).
         """
         if reader.primitive in _PLACED:
             return reader.results

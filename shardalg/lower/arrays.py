@@ -167,10 +167,13 @@ def without_empty(
     arguments: Sequence[ArrayBorder],
     results: Sequence[ArrayBorder],
 ) -> Callable[..., list[Array]]:
-    """Return a function like `function`, but without the arguments and results that are empty.
+    """Return a function that takes and returns only the arrays that have elements.
 
-    It makes the arguments without elements itself, and leaves out the results without elements.
-    Arguments and results are blocks of one device.
+    It calls `function`, for which it creates the empty arguments, and leaves out the empty results.
+
+    Args:
+      function: the function that a device runs, from all argument blocks to all result blocks.
+      arguments, results: the descriptions of all arguments and results.
     """
 
     def run(*blocks: Array) -> list[Array]:

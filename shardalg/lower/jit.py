@@ -36,7 +36,7 @@ class UserCall(Protocol):
 
 
 class _OnArrays:
-    """A function that takes pytrees of arrays by position."""
+    """A function that takes the user's pytrees of arrays as they are, without conversion."""
 
     def through(self, inner: Inner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the result of `inner`, whose arguments are the user's own."""

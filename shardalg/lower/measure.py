@@ -52,7 +52,7 @@ class Executable(Protocol):
         """Return the arguments in the executable's shardings."""
 
     def leave(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
-        """Return the results at their true sizes."""
+        """Return the results without the padding that sharding added."""
 
 
 class TimedRun(NamedTuple):

@@ -71,7 +71,7 @@ class _Question:
         return tuple((*shared, k) for k in kept) or (shared,)
 
     def share(self, group: tuple[int, ...]) -> str:
-        """Return the solver's name for the number of devices of each tile.
+        """Return the name of an unknown of the solver: the number of devices that hold a tile.
 
         Args:
           group: the numbers of the places (dimensions and classes) that form the tile.

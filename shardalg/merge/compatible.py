@@ -112,7 +112,14 @@ def refines(fine: Sharding, coarse: Sharding) -> Verdict:
 
 
 def _merge(first: Sharding, second: Sharding, policy: str, relation: str) -> Verdict:
-    """Return the verdict on two shardings, in closed form if their digits decide."""
+    """Return the verdict on merging two shardings, or on another relation with the same test.
+
+    The digits decide, if both meshes order their devices alike. Otherwise tables of the partition
+    ids of all devices are compared.
+
+    Args:
+      relation: the name of the relation in the verdict, such as "merge".
+    """
     # Fast path: two shardings of one shape on one mesh object need no checks and no restating.
     known = type(first) is type(second) is Sharding and policy in POLICIES
     if not known or first.shape != second.shape or first.mesh is not second.mesh:

@@ -372,10 +372,12 @@ _SUMS = ("count", "flops", "wire_bytes")
 
 
 def _totals(low: Totals, high: Totals, share: int, memory: Liveness) -> Totals:
-    """Return the totals on the line through two models: `low` at share 0, `high` at share 1.
+    """Return the totals of a model whose depth is between or beyond two planned models.
+
+    Totals are linear in the number of layers: share 0 gives `low`, share 1 gives `high`.
 
     Args:
-      memory: the memory at this share; the peak is not on the line (see `totals_of`).
+      memory: the memory at this share, computed separately, because the peak is not linear.
     """
 
     def line(one: Any, other: Any) -> Any:

@@ -195,10 +195,10 @@ def xla_prices(
 
 
 def _rows(sums: dict[tuple[str, str], list[Any]]) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of `xla_prices`, and a row with their sums.
+    """Yield one row per kind and axes for the table `xla_prices`, then a row with the sums.
 
     Args:
-      sums: executions, bytes and seconds by (kind, axes); seconds are None if unknown.
+      sums: by (kind, axes): executions, bytes and seconds; seconds are None if unknown.
     """
     yield from ((*key, *row) for key, row in sums.items())
     count, sent, time_s = (

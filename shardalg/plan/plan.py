@@ -786,7 +786,10 @@ class Plan:
 
     @cached_property
     def _recorded(self) -> tuple[Guards | None, str]:
-        """The recorded questions about sizes and "", or None and the reason why there are none."""
+        """The comparisons of sizes that planning made, as guards of the plan, and "".
+
+        If there are none, (None, the reason).
+        """
         from shardalg.planner.guards import guards
 
         return guards(self._stages, self.options, lambda: self._symbolised)

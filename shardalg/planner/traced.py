@@ -114,7 +114,10 @@ class Traced:
         return replace(self, graph=normalise(self.graph, wide_sums=True), narrow=self.graph)
 
     def unstaged(self) -> Traced:
-        """Return the function without the rewrites of `staged`."""
+        """Return the function with its graph before the rewrites of `staged`.
+
+        These rewrites compute Fourier transforms in stages, or pad samples.
+        """
         if self.whole is None:
             return self
         return replace(self, graph=self.whole, whole=None, orders=())

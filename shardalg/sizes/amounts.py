@@ -153,6 +153,9 @@ def multiple(formula: Formula, unit: Formula) -> Formula | None:
 
 
 def _debt(ratio: Formula) -> int:
-    """Return how many divisions a formula has, as a number; 0 for an integer polynomial."""
+    """Return a number that shows how far a formula is from an integer polynomial; 0 if it is one.
+
+    Each division by a size adds its exponent, and each fraction its denominator minus 1.
+    """
     powers = sum(-e for m in ratio.terms for _, e in m if e < 0)
     return powers + sum(Fraction(c).denominator - 1 for c in ratio.terms.values())

@@ -366,10 +366,10 @@ class Guards:
 
 
 class _PointCalls:
-    """Repetition of recorded calls with the numbers that sizes have at one point.
+    """Repetition of calls of planning at other sizes, to see whether their results are the same.
 
     Args:
-      values: the point, a number for each named size.
+      values: the sizes: a number for each named size.
     """
 
     def __init__(self, values: Mapping[str, int]) -> None:

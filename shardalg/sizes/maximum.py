@@ -45,7 +45,7 @@ class MaximumFactor:
         return max(self.first.at(values), self.second.at(values))
 
     def subs(self, values: Mapping[str, Formula | Number]) -> Any:
-        """Return the maximum with some sizes replaced by numbers or formulas."""
+        """Return the maximum of both sides, in which sizes are replaced by numbers or formulas."""
         return larger(self.first.subs(values), self.second.subs(values))
 
     @property

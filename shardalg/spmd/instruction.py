@@ -65,10 +65,11 @@ class Why(NamedTuple):
     chain: int | None = None
 
     def along(self, path: tuple[Sharding, Sharding] | None, chain: int) -> Why:
-        """Return the same reason for one step of a chain of moves between two shardings.
+        """Return this reason for one step of a chain of moves.
 
         Args:
-          path: the sharding before and after the step; chain: the number that all steps share.
+          path: the shardings before and after the step; None if there are none.
+          chain: the number of the chain, which all of its steps share.
         """
         return Why(self.purpose, self.operator, path, chain)
 
@@ -120,11 +121,11 @@ class Attributes:
         return first
 
     def arity(self, rank: int, count: int) -> int:
-        """Return how many operands the instruction must have.
+        """Return how many operands this kind of instruction needs: 1, unless a kind overrides it.
 
         Args:
           rank: the rank of the first operand.
-          count: how many operands it has.
+          count: how many operands the instruction has.
         """
         return 1
 
@@ -244,7 +245,9 @@ class Collective(Attributes):
         return ()
 
     def moving(self, results: int) -> int | None:
-        """Return how many operands, counted from the first, are sent; None if all are.
+        """Return the number of operands that are sent, counted from the first; None if all are.
+
+        The default of this base class is None.
 
         Args:
           results: the number of results.
@@ -286,7 +289,7 @@ A = TypeVar("A", bound=Attributes)
 
 
 def is_a(instruction: Instruction, kind: type[A]) -> TypeGuard[Instruction[A]]:
-    """Return whether the attributes of an instruction are of this class."""
+    """Return whether an instruction has attributes of one class, such as `AllGather`."""
     return type(instruction.attributes) is kind
 
 

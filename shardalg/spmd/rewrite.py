@@ -116,7 +116,7 @@ class Rewriter:
         """Collect facts of a block before its first instruction is visited; passes override it."""
 
     def finish(self, block: Block) -> Block:
-        """Return the block in its final form, for rules that read all of it at once."""
+        """Return the rewritten block; a pass overrides this to change the whole block at once."""
         return block
 
     def entered(self, instruction: Instruction) -> Instruction:

@@ -130,7 +130,7 @@ class Classes:
 
     @property
     def count(self) -> int:
-        """Number of partition ids of the dimension."""
+        """Number of partition ids of the dimension that is exchanged."""
         return parts(self.held)
 
     def rounds(self, exchange: Exchange) -> tuple[Round, ...]:
@@ -405,12 +405,11 @@ def classes_of(exchanges: tuple[Exchange, ...]) -> Classes | None:
 
 
 def _common(exchanges: Sequence[Exchange]) -> tuple[int, int]:
-    """Return a period `T` and a step `S` that are right for all of the exchanges.
+    """Return a common period `T` and step `S` of several exchanges.
 
-    With them, the device with partition id `p + T` reads like the device with `p`, in blocks whose
-    numbers are larger by `S`.
-    Both are the number of partition ids if there is no common period, or if it is so long that
-    classes save little.
+    The device with partition id `p + T` then reads in the same pattern as the device with `p`, from
+    blocks whose numbers are larger by `S`. If there is no common period, or if it is so long that
+    classes save little, both are the number of partition ids.
     """
     count = parts(exchanges[0].held)
     periods = [_period(exchange) for exchange in exchanges if exchange.want.length]

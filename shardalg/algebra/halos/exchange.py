@@ -307,7 +307,11 @@ class Exchange:
         return self.starts(self._positions)
 
     def starts(self, positions: np.ndarray) -> np.ndarray:
-        """Return the start of the interval of the device at each of these positions."""
+        """Return the first element of the interval that each of some devices needs.
+
+        Args:
+          positions: the positions of the devices in the mesh.
+        """
         ids = {name: partition_ids(digits, positions) for name, digits in self.ids}
         start, _ = self.want.at(ids)
         return np.broadcast_to(start, positions.shape)

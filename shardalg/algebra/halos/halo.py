@@ -212,7 +212,7 @@ class Halo:
 
     @property
     def interval(self) -> Interval:
-        """The elements that partition p reads, as an interval of the static length `length`."""
+        """The elements that partition p reads, as an interval whose length is equal for all p."""
         return Interval(self.start.index, self.length)
 
     def reads(self, p: int) -> tuple[int, int] | None:

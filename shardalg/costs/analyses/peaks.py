@@ -120,9 +120,10 @@ def undominated(formulas: Iterable[Formula]) -> tuple[Formula, ...]:
 
 
 def _outermost(formulas: Iterable[Formula]) -> tuple[Formula, ...]:
-    """Return the formulas that are not below a weighted mean of two others.
+    """Return the formulas that can be the largest one at some sizes, as far as this test decides.
 
-    A formula below such a mean is below the larger of the two, so it is never the largest.
+    A formula is removed if a weighted mean of two others is at least as large at all sizes: then
+    one of these two is as large.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, M = symbols("B M")
@@ -211,7 +212,7 @@ class _Terms:
 
     @staticmethod
     def of(formulas: Iterable[Formula]) -> _Terms:
-        """Return columns for all monomials of some formulas."""
+        """Return the table of columns for all monomials that occur in some formulas."""
         terms = [(m, c) for formula in formulas for m, c in formula.terms.items()]
         scale = math.lcm(*(Fraction(c).denominator for _, c in terms))
         return _Terms({m: at for at, m in enumerate(dict(terms))}, scale)
@@ -321,7 +322,7 @@ class _Candidates(Scan):
 
 
 class _Unordered(AliveBytes):
-    """Count of the bytes alive whose peak is not computed."""
+    """Count of the bytes alive in which the peak is not searched."""
 
     @property
     def peak(self) -> tuple[int, ProgramPoint]:

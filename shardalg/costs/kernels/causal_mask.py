@@ -31,9 +31,9 @@ Givers = Mapping[int, Sequence[int]]
 
 @once_per_graph
 def causal_products(graph: Graph) -> frozenset[int]:
-    """Return the nodes of the products that read or compute scores under a causal mask.
+    """Return the products that compute or read attention scores under a causal mask.
 
-    The softmax weights, and gradients of scores and weights, count as scores. They are the values
+    Softmax weights, and the gradients of scores and weights, count as scores: they are the values
     of equal size that pointwise operators and loops connect with the masked scores.
     """
     givers = defaultdict(list)

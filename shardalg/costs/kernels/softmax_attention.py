@@ -179,10 +179,10 @@ class _Search:
     def _masks(self, found: set[int], inner: set[int]) -> set[int]:
         """Return the nodes that compute masks of scores.
 
-        A mask has as many elements as the scores, and only attention reads it.
+        A mask has as many elements as the scores, and is read only by attention or by other masks.
 
         Args:
-          found: nodes of attention so far; all readers of a mask are among these and other masks.
+          found: the nodes of attention that are known so far.
           inner: values that are computed from scores.
         """
         sizes = {elements(self.graph, value) for value in inner}

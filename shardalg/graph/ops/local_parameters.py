@@ -254,9 +254,9 @@ def _iota(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
 
 
 def _positions(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Return the changed parameters of a `positions` that computes only the device's block.
+    """Return the changes by which the operator `positions` computes only a device's block.
 
-    They are the block's shape, and shifts of the start numbers to the block's first elements.
+    They are the shape of the block, and shifts of the start numbers to the block's first elements.
     """
     split = sharded(rule, blocks)
     names = (index.loop for index in rule.results[0])

@@ -88,9 +88,10 @@ def _nested(
 
 @lru_cache(maxsize=65536)
 def moved(rule: Rule) -> frozenset[str]:
-    """Return the loops that occur in an index other than one plain loop over a whole dimension.
+    """Return the loops that are not the whole index of every dimension that they index.
 
-    Examples are the loops of a window, a shift or a nest of loops.
+    They occur in the index of a window, a shift, or a nest of loops such as `4*i + j`, or run over
+    a part of a dimension.
     """
     return frozenset(
         name

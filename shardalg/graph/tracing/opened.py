@@ -44,7 +44,7 @@ def _remat(
 
 
 def _barrier(builder: GraphBuilder, operands: Sequence[int], place: Scope) -> dict[int, int]:
-    """Add an `optimization_barrier`; return its result for each operand, by value index.
+    """Add an `optimization_barrier`; return a dictionary from operands to results (value indices).
 
     Constants are not operands of the barrier and have no entry.
     """

@@ -350,7 +350,7 @@ class Number:
 
 
 def _text(atom: Atom) -> str:
-    """Return the text of an atom."""
+    """Return the text of an atom: a partition id, a named unknown, a quotient or a remainder."""
     if isinstance(atom, PartitionId):
         written = ",".join(f"{d.stride}:{d.size}" for d in atom.digits)
         return f"p{atom.member}({written})"

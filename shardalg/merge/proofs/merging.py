@@ -120,9 +120,9 @@ def _differs(
 def _balance(result: Sharding, devices: Devices) -> Obligation:
     """Return the formula that every tile is on equally many devices.
 
-    By coordinates: partition ids and the unused coordinates together determine the device. There
-    are as many such tuples as devices, because each atom is in exactly one of them. So the map is a
-    bijection, and every tile is on as many devices as the unused coordinates have values.
+    A device is described by its partition ids and its coordinates on unused axes. There are as many
+    such tuples as devices. The formula says that two devices with equal tuples are one device. So
+    each tuple is one device, and each tile is on as many devices as there are unused coordinates.
     """
     rows = [digits for _, digits in result.split_places]
     found = devices.space

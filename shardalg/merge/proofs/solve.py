@@ -29,7 +29,13 @@ from shardalg.merge.proofs.integers import (
 
 @dataclass(frozen=True)
 class IntegerWitness:
-    """A case in which a claim is false: a device, values of unknowns, and members' positions."""
+    """A counterexample: a case in which a claim is false.
+
+    Attributes:
+      device: the id of the device on which it is false.
+      unknowns: the numbers of the unknowns in the claim.
+      members: the mesh positions of other devices in the claim.
+    """
 
     device: int
     unknowns: Values
@@ -95,7 +101,11 @@ class _Encoder:
         return _FORMULA[type(formula)](self, formula)
 
     def witness(self, values: Values) -> IntegerWitness:
-        """Return the case that a model of the solver describes."""
+        """Return a case in which the claim is false, from the numbers of a counterexample of z3.
+
+        Args:
+          values: the number of each unknown in the counterexample.
+        """
         named = dict(values)
         unknowns = tuple((n, named.get(n, 0)) for n, _ in self.claim.unknowns)
         mesh = self.claim.mesh

@@ -65,12 +65,13 @@ class Price:
 
 @dataclass(eq=False)
 class CandidatePricing:
-    """The pricing of candidates, with the traced steps (templates) that they share.
+    """The pricing of candidates, which plans once for all candidates with the same decisions.
 
     Attributes:
-      planned: the number of plans made for groups so far.
-      alone: the number of candidates that needed a plan of their own.
-      templates: the template of a step by its key; None for a step that has no template.
+      planned: the number of plans made for groups of candidates so far.
+      alone: the number of candidates that were planned separately, because no group had their plan.
+      templates: by key of a training step, the traced step from which other sizes are interpolated;
+        None for a step from which this is not possible.
     """
 
     planned: int = 0
@@ -225,10 +226,10 @@ class _StepPlan:
     live_bytes: Sequence[Any]
 
     def prices(self, points: Sequence[Mapping[str, int]]) -> Iterator[Price]:
-        """Yield the price at each point, equal to `deeper.cost_on` of a plan in numbers.
+        """Yield the price of the step at each point, equal to that of a plan in numbers.
 
         Args:
-          points: the values of the recorded sizes, per candidate.
+          points: for each candidate, the values of the sizes in this plan's formulas.
         """
         exact = ExactPoints(points)
         done = {layers: work.amounts(exact.each) for layers, work in self.work.items()}

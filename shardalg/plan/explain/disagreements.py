@@ -97,8 +97,8 @@ class _Reading:
     def has(self) -> Side:
         """Return the sharding that the value has before the move, with its origin.
 
-        The value is a pending sum, or it has its completed sharding, or the sharding in which its
-        operator computed it.
+        There are three cases: the value is a partial sum; it has the sharding that completion
+        chose; or its operator computed it in another sharding.
         """
         first, digits, value = self.ends[0], self.moved.digits, self.moved.value
         name = self.graph.values[value].name
@@ -182,18 +182,18 @@ class _Reading:
         return "returns it with this sharding" if made_here else "takes it with this sharding"
 
     def _leaves(self) -> str:
-        """Return text: why a result of the function needs the sharding after the move."""
+        """Return text: the reason why a value must be moved to the sharding of a result."""
         value, first = self.moved.value, self.ends[0].sharding
         if self._results(value) or first.is_even:
             return "a result of the function has this sharding"
         return "a result of the function must be even, but its size does not divide"
 
     def nearest(self) -> tuple[Annotated, ...]:
-        """Return the annotations that are the fewest operators away from the moved value.
+        """Return the annotations of the nearest annotated value, counted in operators.
 
-        Annotations that use an axis of the collective are preferred. This is the answer for
-        collectives that no completed sharding causes: loops chosen by cost, and collectives in a
-        `shard_map`.
+        Annotations that use an axis of the collective are preferred. They are the answer if no
+        sharding from completion explains the collective: its loops were chosen by cost, or it is in
+        a `shard_map`.
         """
         digits = self.moved.digits
         fallback: tuple[Annotated, ...] = ()
@@ -207,7 +207,10 @@ class _Reading:
         return fallback
 
     def _around(self) -> Iterator[int]:
-        """Yield values by their distance from the moved value, also across borders of regions."""
+        """Yield values by their distance from the moved value, counted in operators.
+
+        A value in a loop body is as near as the value outside that enters it.
+        """
         graph, tied = self.graph, defaultdict(list)
         # A value inside a loop body is as near as the value outside that enters it.
         for tie in graph.region_arguments:

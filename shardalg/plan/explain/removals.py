@@ -307,9 +307,10 @@ def _left(before: Stages, after: Stages, moved: MovedValue, most: int) -> list[M
 
 
 def _tried(trials: Trials, moved: MovedValue, change: AnnotationChange | Changes) -> Trial:
-    """Plan the function with a change of annotations.
+    """Plan the function with a change of annotations, and compare the plan with the present one.
 
-    The plan is priced if the change removes the collective, or later if its price is asked for.
+    The plan is priced now if the change removes the collective; otherwise when its price is asked
+    for.
     """
     annotations, now = change.applied(trials.stages.annotations), trials.now
     found = trials.traffic(annotations, partial(_removes, moved, now))

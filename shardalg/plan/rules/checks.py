@@ -94,7 +94,11 @@ class AppliedRules:
         return AppliedRules(rules, tuple(groups))
 
     def live(self, rule: int) -> Axes:
-        """Return the axes of a rule that the mesh has, and whose size is not 1."""
+        """Return the axes of a rule that the mesh has with a size above 1.
+
+        Args:
+          rule: the number of the rule.
+        """
         shape = self.rules.mesh.shape
         return tuple(a for a in self.rules.present(self.rules.rules[rule]) if shape[a] != 1)
 

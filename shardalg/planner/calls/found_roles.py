@@ -233,7 +233,7 @@ class _Calls:
         self._inside: dict[int, tuple[Any, dict[int, str]]] = {}
 
     def named(self, method: FunctionType) -> Callable[..., Any]:
-        """Return a method that runs `method` in a `jax.named_scope` of its module's name."""
+        """Return `method`, changed to run in a `jax.named_scope` with the name of its module."""
 
         @wraps(method)
         def run(module: Any, *args: Any, **kwargs: Any) -> Any:

@@ -137,7 +137,7 @@ class Stated(NamedTuple):
 
 
 def _own(tree: Any, leaves: Sequence[Any]) -> Any:
-    """Return the pytree of shardings that was given to `jax.jit`; None if none was given.
+    """Return the `in_shardings` or `out_shardings` that `jax.jit` got; None if it got none.
 
     Args:
       tree: the structure of the pytree.

@@ -52,7 +52,7 @@ class Option:
 
     @cached_property
     def asked(self) -> dict[int, tuple[Layout, ...]]:
-        """A dictionary from each value that the unit reads to the shardings in which it is read."""
+        """A dictionary from each value that the unit reads to its required shardings."""
         found: dict[int, tuple[Layout, ...]] = {}
         for value, layout in self.asks:
             found[value] = (*found.get(value, ()), layout)

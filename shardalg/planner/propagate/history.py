@@ -199,7 +199,10 @@ class TensorChange(NamedTuple):
 def _merged(
     kind: OperatorClass, key: Numbers, layouts: Layouts, taken: TensorChange
 ) -> Iterator[tuple[Dims, Dims, Dims]]:
-    """Yield (first, second, merged) for each merge of two shardings in a GSPMD step.
+    """Yield (first, second, merged) for each pair of shardings that a GSPMD step merged.
+
+    The step changed one tensor. It may have merged several offers of other tensors into it, one
+    after the other, or two offers with each other.
 
     Args:
       kind: the operator class of the step.
@@ -227,10 +230,10 @@ def _merged(
 def _extended(
     kind: OperatorClass, key: Numbers, layouts: Layouts, taken: TensorChange
 ) -> Iterator[tuple[Dims, Dims, Dims]]:
-    """Yield (old dimensions, added dimensions, both) of a change by Shardy that merges shardings.
+    """Yield (old dimensions, added dimensions, both) if a change by Shardy merges two shardings.
 
-    A change merges if the tensor was partitioned and another dimension got digits, too. A dimension
-    that only took further digits was refined, which is no merge.
+    It is a merge if some dimensions of the tensor were sharded before and others become sharded. If
+    only sharded dimensions get more digits, the change is a refinement, and nothing is yielded.
     """
     target, change = taken
     old, new = layouts.dims[key[target]], layouts.dims[change.number]

@@ -117,7 +117,7 @@ class OperatorClass:
 
     @cached_property
     def lost(self) -> tuple[tuple[bool, ...], ...]:
-        """Per tensor and dimension, whether no result has its loops."""
+        """For each dimension of each tensor, whether none of its loops indexes a result."""
         kept = {loop for k in self.results for entry in self.maps[k] for loop, _ in entry}
         return tuple(
             tuple(not any(loop in kept for loop, _ in entry) for entry in dims)
@@ -126,10 +126,10 @@ class OperatorClass:
 
     @cached_property
     def needs_sharded_result(self) -> bool:
-        """True if operands take each other's shardings only after a result has one (a scatter).
+        """True if operands of a scatter take each other's shardings once the result has a sharding.
 
-        A contraction does not need this condition: its result has a sharding as soon as an operand
-        has one.
+        In XLA, they do so only then. Operands of a contraction need no such condition, because its
+        result has a sharding as soon as an operand has one.
         """
         return self.role == image.GATHER and any(
             any(entry and lost for entry, lost in zip(self.maps[k], self.lost[k], strict=True))
@@ -322,7 +322,12 @@ def edge(shape: Shape, sources: int, targets: int, *, role: str, alone: bool) ->
 
 
 def tuple_class(shape: Shape, count: int) -> OperatorClass:
-    """Return the class of a value that is put into a tuple in `count` places."""
+    """Return the class of the step that puts one value into several tuples.
+
+    Args:
+      shape: the shape of the value.
+      count: the number of entries of tuples that are this value.
+    """
     kind = edge(shape, 1, count, role=image.TUPLE, alone=False)
     return replace(kind, single=(True,) * count)
 

@@ -102,8 +102,10 @@ class ShardedGraph:
       loops: per node, and per part of a node that is decided alone, the digits on its loops.
       borders: per loop or conditional, the shardings of its operands, bodies and results. `loops`
         and `borders` are empty unless policy "cost" chose them.
-      required: beside `loops`, the shardings that were chosen for the operands: (number, sharding).
-      contested: products whose operands want one axis on different dimensions of the result.
+      required: for each entry of `loops`, the shardings in which operands are read: pairs (operand
+        number, sharding).
+      contested: products whose operands would shard different dimensions of the result along one
+        mesh axis.
     """
 
     graph: Graph

@@ -58,9 +58,12 @@ Move = (
 
 
 class SearchStep(NamedTuple):
-    """A move, the state after it, and the elements that a device sends for it.
+    """One step of the search for a reshard: a move and its effect.
 
     Attributes:
+      move: the collective or slice.
+      state: the sharding after the move: digits per dimension, and digits of pending sums.
+      sent: the elements that a device sends for the move.
       shape: sizes of the padded tensor after the move; None if blocks are not padded.
     """
 
@@ -236,7 +239,7 @@ class Linked(EvenBlocks):
             yield from way.steps
 
     def scattered(self, state: State) -> Iterator[SearchStep]:
-        """Yield reduce-scatters along several digits at once, which use their links together."""
+        """Yield reduce-scatters along several digits at once, which use the links of them all."""
         dims, pending = state
         todo = tuple(d for d in pending if d not in self.goal[1])
         # The order of the digits matters: they become the minor digits of the dimension. With many
@@ -370,7 +373,11 @@ class MoveSequence:
         self.steps.append(SearchStep(move, (dims, self.pending), price))
 
     def slices(self, wanted: Dims) -> None:
-        """Append the slices that lead towards the wanted dimensions, by unused digits only."""
+        """Append slices that shard dimensions further, towards the digits of `wanted`.
+
+        A slice sends nothing. It is possible along digits that no dimension uses, if a dimension
+        already has the major digits of `wanted`.
+        """
         # A slice adds minor digits, so a dimension must hold the major part of its wanted digits.
         for dim, digits in enumerate(wanted):
             held = self.dims[dim]

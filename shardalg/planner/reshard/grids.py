@@ -385,9 +385,10 @@ class _Grids:
         return found
 
     def retiled(self, dim: int, held: BlockedDimension) -> list[tuple[int, BlockedDimension]]:
-        """Return a dimension with every other block size that one retile can give it.
+        """Return a dimension in every other block size that one retile can give it.
 
-        Each comes with the width of the margin that a device fetches from its neighbour.
+        Each entry is (margin, dimension): the elements that a device fetches from its neighbour,
+        and the dimension after the retile.
         """
         found = self.known.get((held, dim))
         if found is None:

@@ -88,7 +88,7 @@ class Links:
         return sum(span.bytes_per_s for span in spans)
 
     def are_equally_slow(self, moves: Iterable[Any]) -> bool:
-        """Return whether the slowest axes of these moves are equally slow."""
+        """Return whether the slowest axes of some moves are equally slow, one axis per move."""
         return len({self.factor(move.digits) for move in moves}) == 1
 
 

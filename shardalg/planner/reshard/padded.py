@@ -184,10 +184,13 @@ def gathered(shape: Shape, start: State, goal: State) -> list[SearchStep]:
 
 
 def _growth(size: int, n: int) -> Any:
-    """Return the elements that a gather adds per element sent; 0 for formulas.
+    """Return the elements by which a block grows in a gather, per element sent; 0 for formulas.
+
+    It is 1 for even blocks. It is less if the last blocks hold padding, which a gather sends, too.
 
     Args:
-      size: the size of the gathered dimension. n: its number of parts.
+      size: the size of the gathered dimension.
+      n: its number of parts.
     """
     block = tile(size, n)
     if has_formula((block,)) or not block or n == 1:

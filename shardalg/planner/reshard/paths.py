@@ -349,10 +349,11 @@ def lacking(source: Sharding, target: Sharding) -> int:
 
 
 def _interval(digits: Digits, positions: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first element and the end of each device's block of a dimension.
+    """Return the first element and the end of each device's block in one dimension.
 
     Args:
-      digits: those of the dimension. positions: the device's positions in the mesh.
+      digits: the digits that shard the dimension.
+      positions: the positions of the devices in the mesh.
       size: the size of the dimension.
     """
     block = -(-size // parts(digits))
@@ -442,7 +443,7 @@ def _pieces(digit: Digit, cuts: list[int]) -> Digits:
 
 
 def _plain_digits(dims: Dims) -> Dims:
-    """Return digits in plain numbers, because positions of devices are not formulas."""
+    """Return digits whose strides and sizes are plain integers instead of recorded sizes."""
     return tuple(tuple(Digit(index(d.stride), index(d.size)) for d in digits) for digits in dims)
 
 

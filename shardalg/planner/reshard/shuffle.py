@@ -120,7 +120,11 @@ class Shuffle:
         return sum([self.price[sum(hop.moved)] for hop in hops]), found[0], hops
 
     def holds(self, stacks: Stacks) -> bool:
-        """Return whether the parts of each dimension divide its size."""
+        """Return whether the number of parts divides the size of each dimension.
+
+        Args:
+          stacks: the digits of each dimension.
+        """
         pairs = () if self.fits else zip(self.shape, stacks, strict=True)
         return not any(size % self.parts[sum(stack)] for size, stack in pairs)
 

@@ -132,7 +132,9 @@ class Alignment:
 
 
 def other_blocks(first: Graph, second: Graph, sizes: Mapping[str, int]) -> Difference | None:
-    """Return the difference of two graphs traced at different sizes of manual mesh axes, or None.
+    """Return the difference of two graphs that were traced at different sizes of manual mesh axes.
+
+    None if the graphs print equally.
 
     Args:
       first: the graph at the hints.

@@ -106,7 +106,12 @@ def _branch_numbers(run: HostRun, instruction: Instruction, stack: Stack) -> lis
 
 
 def _select_blocks(ways: list[int], stacks: Mapping[int, Stack] | Sequence[Stack]) -> Stack:
-    """Return, per position, the block of the stack that its branch number selects."""
+    """Return, for each device, its block of the stack that its branch number selects.
+
+    Args:
+      ways: the branch number per mesh position.
+      stacks: by branch number, the blocks of all positions.
+    """
     return [stacks[way][position] for position, way in enumerate(ways)]
 
 

@@ -104,7 +104,7 @@ class CollectiveMatmul(Control):
 
     @property
     def ring(self) -> Digits:
-        """The digits along which the ring goes."""
+        """The digits along which the devices of a ring differ."""
         return self.collective.attributes.digits
 
     @property

@@ -138,12 +138,13 @@ class Branches(Control):
 
 @dataclass(frozen=True, slots=True)
 class Manual(Control):
-    """A region of the user's that every device runs on its own blocks, with the user's collectives.
+    """The body of a `jax.shard_map`: each device runs it on its own blocks.
 
-    Operands and results are blocks in the shardings of the region's border. Inside, each device has
-    values of its own.
+    Operands and results are blocks, in the shardings of the region's specs. Inside, values may
+    differ between devices, and the collectives are the user's.
 
     Attributes:
+      body: the instructions.
       digits: digits of the manual axes.
     """
 

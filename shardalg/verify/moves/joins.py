@@ -59,10 +59,10 @@ def _exclusive_scan(step: CheckedInstruction[ExclusiveScan]) -> Result:
 
 @moves(Join)
 def _join(step: CheckedInstruction[Join]) -> Result:
-    """Return the contents of a complete prefix (a cumulative sum, for example), and its claims.
+    """Return the contents after a `Join` completes a prefix, such as a cumulative sum, and claims.
 
-    `Join` combines each block's own prefix, its first operand, with the total of all blocks before
-    it, the second operand. The second operand must be the `ExclusiveScan` of the totals.
+    A `Join` has two operands: the prefix inside each block, and the total of all blocks before it.
+    The claim is that the second one is the `ExclusiveScan` of the totals of these prefixes.
     """
     a, (operand, carried) = step.attributes, step.operands
     span = operand.dims[a.dim]

@@ -135,12 +135,14 @@ def _dilate(step: CheckedInstruction[Dilate]) -> Result:
 
 
 def _nothing_around(mesh: Mesh, span: DimensionContents, dilate: Dilate) -> bool:
-    """Return whether the places added around a block belong to no element that is wanted.
+    """Return whether a dilation overwrites no element when it adds places around a block.
 
-    It is decided for every device with numbers, because the block may start anywhere.
+    The added places have the numbers of elements of neighbour blocks. They must not be among the
+    elements that the device holds. This is checked in numbers for every device.
 
     Args:
-      span: the block's elements along the dimension; dilate: has the numbers of added places.
+      span: the block's elements along the dimension.
+      dilate: the instruction, with the numbers of places that it adds.
     """
     positions = np.arange(mesh.size)
     start = numbers_at(span.start, positions)

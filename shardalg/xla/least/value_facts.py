@@ -191,7 +191,10 @@ def is_branch(graph: Graph, region: int | None) -> bool:
 
 @lru_cache(maxsize=1 << 14)
 def _parts_read(rule: Rule, operand: int, layouts: tuple[Dims, ...]) -> frozenset[Digit]:
-    """Return the digits along which an operator reads only a part of an operand.
+    """Return the digits along which a device reads only a part of an operand.
+
+    XLA may divide the operator's loops along these digits, so that a device does not need all
+    elements of the operand.
 
     Args:
       layouts: the layouts of the operands, then of the result.

@@ -250,8 +250,8 @@ def arg(signature: Signature) -> tuple[Rule, ...]:
     """Return the row of an argmax or argmin: `[d0, d1] -> [d0] argmax [d1]`.
 
     Pairs of a value and its position are combined. Among equal values the lowest position wins. If
-    the result's type cannot represent all positions, they wrap around and their order is lost: the
-    reduced loops are then local.
+    the result's type cannot represent all positions, they wrap around and cannot be compared. The
+    reduced loops are then never sharded.
     """
     row = _reduction_row(signature, ARGS[signature.primitive])
     (value,), (position,) = signature.operands, signature.results

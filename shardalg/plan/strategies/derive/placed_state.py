@@ -179,7 +179,7 @@ def _place_if_divided(at: Placing, layout: ArrayLayout, dim: int, wanted: tuple[
 
 
 def check_used(at: Placing) -> None:
-    """Raise if a part of the recipe has found nothing to shard.
+    """Raise if the axes of a part of the recipe shard no argument.
 
     Raises:
       StrategyError: such a part, with the reasons.

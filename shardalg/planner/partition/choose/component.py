@@ -118,7 +118,7 @@ class Component:
 
     @cached_property
     def window_loops(self) -> frozenset[str]:
-        """The loops that index dimensions which are read through a window."""
+        """The loops that index some operand dimension through a window."""
         return frozenset(
             name
             for t in self.tensors

@@ -247,12 +247,13 @@ def _parts(digits: set[Digit]) -> int:
 def _is_free(
     key: NodeKey, component: Component, operand: int, digits: tuple[set[Digit], set[Digit]]
 ) -> bool:
-    """Return whether all tensors except `operand` use only matched digits, and no axis is idle.
+    """Return whether nothing can be sharded in addition to a contracting loop.
 
-    Digits are matched if they shard a loop in all its tensors.
+    This is true if no mesh axis is unused, and all tensors except `operand` have only matched
+    digits (digits that shard a loop in all its tensors).
 
     Args:
-      digits: the matched digits, and all digits of `operand` on a contracting loop.
+      digits: the matched digits, and all digits of `operand` on the contracting loop.
     """
     used, own = digits
     # No axis is idle if matched and own digits together have as many parts as there are devices.

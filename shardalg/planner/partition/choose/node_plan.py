@@ -88,7 +88,10 @@ class NodePlan:
 
     @cached_property
     def is_bare(self) -> bool:
-        """True if the node is emitted as its local operator, and moves of operands and results."""
+        """True if the node needs only its local operator and moves of its operands and results.
+
+        Masks, halo exchanges and combinations of partial results are then absent.
+        """
         return self.apply is not None and not (
             self.before or self.windows or self.indexed or self.after
         )

@@ -292,7 +292,7 @@ class _BodySums:
 
     @cached_property
     def inside(self) -> frozenset[int]:
-        """The indices of the body's nodes, including rematerialised ones."""
+        """The indices of the nodes of the loop's body, also of those inside `jax.checkpoint`."""
         return frozenset(self.region.nodes)
 
     def is_only_returned(self, value: int) -> bool:

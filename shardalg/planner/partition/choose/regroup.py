@@ -52,7 +52,7 @@ class ReshapeGroup:
 
     @property
     def is_kept(self) -> bool:
-        """True if the group is one dimension of the operand and one of the result."""
+        """True if the reshape keeps the dimension: the group has one on either side."""
         return len(self.sizes) == len(self.out_sizes) == 1
 
     @property

@@ -179,7 +179,7 @@ class ShardedWindow:
 
     @property
     def span(self) -> WindowBlock:
-        """The block of this dimension as the local operator reads it."""
+        """The block that the local operator reads in this dimension, as a `WindowBlock`."""
         # Devices with different phases write the dilation out (`_dilate`): the operator sees none.
         if len(self.phases) > 1:
             return WindowBlock(self.reach)
@@ -187,7 +187,9 @@ class ShardedWindow:
         return WindowBlock(self.length, phase, self.base)
 
     def start(self, index: Index, more: int = 0) -> Start:
-        """Return `index + more` as the start of a slice or mask that depends on the device.
+        """Return the number `index + more`, which is another one on each device, as a `Start`.
+
+        A slice or a mask starts at this number.
 
         Args:
           index: a formula in the partition ids of the sharded loops.
@@ -199,7 +201,7 @@ class ShardedWindow:
 def windows(
     rule: Rule, loops: Loops, held: tuple[tuple[int, tuple[Digits, ...]], ...], devices: int
 ) -> tuple[ShardedWindow, ...]:
-    """Return a `ShardedWindow` for every dimension that sharded loops read through a window.
+    """Return a `ShardedWindow` for each dimension that is read through a window by sharded loops.
 
     Args:
       loops: the sharded loops with their digits.

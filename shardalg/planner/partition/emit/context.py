@@ -177,7 +177,7 @@ class Tuples:
     numbers: dict[tuple[Sharding, ...], int] = field(default_factory=dict)
 
     def number(self, layouts: tuple[Sharding, ...]) -> int:
-        """Return the number of a tuple, which is added if it is new. Equal tuples have one."""
+        """Return the number of a tuple of shardings; a new tuple is added to the table."""
         found = self.numbers.get(layouts)
         if found is None:
             found = self.numbers[layouts] = len(self.known)

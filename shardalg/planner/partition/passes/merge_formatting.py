@@ -89,10 +89,10 @@ class MergeFormatting(Rewriter):
     )
 
     def keep_other_values(self, instruction: Instruction) -> Instruction | None:
-        """Keep an instruction whose operand and result are two graph values, as it is.
+        """Keep a move between two graph values unchanged; return None if it is one.
 
-        An example is a permute that the user wrote: it is no formatting. Any other instruction is
-        returned to the next rule.
+        An example is a permute that the user wrote, which is no formatting. Any other instruction
+        is returned, so that the pass applies its next rule.
         """
         ends = (*instruction.operands, *instruction.results)
         if len({self.locals[local].origin for local in ends} - {None}) < 2:

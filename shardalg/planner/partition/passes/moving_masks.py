@@ -71,9 +71,10 @@ class MoveMasks(Rewriter):
     rules = (((Mask,), drop_filled), (kinds(), mask_results))
 
     def wanted(self, local: int) -> Iterator[tuple[Mask, int | None]]:
-        """Yield (mask, its result or None) for the masks to emit after a local value.
+        """Yield the masks to emit directly after a local value, each with its result.
 
-        Masks that fill with another number than the first one are excluded.
+        Each entry is (mask, the local value of its result, or None). Only masks that fill with one
+        number are yielded, because others would overwrite it.
         """
         dtype, fills = self.locals[local].dtype, set()
         for mask, made in self.wishes.get(local, {}).items():

@@ -225,7 +225,12 @@ class Fixpoint:
         return outcome if memo[after] is None else replace(outcome or NOTHING, retry=True)
 
     def _write_results(self, position: int, outcome: StepOutcome) -> bool:
-        """Give a step's results their new layouts; return whether a layout changed."""
+        """Give the results of a forward step their new layouts; return whether a layout changed.
+
+        Args:
+          position: the number of the step.
+          outcome: the layouts that the step computed for its results.
+        """
         self.retry_steps[position] = outcome.retry
         # A contested product: the readers further on may prefer the other operand.
         if outcome.other is not None:

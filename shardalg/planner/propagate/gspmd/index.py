@@ -86,10 +86,10 @@ class SweepIndex:
 
     @cached_property
     def of_role(self) -> dict[str, tuple[bytes, bytes]]:
-        """Per role of operators, its steps and the places of their operands, as bytes.
+        """For each role of operators, bytes that mark its steps and the places of their operands.
 
-        The first entry has one byte per step, the second one byte per place; 1 marks those of the
-        role.
+        Each entry is (one byte per step, one byte per place). The byte is 1 if the step, or an
+        operand's place, belongs to an operator of the role.
         """
         found: dict[str, tuple[bytearray, bytearray]] = {}
         for kind, steps in zip(self.kinds, self.steps_of_kind, strict=True):
@@ -339,9 +339,10 @@ def _region_steps(graph: Graph, kinds: _ClassTable, number: int) -> Iterator[Vis
 
 
 def _zero_stacks(graph: Graph, kinds: _ClassTable) -> Iterator[Visit]:
-    """Yield the steps between the first and each other stack of one type in a region.
+    """Yield a step between the first stack of a type in a region and every other one of the type.
 
-    All of them begin as the same zeros, which XLA makes once.
+    Stacks are results that a scan collects. They begin as zeros, and XLA makes equal zeros once, so
+    that sharding passes between the stacks.
     """
     first: dict[int, dict[ValueType, int]] = {}
     for position, region_arguments in sorted(kinds.region_arguments.items()):

@@ -119,7 +119,7 @@ class Instructions:
         return None if node is None else self._made_by(node)
 
     def _keys(self, values: tuple[int, ...]) -> list[Key]:
-        """Return the instructions that make the values, without arguments and constants."""
+        """Return the instructions that compute some values; arguments and constants have none."""
         return [key for value in values if (key := self._key(value)) is not None]
 
     def _before(self, key: Key) -> list[Key]:

@@ -197,10 +197,10 @@ DIRECTIONS = {image.FORWARD: forward, image.BACKWARD: backward}
 
 
 def _outcome(before: Numbers, after: Sequence[tuple[int, Numbers]]) -> StepOutcome | None:
-    """Return the outcome of a step, or None if no target's layout changes.
+    """Return a `StepOutcome` from the layouts that a step computed; None if none changed.
 
     Args:
-      before: per target, its layout number before the step.
+      before: for each tensor that the step may change (target), its layout number before the step.
       after: per target, its layout number after the step, and the tensors whose offers it took.
     """
     changed = tuple([k for k, (new, _) in enumerate(after) if new != before[k]])
@@ -288,9 +288,10 @@ def _is_movable(kind: OperatorClass, source: int, dims: Dims) -> bool:
 def _matrix_forward(
     kind: OperatorClass, numbers: Numbers, layouts: Layouts, merging: bool
 ) -> StepOutcome | None:
-    """Return the forward outcome of a product, with the outcome in the other order of operands.
+    """Return the outcome of a forward step of a matrix product, for both orders of its operands.
 
-    If both operands would improve the result, the larger operand goes first.
+    If both operands would improve the result's sharding, the larger one is applied first. If the
+    order makes a difference, the outcome also has the result of the other order.
     """
     (target,) = kind.results
     number, how = numbers[target], (merging, False)
@@ -371,9 +372,10 @@ def operand_offers(
 
 
 def _finest(found: list[Offer]) -> list[Offer]:
-    """Return only the offer with the most tiles, as XLA does if a tuple has a value several times.
+    """Return a list of only the offer with the most tiles.
 
-    Source: `sharding_propagation.cc`, GetShardingFromUser, kTuple.
+    XLA takes this one if a tuple contains a value several times. Source: `sharding_propagation.cc`,
+    GetShardingFromUser, kTuple.
     """
     return sorted(found, key=lambda offer: -_tiles(offer[0]))[:1]
 

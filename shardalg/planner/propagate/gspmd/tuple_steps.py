@@ -319,7 +319,10 @@ class Computations(Instructions):
             yield self._numbered(tuple_class(self._shape(value), len(found))), (value, *found), call
 
     def _parts(self, region: int) -> tuple[tuple[int, ...], list[int]]:
-        """Return the results of a body, and their places in the body's own tuple."""
+        """Return the results of a body, and the places of these in the tuple that computes them.
+
+        A place is an entry of a tuple with a sharding of its own. They are added at the first call.
+        """
         results = self.graph.regions[region].results
         if region not in self._tuple_places:
             shapes = [self.graph.values[v].type.shape for v in results]
@@ -476,7 +479,11 @@ def computations(graph: Graph, rules: Rules, results_given: bool = True) -> Swee
 
 
 def _together(made: SweepIndex) -> dict[int, tuple[int, ...]]:
-    """Return per step from one tuple to another all the steps between these two tuples."""
+    """Return, for each step between two tuples, all steps between the same two tuples.
+
+    XLA puts the operands of a loop or a branch into a tuple. It updates the sharding of a tuple as
+    a whole, so that these steps are visited together.
+    """
     # A conditional has one tuple per branch, so that its branches are kept apart.
     pairs: dict[tuple[int, int | None], list[int]] = {}
     for number, (first, end, _, _) in enumerate(made.spans):

@@ -87,7 +87,14 @@ def step(
 def all_offers(
     kind: OperatorClass, numbers: Numbers, layouts: Layouts
 ) -> Iterator[tuple[int, str, Dims, Numbers]]:
-    """Yield (target, direction, sharding, source) for each tensor's offer to each other tensor."""
+    """Yield the sharding that each sharded tensor of a step offers to each other one.
+
+    Each entry is (number of the receiving tensor, direction, offered digits per dimension, (number
+    of the offering tensor,)).
+
+    Args:
+      numbers: the layout numbers of the step's tensors, operands first.
+    """
     for target in (*kind.results, *kind.operands):
         direction = image.FORWARD if target in kind.results else image.BACKWARD
         for source, number in enumerate(numbers):
@@ -106,9 +113,14 @@ def _is_sideways(kind: OperatorClass, tensor: int) -> bool:
 
 
 def split(kind: OperatorClass, tensor: int, layouts: Layouts, number: int) -> Tensor:
-    """Return a tensor's sharding by loop.
+    """Return the sharding of a tensor as the digits of each loop (Shardy's factors).
 
-    A digit is split if a loop takes only its major part.
+    A dimension of several loops gives its digits to the major loop first. A digit is cut in two if
+    a loop has room for its major part only.
+
+    Args:
+      tensor: the number of the tensor in the operator.
+      number: the number of its layout.
     """
     found: Tensor = {}
     is_fixed, free = layouts.fixed[number], layouts.open[number]

@@ -245,10 +245,10 @@ class ShardyModuleBuilder(Instructions):
         return (*operands[:position], own, *operands[position + 1 :]), copies
 
     def _is_shared(self, node: Node) -> bool:
-        """Return whether several operators read a broadcast that JAX makes anew for each of them.
+        """Return whether the readers of a broadcast have a copy of it each in JAX's program.
 
-        JAX widens dimensions of size 1 where operators read them; the graph has one node for all
-        readers.
+        JAX widens dimensions of size 1 anew for every operator that reads them. The graph has one
+        node for all readers.
         """
         graph, value = self.graph, node.results[0]
         at = node.signature.param("broadcast_dimensions")

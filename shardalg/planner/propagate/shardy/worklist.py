@@ -112,7 +112,10 @@ class Worklist:
         self.changes.append(ShardingChange(value, number, None, "", (), LAST_STAGE))
 
     def _pass_exits(self) -> None:
-        """Offer the results' annotations to the results' values; the changes are followed later."""
+        """Pass shardings between results and their annotations, by one visit to each such edge.
+
+        Steps that read a changed value are put on the stack, and visited afterwards.
+        """
         for position in self.exits:
             self._visit(position)
 
