@@ -32,7 +32,10 @@ class UserCall(Protocol):
         """Function (inner, args, kwargs) -> the user's result, which calls `inner` on arrays."""
 
     def inside(self, work: Inner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return the result of `work` on the arrays of a call, without calling the function."""
+        """Return `work(*arrays)` for the arrays in a call's arguments.
+
+        The user's function is not called. For example, `work` checks and shards the arrays.
+        """
 
 
 class _OnArrays:

@@ -139,7 +139,10 @@ class Attributes:
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """The operand's dimensions that the instruction names (of the result's, if `lacks_dim`)."""
+        """The dimensions in the instruction's attributes.
+
+        They are numbers of the operand's dimensions; if `lacks_dim` is True, of the result's.
+        """
         return ()
 
     @property

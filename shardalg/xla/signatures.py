@@ -307,13 +307,14 @@ class HloSide:
         return NOTHING.union(*map(self.above, chosen))
 
     def _call(self, instruction: HloInstruction, element: int | None) -> Above:
-        """Return the anchors from which the results of called computations are computed.
+        """Return the signatures of the nearest anchors above the results of a call.
 
-        Their signatures are returned. A loop may have no iterations, so the anchors of its initial
-        values are included.
+        A call is a loop, a branch or a called computation. An anchor is an instruction that is
+        compared with operators of our graph. A loop may have no iterations, so the anchors of its
+        initial values are included.
 
         Args:
-          element: the result of which the anchors are wanted; None for all results.
+          element: the number of the result; None for all results.
         """
         roots = [self.module.roots[n] for n in _callees(instruction) if n in self.module.roots]
         if instruction.opcode == "while":

@@ -543,13 +543,13 @@ def _slice(shape: Shape, state: State, dim: int, digits: Digits) -> Iterator[Sea
 
 
 def _swaps(shape: Shape, state: State, every: int = 0) -> Iterator[SearchStep]:
-    """Yield all-to-alls.
+    """Yield all-to-alls, each from one dimension to another one.
 
-    They are tried before sums are reduced, too: if other sums stay pending, no later permute can
-    replace them.
+    They are tried while sums are reduced, because a permute cannot replace them later if other sums
+    stay pending.
 
     Args:
-      every: digits up to this number may arrive in any order.
+      every: of at most this number of moved digits, all orders of arrival are tried.
     """
     for source, digits in enumerate(state[0]):
         for at, target in product(range(len(digits)), range(len(shape))):

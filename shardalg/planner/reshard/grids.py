@@ -205,7 +205,7 @@ class _Grids:
         return state == self.goal
 
     def least(self, state: State) -> Any:
-        """Return a lower bound of the elements that are sent from a state on."""
+        """Return a lower bound of the elements that a device sends on a path to the goal."""
         return self.lacking(state[0])
 
     def onward(self, state: State, _: Cost) -> Iterator[tuple[Cost, State, GridMove]]:
