@@ -8,7 +8,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from shardalg.costs.analyses.crossing import largest, largest_near, less, turns
+from shardalg.costs.analyses.crossing import (
+    compute_minus_communication,
+    largest,
+    largest_near,
+    less,
+    turns,
+)
 from shardalg.costs.calibration.constants import EXPOSED, Calibration
 from shardalg.costs.collectives import RING_BYTES
 from shardalg.costs.hardware import Hardware
@@ -18,6 +24,7 @@ from shardalg.costs.network.placement import LINK
 from shardalg.errors import TableError
 from shardalg.graph.ops.families.building import WORST
 from shardalg.sizes.amounts import number, times
+from shardalg.sizes.boundary import inequality
 from shardalg.sizes.formula import Formula, FormulaError, has_formula
 from shardalg.sizes.maximum import larger, largest_of
 from shardalg.sizes.recorded import total
@@ -530,6 +537,50 @@ class Cost:
         """
         difference, _ = self._less_than(other, quantity)
         return less(Formula({}), -difference)
+
+    def compute_bound(self, *names: str, axes: Sequence[str] | None = None) -> str:
+        """Return text: the inequality of sizes under which computation outlasts communication.
+
+        There the step is compute-bound if both overlap fully. The inequality is solved for the
+        first name in which it is linear. It holds near the hints: terms below 1 % there are left
+        out, and ceilings are taken as quotients.
+
+        Args:
+          names: named sizes to solve for, in order of preference; none: all of them.
+          axes: mesh axes; only communication along at least one of them counts. None counts all.
+
+        Raises:
+          FormulaError: the plan is in numbers, or a name is unknown.
+          TableError: an axis is unknown.
+
+        >>> import jax, shardalg as sa
+        >>> from jax.sharding import PartitionSpec as P
+        >>> B, D, F = sa.dims("B D F", hint=(2**20, 8192, 32768))
+        >>> x, w = (jax.ShapeDtypeStruct(s, "bfloat16") for s in ((B, D), (D, F)))
+        >>> mesh = sa.Mesh({"X": 256}, symbolic=True)
+        >>> specs = (P("X"), P("X"))
+        >>> plan = sa.plan(lambda x, w: x @ w, x, w, mesh=mesh, in_shardings=specs)
+        >>> chip = sa.Hardware("toy", (("bfloat16", 4e14),), link_bytes_per_s=1e11)
+        >>> plan.cost(chip).compute_bound("B", "X")
+        'B/X > 4000'
+        """
+        if self.sizes is None:
+            raise FormulaError(
+                "plans in numbers have no boundary: name sizes with sa.dims, or a symbolic mesh."
+            )
+        hints = self.sizes.hints
+        for name in names:
+            if name not in hints:
+                raise FormulaError(
+                    f"{name!r} is no size of the plan, which has {', '.join(hints)}."
+                )
+        known = {axis for item in self.items for axis in item.axes}
+        for axis in axes or ():
+            if axis not in known:
+                there = ", ".join(sorted(known)) or "none"
+                raise TableError(f"no collective runs along {axis!r}; there are {there}.")
+        difference = compute_minus_communication(self.totals, axes)
+        return inequality(difference, names or (*hints,), hints)
 
     def largest_batch_that_fits(self, name: str = "B") -> int:
         """Return the largest value found of a named size at which the plan fits a device, else 0.

@@ -522,6 +522,42 @@ def arranged(given: str | Machine, mesh: Mesh) -> Machine:
     return made
 
 
+def rearranged(given: Topology, mesh: Mesh) -> Topology:
+    """Return a topology with as many devices as a mesh has; unchanged if it has so many.
+
+    Several slices change their number and keep their shape. One slice, or the islands of GPUs, get
+    the vendor's shape for so many chips. The order of axes and the network axes stay.
+
+    Raises:
+      HardwareError: the vendor joins no such number of chips, or the slices do not divide.
+
+    >>> rearranged(Topology("h100", chips=64), Mesh({"X": 16})).text
+    'h100:2x8'
+    >>> rearranged(Topology("v5e", chips=256, slices=2), Mesh({"X": 4, "Y": 256})).text
+    'tpu_v5e:16x16*4'
+    """
+    if mesh.size == given.devices:
+        return given
+    cores = given.hardware.interconnect.cores_per_chip
+    if given.slices == 1:
+        chips, rest = divmod(mesh.size, cores)
+        kept = {"order": given.order, "network_axes": given.network_axes}
+        if not rest:
+            return Topology(given.hardware, chips=chips, **kept)  # type: ignore[arg-type]
+        raise HardwareError(
+            f"{mesh!r} has {mesh.size} devices, and a chip of {given.hardware.name} has {cores}: "
+            "give axes whose product is a multiple."
+        )
+    each = given.devices // given.slices
+    slices, rest = divmod(mesh.size, each)
+    if rest or not slices:
+        raise HardwareError(
+            f"{mesh!r} has {mesh.size} devices, which is no number of slices of {given!r} with "
+            f"{each} devices each: give a multiple, or a topology of one slice."
+        )
+    return replace(given, slices=slices)
+
+
 OF_OPTIONS = "the chip of the plan's options"
 """Source that `chip_text` prints if neither the call nor the default chose the chip."""
 

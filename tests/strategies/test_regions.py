@@ -1,7 +1,9 @@
 """`comparison.regions`: the map equals plans made at its points; boundaries are crossings."""
 
+import doctest
 import random
 import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -102,6 +104,92 @@ def test_the_figure_has_a_cell_per_point(comparison):
     assert figure._repr_png_()[:4] == b"\x89PNG"
 
 
+def test_measured_points_are_dots_and_crosses_on_the_map(comparison):
+    found = comparison.regions(B=[4096, 65536], X=[8, 16, 32])
+    right = found.at(B=65536, X=16)
+    wrong = next(name for name in found.names if name != found.at(B=4096, X=8))
+    other = next(name for name in found.names if name != wrong)
+    figure = found.draw(
+        measured={(65536, 16): {right: 0.01}, (4096, 8): {wrong: 0.01, other: 0.02}}
+    )
+    dots, crosses = (points.get_offsets().tolist() for points in figure.axes[0].collections)
+    assert (dots, crosses) == ([[1, 1]], [[0, 0]])
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels[-2:] == ["measured", "measured, not as drawn"]
+    # A point between two values of the grid is between their cells, on a logarithmic scale.
+    figure = found.draw(measured={(16384, 16): {right: 0.01}})
+    assert figure.axes[0].collections[0].get_offsets().tolist() == [[0.5, 1]]
+
+
+def test_cells_are_hatched_where_the_fastest_strategy_is_communication_bound(comparison):
+    found = comparison.regions(B=[2**k for k in range(12, 21)])
+    figure = found.draw()
+    (places,) = np.nonzero(figure_waits(found))
+    hatched = [patch.get_x() + 0.5 for patch in figure.axes[0].patches]
+    assert hatched == places.tolist()
+    assert 0 < len(hatched) < 9
+
+
+def figure_waits(found):
+    return [not found.computes[number, i] for i, number in enumerate(found.winner)]
+
+
+def test_limits_are_where_computation_takes_as_long_as_communication(comparison):
+    found = comparison.regions(B=[2**k for k in range(12, 22)])
+    for number, row in enumerate(found.limits):
+        for batch, computes in zip(found.sizes["B"], found.computes[number], strict=True):
+            cost = comparison[row["strategy"]].plan.at(B=int(batch)).cost("v5p")
+            assert computes == (cost.compute_s >= cost.communication_s)
+            if row["where"].startswith("B"):
+                sign, text = re.fullmatch(r"B ([<>]) (.*)", row["where"]).groups()
+                hints = {"X": 16, "Y": 4, "D": 8192, "F": 32768}
+                edge = eval(text, {"__builtins__": {}}, hints)
+                # The inequality leaves out small terms, so that it decides away from the edge.
+                if not 0.95 < batch / edge < 1.05:
+                    assert computes == (batch > edge if sign == ">" else batch < edge)
+
+
+def test_compute_bound_of_a_cost(comparison):
+    cost = comparison["fsdp"].cost
+    assert cost.compute_bound("B").startswith("B > ")
+    assert cost.compute_bound("B", axes=["X"]) == cost.compute_bound("B")
+    assert comparison["tensor"].cost.compute_bound("B", axes=["Y"]) == "always"
+    with pytest.raises(sa.FormulaError, match="'Z' is no size of the plan"):
+        cost.compute_bound("Z")
+    with pytest.raises(sa.TableError, match="no collective runs along 'Z'; there are X, Y"):
+        cost.compute_bound("B", axes=["Z"])
+    with pytest.raises(sa.FormulaError, match="plans in numbers have no boundary"):
+        cost.at_hints.compute_bound("B")
+
+
+def test_points_without_a_plan_have_a_reason():
+    x = jax.ShapeDtypeStruct((64, 64), "float32")
+    mesh = sa.Mesh({"X": 8}, symbolic=True)
+    rows = {"rows": sa.Strategy(mesh, (P("X"),))}
+    found = sa.compare(jnp.sin, x, strategies=rows, hardware="h100:8").regions(X=[4, 8, 12, 16])
+    assert [found.at(X=size) for size in (4, 8, 12, 16)] == ["rows", "rows", None, "rows"]
+    assert found.refused["rows"].startswith(
+        "no plan at 1 points; at X=12: chips=12: no slice of h100 has so many"
+    )
+    assert "no slice of h100" in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("measured", "text"),
+    [
+        ({(64, 16): {"fsdp": 1}}, r"point \(64, 16\): give values of B from 4096 to 65536"),
+        ({4096: {"fsdp": 1}}, "measured has the point 4096"),
+        ({(4096, 8): 0.1}, "give seconds, as in"),
+        ({(4096, 8): {"zero": 0.1}}, "names 'zero', which is none of the strategies"),
+        ({(4096, 8): {"fsdp": -1}}, "is -1: give seconds"),
+    ],
+)
+def test_measured_points_that_are_not_valid(comparison, measured, text):
+    found = comparison.regions(B=[4096, 65536], X=[8, 16, 32])
+    with pytest.raises(sa.TableError, match=text):
+        found.draw(measured=measured)
+
+
 @pytest.mark.parametrize(
     ("names", "sizes", "text"),
     [
@@ -143,3 +231,20 @@ def test_branches_and_inequalities():
     assert branch(both, {**point, "B": 4}) == 100 * X * D + B / X
     assert inequality(B * D - B - 6 * X, ("B",), point) == "B > 6*X/(D - 1)"
     assert inequality(B * B - X, ("B",), point) == "X < B**2"
+    assert inequality(B - 2550 * X + 2550, ("B", "X"), point) == "B/X > 2550 - 2550/X"
+    assert inequality(D - 2550 * X, ("X",), point) == "X < D/2550"
+    assert inequality(B + X, ("B",), point) == "always"
+    assert inequality(-B - X, ("B",), point) == "never"
+    assert inequality((X - 640) * B, ("X",), point) == "X > 640"
+    # The bound is negative, and sizes are positive.
+    assert inequality((X - 640) * B - D, ("B",), {"B": 640, "D": 9000, "X": 600}) == "never"
+
+
+def test_the_guide_about_regions_runs():
+    page = (Path(__file__).parents[2] / "docs" / "regions.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    example = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, "regions", None, 0)
+    told = []
+    result = doctest.DocTestRunner().run(example, out=told.append)
+    assert result.attempted > 12
+    assert not result.failed, "".join(told)

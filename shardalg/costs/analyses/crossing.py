@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,10 @@ from shardalg.sizes.array_steps import Code, run
 from shardalg.sizes.conditions import crossovers, words
 from shardalg.sizes.facts import POSITIVE, Fact
 from shardalg.sizes.formula import Ceil, Formula, FormulaError, Number
+from shardalg.sizes.recorded import total
+
+if TYPE_CHECKING:
+    from shardalg.costs.cost import Totals
 
 # A search ends here, because it would never end if every size fits.
 LARGEST = 1 << 40
@@ -184,6 +188,20 @@ def _primes(n: int) -> Iterator[int]:
             n //= prime
     if n > 1:
         yield n
+
+
+def compute_minus_communication(totals: Totals, axes: Sequence[str] | None = None) -> Formula:
+    """Return the seconds of computation minus those of communication, as a formula.
+
+    Args:
+      axes: only collectives along at least one of these mesh axes count; None counts all.
+    """
+    sent = (
+        item.time_s
+        for item in totals.items
+        if item.is_communication and (axes is None or not set(axes).isdisjoint(item.axes))
+    )
+    return Formula.of(totals.sum("time_s", communication=False)) - Formula.of(total(sent))
 
 
 def less(first: Formula, second: Formula) -> str:

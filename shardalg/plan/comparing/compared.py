@@ -369,18 +369,25 @@ class StrategyComparison(Answer):
             )
         return self.batches.largest(row, row.plan.options)
 
-    def regions(self, *names: str, **sizes: Any) -> StrategyRegions:
+    def regions(self, *names: str, overlap: str | None = None, **sizes: Any) -> StrategyRegions:
         """Return which strategy is the fastest that fits, over one or two named sizes.
 
         Formulas are evaluated where they hold for certain; elsewhere the function is planned.
-        Boundaries between regions are inequalities in the named sizes.
+        Boundaries between regions are inequalities in the named sizes. `limits` of the result says
+        where each strategy is compute-bound. Plans with named sizes leave out variants without a
+        formula, such as padding blocks to equal sizes.
+
+        An axis of a symbolic mesh is a named size, so that the number of devices varies with it. A
+        topology such as "h100:64" is arranged anew for each number of devices.
 
         Args:
           names: named sizes or axes; their values are the hint times powers of two, 1/16 to 16.
+          overlap: as of `plan.cost`; strategies that take equally long win in their order.
           sizes: the same with values of your own, `B=[8, 16, 32]`. All others have their hints.
 
         Raises:
           TableError: no strategy has named sizes, or a name is unknown.
+          FormulaError: the overlap is a schedule, which has no formula.
 
         >>> import jax, shardalg as sa
         >>> from jax.sharding import PartitionSpec as P
@@ -396,7 +403,7 @@ class StrategyComparison(Answer):
         """
         from shardalg.plan.comparing.fastest_regions import regions
 
-        return regions(self.rows, names, sizes)
+        return regions(self.rows, names, sizes, overlap)
 
     def draw(self) -> Figure:
         """Draw a bar per strategy: the causes of its step's time; what does not fit is marked."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardalg.errors import ShardalgError, TableError
+from shardalg.costs.analyses.crossing import compute_minus_communication
+from shardalg.errors import TableError
+from shardalg.plan.comparing.region_prices import GridPrices, grid_prices
 from shardalg.sizes.boundary import inequality
 from shardalg.sizes.formula import Formula
 from shardalg.tables import Answer, Parts, Table
@@ -19,11 +21,17 @@ from shardalg.tables import Answer, Parts, Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from shardalg.costs.cost import Cost
     from shardalg.plan.comparing.compared import ComparedStrategy
 
 POWERS = range(-4, 5)
 """Default sizes are the hint times 2**p for these p."""
 COLUMNS = ("faster", "slower", "where", "because", "at")
+LIMIT_COLUMNS = ("strategy", "where", "at")
+EVERYWHERE, NOWHERE = "at all points", "at no point"
+
+Place = tuple[int, ...]
+"""A point of the grid, as an index into the values of each size."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -33,17 +41,35 @@ class StrategyRegions(Answer):
     Attributes:
       sizes: the values of each named size; a point of the grid has one value of each.
       strategies: the compared strategies.
-      step_s: seconds of a step, by strategy and then by the sizes in their order; infinite where
-        the function cannot be planned.
-      fits: whether the step fits, likewise.
-      formula_holds: whether the formulas hold for certain, likewise. Elsewhere a plan was made.
+      prices: the prices of each strategy at each point.
     """
 
     sizes: Mapping[str, np.ndarray]
     strategies: tuple[ComparedStrategy, ...]
-    step_s: np.ndarray
-    fits: np.ndarray
-    formula_holds: np.ndarray
+    prices: tuple[GridPrices, ...]
+
+    @cached_property
+    def step_s(self) -> np.ndarray:
+        """Seconds of a step, by strategy and then by the sizes in their order.
+
+        They are infinite where the function has no plan.
+        """
+        return np.stack([one.step_s for one in self.prices])
+
+    @cached_property
+    def fits(self) -> np.ndarray:
+        """Whether the step fits in a device's memory, in the order of `step_s`."""
+        return np.stack([one.fits for one in self.prices])
+
+    @cached_property
+    def formula_holds(self) -> np.ndarray:
+        """Whether a formula gives the prices, in the order of `step_s`; else a plan was made."""
+        return np.stack([one.formula_holds for one in self.prices])
+
+    @cached_property
+    def computes(self) -> np.ndarray:
+        """Whether computation takes at least as long as communication, in the order of `step_s`."""
+        return np.stack([one.computes for one in self.prices])
 
     @cached_property
     def winner(self) -> np.ndarray:
@@ -51,10 +77,11 @@ class StrategyRegions(Answer):
         time = np.where(self.fits, self.step_s, np.inf)
         return np.where(np.isfinite(time).any(axis=0), time.argmin(axis=0), -1)
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
-        """Names of the strategies."""
-        return tuple(row.name for row in self.strategies)
+        """Names of the strategies, with the mesh or chip where several have one name."""
+        every = Counter(name for row in self.strategies for name in row.names)
+        return tuple(min(row.names, key=lambda n: (every[n], len(n))) for row in self.strategies)
 
     def at(self, **sizes: int) -> str | None:
         """Return the name of the fastest strategy at a point of the grid; None if none fits.
@@ -85,10 +112,40 @@ class StrategyRegions(Answer):
         """
         return Table(COLUMNS, tuple(self._boundaries()))
 
+    @cached_property
+    def limits(self) -> Table:
+        """A row per strategy: where computation takes at least as long as communication.
+
+        There the step is compute-bound: communication can be hidden behind computation. The
+        inequality is as in `table`, near the point in the last column.
+        """
+        return Table(LIMIT_COLUMNS, tuple(map(self._limit, range(len(self.strategies)))))
+
+    def _limit(self, number: int) -> tuple[str, str, str]:
+        """Return the row of `LIMIT_COLUMNS` of a strategy."""
+        name, prices = self.names[number], self.prices[number]
+        planned = np.isfinite(prices.step_s)
+        if not planned.any():
+            return name, "no plan", ""
+        pairs = [
+            (here, there) if prices.computes[here] else (there, here)
+            for here, there in _neighbours(planned.shape)
+            if planned[here] and planned[there] and prices.computes[here] != prices.computes[there]
+        ]
+        if not pairs:
+            return name, EVERYWHERE if prices.computes[planned].all() else NOWHERE, ""
+        known = [pair for pair in pairs if self._formulas((number,), pair)] or pairs
+        inside, outside = known[len(known) // 2]
+        at = _text(self._point(inside))
+        costs = self._formulas((number,), (inside, outside))
+        if costs is None:
+            return name, f"at {at}, not at {_text(self._point(outside))}", at
+        difference = compute_minus_communication(costs[0].totals)
+        return name, self._inequality(difference, costs, inside), at
+
     def _boundaries(self) -> Iterator[tuple[str, ...]]:
         """Yield a row of `COLUMNS` per pair of strategies that win at neighbouring grid points."""
-        borders: dict[tuple[int, int], list[tuple[tuple[int, ...], tuple[int, ...]]]]
-        borders = defaultdict(list)
+        borders: dict[tuple[int, int], list[tuple[Place, Place]]] = defaultdict(list)
         for here, there in _neighbours(self.winner.shape):
             one, other = int(self.winner[here]), int(self.winner[there])
             if one != other and min(one, other) >= 0:
@@ -98,78 +155,139 @@ class StrategyRegions(Answer):
         for (one, other), pairs in sorted(borders.items()):
             # A boundary may consist of several pieces. Only a pair of points with formulas on both
             # sides gives an inequality; the middle one of these pairs stands for all.
-            both = [pair for pair in pairs if self._has_formulas((one, other), pair)] or pairs
+            both = [pair for pair in pairs if self._formulas((one, other), pair)] or pairs
             at_one, at_other = both[len(both) // 2]
             yield self._boundary((one, at_one), (other, at_other))
 
-    def _boundary(
-        self, first: tuple[int, tuple[int, ...]], second: tuple[int, tuple[int, ...]]
-    ) -> tuple[str, ...]:
+    def _boundary(self, first: tuple[int, Place], second: tuple[int, Place]) -> tuple[str, ...]:
         """Return the row of `COLUMNS` for two neighbouring grid points with different winners.
 
         Args:
           first, second: the number of the strategy that wins, and its point as grid indices.
         """
         (one, at_one), (other, at_other) = first, second
-        faster, slower = self.strategies[one], self.strategies[other]
-        point = self._point(at_one)
-        text = ", ".join(f"{name}={size}" for name, size in point.items())
-        names = (faster.name, slower.name)
-        for number, at in ((one, at_other), (other, at_one)):
-            # Beyond the boundary, this strategy does not fit. It may still be the faster one there,
-            # so memory and not time makes the boundary.
+        text, beyond = _text(self._point(at_one)), _text(self._point(at_other))
+        names = (self.names[one], self.names[other])
+        costs = self._formulas((one, other), (at_one, at_other))
+        unknown = f"at {text}, not at {beyond}: no formula holds at both points"
+        for number, at, rest in ((one, at_other, other), (other, at_one, one)):
+            # The winner here is faster there too, but it does not fit there.
             if not self.fits[(number, *at)]:
-                row = self.strategies[number]
-                where = self._fitting(row, self._point(at))
-                rest = slower if row is faster else faster
-                return row.name, rest.name, where, "memory", text
-        if not self._has_formulas((one, other), (at_one, at_other)):
-            # Without an inequality, two points show on which side each strategy wins.
-            beyond = ", ".join(f"{n}={size}" for n, size in self._point(at_other).items())
-            where = f"at {text}, not at {beyond}: a plan decides otherwise, so there is no formula"
-            return (*names, where, "time", text)
-        costs = [row.cost for row in (faster, slower)]
-        formulas = [Formula.of(cost._time(cost.totals)) for cost in costs if cost is not None]
-        difference = formulas[1] - formulas[0]
-        return (*names, inequality(difference, (*self.sizes,), self._all(point)), "time", text)
+                known = self._formulas((number,), (at_one, at_other))
+                where = self._fitting(number, known[0], at) if known else unknown
+                return self.names[number], self.names[rest], where, "memory", text
+        if costs is None:
+            # The point at which the other strategy wins, because no inequality says the side.
+            return (*names, unknown, "time", text)
+        fast, slow = (Formula.of(cost._time(cost.totals)) for cost in costs)
+        # With full overlap both may be compute-bound here, so that the steps are equal. Then the
+        # other point tells them apart.
+        ties = self.step_s[(one, *at_one)] == self.step_s[(other, *at_one)]
+        near = at_other if ties else at_one
+        return (*names, self._inequality(slow - fast, costs, near), "time", text)
 
-    def _has_formulas(
-        self, strategies: tuple[int, int], points: tuple[tuple[int, ...], tuple[int, ...]]
-    ) -> bool:
-        """Return whether the cost formulas of both strategies hold at both points of the grid."""
-        return all(self.formula_holds[(n, *at)] for n in strategies for at in points)
+    def _formulas(
+        self, strategies: Sequence[int], points: Sequence[Place]
+    ) -> tuple[Cost, ...] | None:
+        """Return the costs whose formulas hold at all of some points; None if there are none.
 
-    def _fitting(self, row: ComparedStrategy, point: Mapping[str, int]) -> str:
+        Args:
+          strategies: numbers of the strategies; the result has a cost of each.
+        """
+        found = []
+        for prices in (self.prices[number] for number in strategies):
+            parts = {int(prices.part[point]) for point in points}
+            if len(parts) > 1 or not all(prices.formula_holds[point] for point in points):
+                return None
+            found.append(prices.costs[parts.pop()])
+        return tuple(found)
+
+    def _inequality(self, difference: Formula, costs: Sequence[Cost], place: Place) -> str:
+        """Return the inequality under which a difference of prices is positive, near a point."""
+        point = self._point(place)
+        text = inequality(difference, (*self.sizes,), self._all(costs, point))
+        # The mesh is in numbers where a topology is arranged for it.
+        named = {name for cost in costs if cost.sizes for name in cost.sizes.hints}
+        fixed = {name: size for name, size in point.items() if name not in named}
+        return f"{text}, at {_text(fixed)}" if fixed else text
+
+    def _fitting(self, number: int, cost: Cost, place: Place) -> str:
         """Return the inequality of sizes under which a strategy's peak fits in a device's memory.
 
         Args:
-          point: the size of each name; of several peak formulas, the largest one there counts.
+          place: a point; of several peak formulas, the largest one there counts.
         """
-        cost = row.cost
-        if cost is None:
-            return ""
         peaks = cost.totals.peaks() if cost.totals.peaks else (cost.totals.peak_bytes,)
-        values = self._all(point)
+        values = self._all((cost,), self._point(place))
         peak = max(map(Formula.of, peaks), key=lambda formula: formula.at(values))
-        return inequality(int(row.capacity_bytes) - peak, (*self.sizes,), values)
+        capacity = int(self.strategies[number].capacity_bytes)
+        return self._inequality(capacity - peak, (cost,), place)
 
     def _point(self, place: tuple[int, ...]) -> dict[str, int]:
         """Return the size of each name at a point of the grid, given as an index per name."""
         pairs = zip(self.sizes.items(), place, strict=True)
         return {name: int(values[i]) for (name, values), i in pairs}
 
-    def _all(self, point: Mapping[str, int]) -> dict[str, int]:
-        """Return a number for every named size: that of `point`, or that of the plans."""
+    @staticmethod
+    def _all(costs: Sequence[Cost], point: Mapping[str, int]) -> dict[str, int]:
+        """Return the hints of all sizes of some costs, with those of a point in their place."""
         hints: dict[str, int] = {}
-        for row in self.strategies:
-            hints |= row.cost.sizes.hints if row.cost is not None and row.cost.sizes else {}
+        for cost in costs:
+            hints |= cost.sizes.hints if cost.sizes else {}
         return {**hints, **point}
 
-    def draw(self) -> Figure:
-        """Draw the map of the fastest strategies over the grid, with logarithmic axes."""
+    def draw(self, *, measured: Mapping[Any, Mapping[str, float]] | None = None) -> Figure:
+        """Draw the map of the fastest strategies over the grid, with logarithmic axes.
+
+        Cells in which the fastest strategy takes longer to communicate than to compute are hatched.
+
+        Args:
+          measured: seconds of a step by strategy, `{(4096, 16): {"fsdp": 0.012, "data": 0.015}}`.
+            A key has the sizes of a measured point in the order of `sizes`; one size may be a
+            number. Each point is a dot in the colour of the strategy that was measured fastest,
+            and a cross if the map has another strategy there.
+
+        Raises:
+          TableError: a point is outside of the grid, or a strategy or its seconds are not known.
+        """
         from shardalg.show.strategy_regions import draw_regions
 
-        return draw_regions(self.sizes, self.winner, self.names)
+        shown = np.moveaxis(self.computes, 0, -1)
+        waits = ~np.take_along_axis(shown, np.maximum(self.winner, 0)[..., None], -1)[..., 0]
+        points = self._measured(measured or {})
+        return draw_regions(self.sizes, self.winner, self.names, waits=waits, measured=points)
+
+    def _measured(self, given: Mapping[Any, Mapping[str, float]]) -> dict[tuple[float, ...], int]:
+        """Return the number of the strategy that was measured fastest, by the point's sizes.
+
+        Raises:
+          TableError: as `draw` does.
+        """
+        found = {}
+        ends = {name: (values.min(), values.max()) for name, values in self.sizes.items()}
+        for key, seconds in given.items():
+            point = key if isinstance(key, tuple) else (key,)
+            is_inside = len(point) == len(ends) and all(
+                isinstance(size, int | float) and low <= size <= high
+                for size, (low, high) in zip(point, ends.values(), strict=True)
+            )
+            if not is_inside:
+                span = ", ".join(f"{name} from {a} to {b}" for name, (a, b) in ends.items())
+                raise TableError(f"measured has the point {key!r}: give values of {span}.")
+            if not isinstance(seconds, Mapping) or not seconds:
+                raise TableError(
+                    f'measured[{key!r}] is {seconds!r:.60}: give seconds, as in {{"fsdp": 0.012}}.'
+                )
+            for name, taken in seconds.items():
+                if name not in self.names:
+                    raise TableError(
+                        f"measured[{key!r}] names {name!r}, which is none of the strategies "
+                        f"{', '.join(self.names)}."
+                    )
+                if not (isinstance(taken, int | float) and taken > 0):
+                    raise TableError(f"measured[{key!r}][{name!r}] is {taken!r}: give seconds.")
+            found[point] = self.names.index(min(seconds, key=lambda name: seconds[name]))
+        return found
 
     @property
     def sentence(self) -> str:
@@ -181,14 +299,35 @@ class StrategyRegions(Answer):
         rest = f"; no strategy has a plan that fits at {none}" if none else ""
         return f"Fastest that fits over {', '.join(self.sizes)}: {said or 'none'}{rest}."
 
+    @property
+    def refused(self) -> dict[str, str]:
+        """The number of points without a plan, and the reason at the first one, by strategy."""
+        found = {}
+        for name, prices in zip(self.names, self.prices, strict=True):
+            missing = int((~np.isfinite(prices.step_s)).sum())
+            if missing:
+                point, why = prices.refused[0]
+                found[name] = f"no plan at {missing} points; at {_text(point)}: {why}"
+        return found
+
     def parts(self) -> Parts:
-        """Return the parts of the printed text: `sentence`, then the table of the boundaries."""
-        return self.sentence, self.table
+        """Return the sentence, the boundaries, what limits each strategy, and missing plans."""
+        refused = (f"{name}: {why}" for name, why in self.refused.items())
+        return (
+            self.sentence,
+            self.table,
+            "Where each strategy is compute-bound:",
+            self.limits,
+            *refused,
+        )
 
 
-def _neighbours(
-    shape: tuple[int, ...],
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+def _text(point: Mapping[str, int]) -> str:
+    """Return a point as text, as in "B=64, X=4"."""
+    return ", ".join(f"{name}={size}" for name, size in point.items())
+
+
+def _neighbours(shape: tuple[int, ...]) -> Iterator[tuple[Place, Place]]:
     """Yield pairs of points of a grid that differ by one in one coordinate."""
     for place in itertools.product(*map(range, shape)):
         for axis, length in enumerate(shape):
@@ -197,12 +336,16 @@ def _neighbours(
 
 
 def regions(
-    rows: Sequence[ComparedStrategy], names: Sequence[str], given: Mapping[str, Any]
+    rows: Sequence[ComparedStrategy],
+    names: Sequence[str],
+    given: Mapping[str, Any],
+    overlap: str | None = None,
 ) -> StrategyRegions:
     """Return the regions of strategies over one or two named sizes; see `StrategyComparison`.
 
     Raises:
       TableError: no strategies in named sizes, unknown names, or not one or two of them.
+      FormulaError: the overlap is a schedule, which has no formula.
     """
     planned = [row for row in rows if row.plan is not None and row.plan.is_symbolic]
     known = {n: size for row in planned for n, size in (row.plan.sizes if row.plan else {}).items()}
@@ -214,30 +357,9 @@ def regions(
             f"{', '.join(known) or '(none: use sa.dims, or a Mesh with symbolic=True)'}."
         )
     sizes = {name: _values(name, given.get(name), int(known[name].hint)) for name in wanted}
-    shape = tuple(len(values) for values in sizes.values())
-    grids = np.meshgrid(*sizes.values(), indexing="ij")
-    step, fits, holds = (np.zeros((len(planned), *shape), kind) for kind in (float, bool, bool))
-    for number, row in enumerate(planned):
-        plan, cost = row.plan, row.cost
-        if plan is None or cost is None:
-            continue
-        # A plan without one of the names is constant along this size, so its results are broadcast.
-        arrays = {n: a for n, a in zip(sizes, grids, strict=True) if n in plan.sizes}
-        found = plan.sweep(row.on, **arrays)
-        step[number] = np.broadcast_to(found.step_time_s, shape)
-        fits[number] = np.broadcast_to(found.peak_memory_bytes <= row.capacity_bytes, shape)
-        holds[number] = np.broadcast_to(found.holds, shape)
-        # Where a decision may differ, the plan that is made there has the last word.
-        for place in map(tuple, np.argwhere(~holds[number])):
-            point = {name: int(arrays[name][place]) for name in arrays}
-            try:
-                there = plan.at(**point).cost(row.on)
-                step[(number, *place)] = float(there.step_time_s)
-                fits[(number, *place)] = float(there.peak_memory_bytes) <= row.capacity_bytes
-            except ShardalgError:
-                step[(number, *place)] = np.inf
-                fits[(number, *place)] = False
-    return StrategyRegions(sizes, tuple(planned), step, fits, holds)
+    grids = dict(zip(sizes, np.meshgrid(*sizes.values(), indexing="ij"), strict=True))
+    prices = tuple(grid_prices(row, grids, overlap) for row in planned)
+    return StrategyRegions(sizes, tuple(planned), prices)
 
 
 def _values(name: str, given: Any, hint: int) -> np.ndarray:

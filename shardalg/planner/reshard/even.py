@@ -107,9 +107,11 @@ def cheaper(even: list[SearchStep], ends: Ends, axes: Digits, links: Links) -> l
       axes: axes of the mesh.
     """
     shape = tuple(map(index, ends.shape))
-    start, goal = ((plain(dims), plain((pending,))[0]) for dims, pending in ends[1:])
+    start, goal = (_of_several(plain(dims), plain((pending,))[0]) for dims, pending in ends[1:])
+    if start == goal:
+        return even
     held = dict.fromkeys(d for dims, more in (start, goal) for ds in (*dims, more) for d in ds)
-    (axes,) = plain((axes,))
+    (axes,), _ = _of_several(plain((axes,)), ())
     # Axes that neither end uses may shard the tensor in between: smaller blocks then cross the slow
     # links.
     digits = (*held, *(a for a in axes if not any(overlap(a, d) for d in held)))
@@ -125,6 +127,15 @@ def cheaper(even: list[SearchStep], ends: Ends, axes: Digits, links: Links) -> l
     steps = [step for _, steps in found[1] for step in steps]
     # The last state has the digits of the goal again, which may be formulas.
     return [*steps[:-1], steps[-1]._replace(state=ends.goal)]
+
+
+def _of_several(dims: Dims, pending: Digits) -> State:
+    """Return a state without the digits of axes of size 1.
+
+    They move nothing, but a search would try them at every place.
+    """
+    kept = tuple(tuple(d for d in digits if d.size > 1) for digits in (*dims, pending))
+    return kept[:-1], kept[-1]
 
 
 def path_seconds(steps: Sequence[SearchStep], ends: Ends, links: Links) -> float:
