@@ -227,7 +227,7 @@ class MovedValue:
 
     @property
     def place(self) -> tuple[int | None, int]:
-        """The graph node that needs the collective (or None), and the graph value that it moves."""
+        """The pair (graph node that needs the collective, or None; graph value that it moves)."""
         return self.step.instruction.node, self.value
 
     @property

@@ -100,7 +100,10 @@ def executed(
 ) -> tuple[Executed, ...]:
     """Return the loop sizes and the flops of each rule of an operator on given shapes.
 
-    Rules without arithmetic are left out. The arguments are those of `shaped_flops`.
+    The size of a loop follows from the dimensions that it indexes. A dimension that is read through
+    a window does not tell the sizes of its loops, so these come from the rule of the operator on
+    the local shapes. Rules without arithmetic are left out. The arguments are those of
+    `shaped_flops`.
     """
     found = []
     for rule, places in _counted(signature):

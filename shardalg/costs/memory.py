@@ -194,7 +194,7 @@ def peak_place(program: SpmdProgram, graph: Graph, donated: Sequence[int] = ()) 
 
 
 def peak_bytes(program: SpmdProgram, graph: Graph, *, donated: Sequence[int], rebuild: bool) -> Any:
-    """Return the most bytes alive at once on one device, without the values alive.
+    """Return the most bytes alive at once on one device, as a number or a formula.
 
     Args:
       donated: positions of the flattened arguments whose buffers the program may take over.

@@ -311,7 +311,12 @@ class Pricing:
 
     @cached_property
     def first_alike(self) -> list[int]:
-        """For each step, the number of the first step that has the same price."""
+        """For each step, the number of the first step that has the same price.
+
+        Layers repeat steps, so each price is computed only once. The key of a step has everything
+        that its price depends on: the operator, its role and phase, the number of executions, and
+        the shapes and types of its values.
+        """
         # Each distinct pair of shape and item type has one number, so that the keys below are
         # short.
         number: dict[Any, int] = {}

@@ -184,7 +184,7 @@ class _Interned:
         return self._numbers[item]
 
     def all(self, items: Iterable[Any]) -> list[int]:
-        """Return the number of each of these items, and add the new ones to the table."""
+        """Return the number of each item in the table; new items are added at its end."""
         return [self(item) for item in items]
 
 
@@ -276,7 +276,7 @@ def _graph(saved: _SavedGraph) -> Graph:
 
 
 def _chosen(table: Sequence[Any], numbers: Iterable[int]) -> tuple[Any, ...]:
-    """Return the entries of a table at these positions, as a tuple.
+    """Return the entries of a table at the positions `numbers`.
 
     Raises:
       PlanFileError: a position is out of range.

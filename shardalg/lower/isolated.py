@@ -273,7 +273,10 @@ class StandIns(Emitter):
     """An emitter for the device at position 0, with copies instead of collectives."""
 
     def partition_id(self, digits: Any) -> Any:
-        """Return the id of position 0 as an array, so that no compiler folds its uses."""
+        """Return 0, the partition id of the device at position 0, as an array.
+
+        A plain number would let the compiler fold the operations that read it.
+        """
         return jnp.zeros((), jnp.int32)
 
     def rotated(self, digits: Any, x: Any, hop: int) -> Any:

@@ -327,7 +327,7 @@ def _nests(fine: Sharding, coarse: Sharding) -> bool:
 
 
 def _on_first_mesh(first: Sharding, second: Sharding, policy: str) -> Sharding:
-    """Return the second sharding on the first one's mesh if digits can write it there.
+    """Return the second sharding on the mesh of the first one if axes of that mesh can express it.
 
     Otherwise return it unchanged.
 

@@ -112,7 +112,13 @@ class _Never(Exception):
 def condition_of(operands: tuple[Sharding, ...], relation: str, policy: str) -> Condition | None:
     """Return the condition on the sizes under which the relation holds.
 
-    None if the answer is the same for all sizes.
+    None if the answer is the same for all sizes. The condition has statements for each pair of
+    operands, such as "Y divides X", all of which must be true. If digits have no axis names, or
+    statements about pairs are not sufficient (digits of three meshes), `counted` says that the
+    answer holds for the given sizes only.
+
+    Args:
+      relation: "merge", "compatible", "equal" or "refines". policy: the rule for merges.
     """
     # On one mesh, conditions of refinement use names of axes even if the sizes are numbers. The
     # cuts of all operands give a sub-axis the same name in each of them.

@@ -36,7 +36,7 @@ class Rows:
     ids: Mapping[DimOrClass, Ids]
 
     def only(self, places: Iterable[DimOrClass]) -> Rows:
-        """Return the part of the table for the given dimensions and classes."""
+        """Return a table with only the given dimensions and classes."""
         kept = tuple(places)
         return Rows(self.size, {p: self.parts[p] for p in kept}, {p: self.ids[p] for p in kept})
 
@@ -215,7 +215,12 @@ def on_own_order(rows: Rows, like: Sharding) -> Sharding:
 
 
 def _sharding(like: Sharding, mesh: Mesh, digits: Mapping[DimOrClass, Digits]) -> Sharding:
-    """Return a sharding of the tensor of `like` with these digits on dimensions and classes."""
+    """Return a sharding with these digits on its dimensions and classes.
+
+    Args:
+      like: gives the shape and the open dimensions.
+      digits: by dimension, or by class such as "unreduced"; missing ones are ().
+    """
     dims = tuple(digits.get(i, ()) for i in range(len(like.shape)))
     classes = {name: digits.get(name, ()) for name in CLASSES}
     return Sharding(mesh, like.shape, dims, like.unspecified_dims).holding(classes)

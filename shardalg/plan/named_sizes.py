@@ -103,9 +103,12 @@ def plan_at(plan: Plan, sizes: Mapping[str, int]) -> Plan:
 
 
 def planned_there(plan: Plan, point: Mapping[str, int]) -> Plan:
-    """Return a new plan for these sizes, with its differences from `plan` as `changes`.
+    """Return a new plan for other sizes, with its differences from `plan` as `changes`.
 
     The plan of the last call is kept, because `holds` and `at` often ask for the same sizes.
+
+    Args:
+      point: the number for each named size.
     """
     key = tuple(point.items())
     if key not in plan._last_made:

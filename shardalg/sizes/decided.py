@@ -232,12 +232,13 @@ class Guards:
         traced: Iterable[Fact] = (),
         beside: Iterable[DecidedCall] = (),
     ) -> None:
-        """Collect the records of a run and of its calls.
+        """Collect the records of a run of planning and of the memoised calls inside of it.
 
         Args:
           whole: the recorder of the run.
           more: additional facts that the result of the run depends on.
-          traced, beside: see the attributes of the class.
+          traced: facts about the traced program.
+          beside: computations after the run, which must have the same result too.
         """
         host: _Host = whole.host
         host.call.facts = {**dict.fromkeys(more), **whole.facts}

@@ -230,7 +230,12 @@ def _factored(terms: Terms, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
 # Prices share sums: classes of memory occur in the peak again, and compute in the step time.
 @lru_cache(maxsize=4096)
 def _factored_once(items: frozenset[Any], used: frozenset[Any]) -> sympy.Expr:
-    """Return the result of `_factored`, whose two dictionaries are given as sets of items."""
+    """Return a formula as a product of factors in sympy; `_factored` caches this by the arguments.
+
+    Args:
+      items: the terms of the formula: (monomial, coefficient).
+      used: (name, symbol) pairs of the sympy symbols.
+    """
     import sympy
 
     terms, symbols = dict(items), dict(used)

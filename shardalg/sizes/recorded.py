@@ -261,7 +261,7 @@ def _is_equal(a: Compared, b: Compared) -> Answer:
 
 
 def _swap_operands(act: Callable[[Compared, Compared], Answer]) -> Callable[..., Answer]:
-    """Return an operation with its operands exchanged, such as `<` for `>`."""
+    """Return an operation that calls `act` with its operands exchanged: `a < b` is `b > a`."""
     return lambda a, b: act(b, a)
 
 

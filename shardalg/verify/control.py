@@ -359,7 +359,10 @@ def _body_claims(
     known: Locals,
     layouts: list[Sharding],
 ) -> Iterator[Claim]:
-    """Yield the claims of a body: its arguments are the values outside, and it is right inside.
+    """Yield the claims of the body of a loop, branch or region.
+
+    Its arguments must be the values outside that it receives, its results must have the given
+    shardings, and each of its instructions has claims of its own.
 
     Args:
       known: the contents of the locals outside of the body.
@@ -414,11 +417,11 @@ def _uniform_claim(verifier: Verifier, instruction: Instruction, layouts: list[S
 
 
 def _outside_loop(inner: Contents, value: int, loop: Loop, stacked: bool) -> Contents:
-    """Return the contents outside of a scan for a value inside its body.
+    """Return the contents outside of a scan of a value that its body receives or returns.
 
     Args:
       inner: the contents inside; value: the graph value outside.
-      stacked: whether the outside value has the iterations as its leading dimension.
+      stacked: whether the value outside is a stack, with the iterations as its leading dimension.
     """
     leading = (contents.DimensionContents(Number(), loop.length, loop.length),) if stacked else ()
     return replace(inner, value=value, dims=(*leading, *inner.dims))

@@ -277,7 +277,7 @@ class Verifier:
     def ownership_claim(
         self, instruction: Instruction, known: Locals, values: tuple[int | None, ...]
     ) -> Claim:
-        """Return the claim that the instruction reads and makes the values of its node.
+        """Return the claim that an instruction reads and computes values of its own node.
 
         Args:
           known: the contents of locals; values: the graph values of the results.

@@ -161,7 +161,7 @@ def to_hlo(sharding: Layout, version: int = 2) -> str:
 
 
 def _one(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
-    """Read one sharding with its braces, of any version of HLO text."""
+    """Read one sharding of HLO text, from its opening to its closing brace."""
     reader.expect("{")
     start = reader.skip()
     if reader.text.startswith(("mesh", "maximal_mesh"), start):

@@ -148,7 +148,11 @@ def idle(program: SpmdProgram, graph: Graph) -> tuple[Idle, ...]:
 
 
 def redundant_flops(found: Iterable[Idle]) -> int | Fraction:
-    """Return the sum of the flops per step that one device could save in some products."""
+    """Return the flops per step that one device repeats in vain, summed over some products.
+
+    Args:
+      found: the products, each with axes along which all devices compute the same.
+    """
     return sum(one.redundant_flops for one in found)
 
 

@@ -200,7 +200,7 @@ def _covers(difference: Formula) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _Terms:
-    """Columns for the monomials of some formulas, so that a formula is a row of coefficients.
+    """A numbering of the monomials of several formulas, so that a formula is a row of coefficients.
 
     Attributes:
       places: the column of each monomial.

@@ -61,7 +61,10 @@ class _Search:
     """
 
     def __init__(self, graph: Graph) -> None:
-        """Fill the tables in one pass over the nodes outside of other kernels."""
+        """Fill the tables `roots`, `powers` and `summed` in one pass over the graph.
+
+        Nodes in attention kernels are left out.
+        """
         self.graph = graph
         self.handed = handed_on(graph)
         self.roots: dict[int, frozenset[int]] = {}

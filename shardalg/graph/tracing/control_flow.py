@@ -172,7 +172,7 @@ _KEPT = {
 
 
 def call_params(name: str, params: Mapping[str, Any]) -> dict[str, object]:
-    """Return the parameters of a call that its node stores.
+    """Return the parameters of a loop, branch or other call that its graph node stores.
 
     A scan that JAX unrolls completely also has the parameter "unrolled" with the value True.
 

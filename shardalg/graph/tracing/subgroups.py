@@ -338,9 +338,12 @@ def _on_axes(x: Any, dims: Dims, order: Sequence[str]) -> Any:
 
 
 def _annotate_leading(x: Any, names: Sequence[str]) -> Any:
-    """Return `x` with its leading dimensions annotated with one axis each; the rest is open.
+    """Return `x` with its leading dimensions annotated with mesh axes; other dimensions are open.
 
     Without axes, return `x` itself.
+
+    Args:
+      names: the axis of each leading dimension.
     """
     if not names:
         return x

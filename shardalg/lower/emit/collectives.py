@@ -233,7 +233,10 @@ def gathered(x: Array, names: tuple[str, ...], dim: int, *, tiled: bool) -> Arra
 
 @emits(AllGathers)
 def _all_gathers(emitter: Emitter, instruction: Instruction[AllGathers], x: Array) -> list[Array]:
-    """Gather all blocks at once, and concatenate them along every gathered dimension."""
+    """Gather the blocks of all devices in one collective, and concatenate them along dimensions.
+
+    The instruction names these dimensions.
+    """
     a = instruction.attributes
     names = emitter.axes.names(a.digits)
     if not names:

@@ -25,7 +25,7 @@ def _concatenate(
 
 @emits(Resize)
 def _resize(emitter: Emitter, instruction: Instruction[Resize], x: Array) -> list[Array]:
-    """Cut a dimension to a size, or pad it with zeros at its end."""
+    """Cut a dimension to the instruction's `size`, or pad it with zeros at its end."""
     a = instruction.attributes
     grow = a.size - x.shape[a.dim]
     if grow <= 0:

@@ -123,7 +123,7 @@ class StoredArray:
         return digest(stored, (*self.border.sharding.shape, *self._words))
 
     def stored(self, array: Any) -> jax.Array:
-        """Return the array in its stored form."""
+        """Return an array as it is stored: on the program's devices, random keys as integers."""
         held = self.border.placed(array)
         return jax.random.key_data(held) if self._words else held
 

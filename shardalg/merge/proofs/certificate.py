@@ -88,7 +88,7 @@ def certificate(claim: MergeClaim | RefineClaim | EqualClaim) -> str:
 
 
 def _merge(script: _Script, claim: MergeClaim) -> None:
-    """Add the facts that prove that the claimed result is a merge, or that there is none."""
+    """Add the facts that prove a claimed merge, or the claim that there is no merge."""
     if claim.result is None:
         verdict = claim.verdict or merge(*claim.operands, policy=claim.policy)
         # The claim denies a merge that exists, so it must not be proved.

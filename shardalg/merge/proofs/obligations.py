@@ -55,9 +55,10 @@ def encoded(claim: Any, encoding: str) -> list[Obligation]:
 
 
 def _merge(claim: MergeClaim, devices: Devices) -> list[Obligation]:
-    """Return the formulas of a merge or of its refusal.
+    """Return the formulas that prove a claimed merge, or the claim that there is no merge.
 
-    A refusal of operands that do merge is a false formula; its witness is the merge.
+    If the operands do have a merge, the claim that there is none becomes a false formula, with the
+    merge as its witness.
     """
     if claim.result is not None:
         return merging(claim, devices)

@@ -110,9 +110,9 @@ def _model(
 
 
 def grouped(found: Iterable[Candidate | Refused]) -> tuple[Candidate | Refused, ...]:
-    """Return the refused candidates, then the others, ordered so that equal steps are neighbours.
+    """Return all refused candidates, then all others, with equal train steps next to each other.
 
-    Of candidates whose programs differ only in axis names, the first is kept.
+    Of candidates whose programs differ only in axis names, only the first one is returned.
     """
     steps: dict[object, dict[object, Candidate]] = {}
     numbers: dict[object, int] = {}

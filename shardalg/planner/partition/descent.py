@@ -122,7 +122,11 @@ class UnitProblem:
         return tuple(dict.fromkeys((*self.makers, *self.given, *self.users, *self.outside)))
 
     def made(self, value: int, taken: Sequence[int]) -> Layout:
-        """Return the sharding in which a value is computed, given the option of every unit."""
+        """Return the sharding in which a value is computed.
+
+        Args:
+          taken: the number of the chosen option of every unit.
+        """
         unit = self.makers.get(value)
         if unit is None:
             return self.given[value]
@@ -136,7 +140,10 @@ class UnitProblem:
         return tuple(dict.fromkeys([*asks, *self.outside.get(value, ())]))
 
     def result_sharding(self, value: int, taken: Sequence[int]) -> tuple[float, Layout]:
-        """Return the seconds of all moves of a value, and the result sharding that minimises them.
+        """Return (seconds, sharding): the result sharding of a value that costs the least moves.
+
+        The moves lead from the sharding in which the value is computed to the result sharding, and
+        from there to the sharding that each reader requires. The seconds are those of all of them.
 
         Args:
           taken: the number of the chosen option of every unit.
@@ -249,13 +256,13 @@ def _improve(problem: UnitProblem, unit: int, taken: list[int]) -> None:
 
 
 def descend_together(problem: UnitProblem, start: Sequence[int]) -> tuple[int, ...]:
-    """Return options that no joint change of a unit and its neighbours improves.
+    """Return options that no change of one unit improves, even if its neighbours adapt.
 
     Each trial sets another option of one unit, then lets its nearest units choose their best
     options. In a chain of operators a change may help only if the whole chain changes.
 
     Args:
-      start: the options to begin with.
+      start: the option of each unit to begin with.
     """
     taken, best = list(start), problem.total(start)
     for _ in range(SWEEPS):
@@ -293,10 +300,10 @@ def _nearest(problem: UnitProblem, unit: int) -> tuple[int, ...]:
 
 
 def best_of(problem: UnitProblem, start: Sequence[int], *, more: int) -> tuple[int, ...]:
-    """Return the best options that coordinate descent finds: one number per unit.
+    """Return the best options that coordinate descent finds: an option number per unit.
 
-    It descends from `start` and from `more` random points; the seed is fixed. If `more` is not 0,
-    the end of the first descent and the best end are improved by `descend_together`.
+    The descent runs from `start` and from `more` random points; the seed is fixed. If `more` is not
+    0, the end of the first descent and the best end are improved by `descend_together`.
     """
     first = descend(problem, start)
     if not more:

@@ -131,7 +131,7 @@ class ShardedGraph:
 
     @cached_property
     def changes(self) -> Mapping[int, Sequence[tuple[int, Reason]]]:
-        """The changes of each value that changed, each with its place in the history."""
+        """For each value whose sharding changed, (index in `history`, change) of each change."""
         found: dict[int, list[tuple[int, Reason]]] = {}
         for moment, reason in enumerate(self.history):
             found.setdefault(reason.value, []).append((moment, reason))

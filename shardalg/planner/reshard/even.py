@@ -183,7 +183,10 @@ class EvenBlocks:
         return bound(self.shape, state, self.goal)
 
     def onward(self, state: State, _: Cost) -> Iterator[Reached]:
-        """Yield every next move while there are sums to reduce, then the route to the goal."""
+        """Yield the moves from a state with sums to reduce, or the whole route to the goal.
+
+        The route is yielded once no sum is left that must be reduced.
+        """
         if state[1] == self.goal[1]:
             way = _moves(self.shape, state, self.goal, self.digits)
             price = sum([step.sent for step in way]), sum([step.sent > 0 for step in way])

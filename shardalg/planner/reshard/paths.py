@@ -422,7 +422,10 @@ def _refined(sharding: Sharding, pieces: Mapping[Digit, Digits] | None) -> State
 
 @lru_cache(maxsize=1 << 12)
 def _refinement(digits: frozenset[Digit]) -> Mapping[Digit, Digits] | None:
-    """Return each digit split where another one begins or ends; None if nothing is split."""
+    """Return the pieces of each digit, cut where any other digit begins or ends.
+
+    None if no digit is cut.
+    """
     cuts = {cut for stride, size in digits for cut in (stride, stride * size)}
     pieces = {digit: _pieces(digit, sorted(cuts, reverse=True)) for digit in digits}
     return pieces if any(len(found) > 1 for found in pieces.values()) else None

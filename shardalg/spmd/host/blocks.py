@@ -152,7 +152,14 @@ def _words_of_stack(stack: Stack) -> list[Stack]:
 
 
 def _stack_of_words(parts: Sequence[Stack], like: Any) -> Stack:
-    """Return the stack of keys from a stack per word; equal objects become one key."""
+    """Return the random keys of every device, from a list of blocks for each word of the keys.
+
+    Devices with the same block objects get the same key object.
+
+    Args:
+      parts: for each word, the block of every device.
+      like: keys with the implementation (such as threefry) of the result.
+    """
     known: dict[tuple[int, ...], Any] = {}
     for blocks in zip(*parts, strict=True):
         known.setdefault(tuple(map(id, blocks)), of_words(blocks, like))

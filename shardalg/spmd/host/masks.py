@@ -72,7 +72,7 @@ def _spread(array: np.ndarray, dims: tuple[int, ...], like: np.ndarray) -> np.nd
 
 @on_blocks(Mask)
 def _mask(a: Mask, x: Stack) -> Stack:
-    """Fill the places behind the last element of the dimension."""
+    """Fill all places of a dimension that lie after its last element, on every device."""
     fill = identity(a.fill, x[0].dtype.name)
 
     def mask_block(position: int, block: np.ndarray) -> np.ndarray:
@@ -87,7 +87,11 @@ def _mask(a: Mask, x: Stack) -> Stack:
 
 @on_blocks(MaskAt)
 def _mask_at(a: MaskAt, x: Stack, *fill: Stack) -> Stack:
-    """Fill the places before the first and behind the last element of the dimension."""
+    """Fill all places of a dimension that have no element, before its start and after its end.
+
+    Args:
+      x: the block of every device. fill: the number on every device, if it is an operand.
+    """
 
     def mask_block(position: int, block: np.ndarray, *given: np.ndarray) -> np.ndarray:
         value = given[0] if a.fill is None else identity(a.fill, block.dtype.name)

@@ -254,8 +254,8 @@ def gather(signature: Signature) -> tuple[Rule, ...]:
 def uncounted(signature: Signature) -> bool:
     """Return whether a gather cannot be partitioned along the dimensions that its indices select.
 
-    A device would subtract its block's start from the indices: an unsigned index would wrap around.
-    An empty window is outside of every block.
+    There are two cases. Indices of an unsigned type would wrap around when a device subtracts the
+    start of its block. An empty window is outside of every block.
     """
     return "uint" in signature.operands[1].dtype or 0 in signature.results[0].shape
 

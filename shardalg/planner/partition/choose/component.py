@@ -74,7 +74,11 @@ class Tensor:
 
     @cached_property
     def suggested(self) -> tuple[Loops, ...]:
-        """Per dimension, the loops (with extents) that can be sharded along its digits."""
+        """Per dimension, the loops (with extents) that its sharding suggests to shard.
+
+        They are the dimension's loops. For a dimension that is read through a window, it is the
+        loop that spans most of it.
+        """
         found = list(self.dims)
         # A windowed dimension has the blocks of the loop that spans most of it.
         for dim in self.windows:
@@ -212,9 +216,9 @@ def _splits_to_elements(loops: Loops, assigned: Assigned) -> bool:
 
 @lru_cache(maxsize=1 << 14)
 def components(rows: tuple[Rule, ...]) -> tuple[Component, ...]:
-    """Return the connected components of an operator's rules, in the order of its results.
+    """Return the groups of an operator's rules that are decided separately, in order of results.
 
-    Rules that share a loop or an operand are in one component. Components are decided separately.
+    Rules that share a loop or an operand, also through a third rule, are in one group (component).
     """
     groups: list[tuple[set[object], list[int]]] = []
     for number, rule in enumerate(rows):

@@ -409,9 +409,9 @@ class PartitionContext(BlockListing):
         return Cause(node.index, node.phase, "unknown", why)
 
     def repeated(self) -> Iterator[Copied]:
-        """Yield the copies that the emitted block computes in more than one phase.
+        """Yield the copies of values that more than one phase (forward, backward, update) computes.
 
-        With `Options(keep_gathers=True)` each of them would be computed once.
+        With `Options(keep_gathers=True)` each of these copies would be computed once.
         """
         # A copy that every phase may read is made once. Values of numbers alone cost nothing again.
         phases: dict[tuple[int, Sharding], set[str]] = {}

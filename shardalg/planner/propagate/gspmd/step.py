@@ -213,9 +213,13 @@ def _outcome(before: Numbers, after: Sequence[tuple[int, Numbers]]) -> StepOutco
 def _apply_offers(
     number: int, found: Sequence[Offer], layouts: Layouts, how: tuple[bool, bool]
 ) -> tuple[int, Numbers]:
-    """Return the layout number of a value after some offers, and the tensors whose offers it took.
+    """Return the layout number of a value after some offers, and the tensors that made them.
+
+    An offer is a sharding that another tensor of the operator proposes. Offers that do not change
+    the value do not count.
 
     Args:
+      number: the layout number of the value before. found: the offers, in order.
       how: (merging, replace). With merging, the common refinement of two shardings is taken. With
         replace, an offer with more tiles is taken even if it does not refine the value's sharding.
     """

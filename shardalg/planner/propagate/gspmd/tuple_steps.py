@@ -140,7 +140,7 @@ class Computations(Instructions):
         return group[0]
 
     def _count_users(self) -> list[int]:
-        """Return per value the number of its readers in its computation.
+        """Return, for each value, the number of its readers within one XLA computation.
 
         The tuple that the computation returns does not count as a reader.
         """

@@ -386,7 +386,13 @@ class ShardyModuleBuilder(Instructions):
         return None, [written], element.result
 
     def _enter(self, value: int, _: int) -> Iterator[ShardyOperator]:
-        """Yield the operators that slice a stack for one trip of a loop."""
+        """Yield the operators that take one iteration's slice out of a stack that a loop reads.
+
+        None for a value that is no such slice.
+
+        Args:
+          value: the slice, an argument of the loop's body.
+        """
         element, region = self.entering[value]
         call = self.graph.regions[region].node
         if element.kind != "xs" or call is None or element.outer is None:
