@@ -251,7 +251,9 @@ def _inside_pair(index: Index, extents: Mapping[str, Any], end: Any) -> Any:
 def _hits(loop: tuple[int, Any], begin: Any, by: int, end: Any) -> Any:
     """Return how many iterations i of a loop have a valid index `slope*i + begin`.
 
-    A valid index is a multiple of `by` in `[0, end)`. Its iterations are `first, first + step, ...`
+    A valid index is a multiple of `by` in `[0, end)`. The iterations with multiples of `by` are
+    `first + step*k` for k = 0, 1, .... Those with an index in `[0, end)` are a range of k, whose
+    length is the result.
 
     Args:
       loop: the loop's slope and its number of iterations.
@@ -274,9 +276,11 @@ def _hits(loop: tuple[int, Any], begin: Any, by: int, end: Any) -> Any:
         if int(begin) % common:
             return 0
         first = -int(begin) // common * pow(slope // common, -1, step) % step
+    # `low` is the first iteration with an index of at least 0: ceil(-begin / slope).
     low = larger(0, -_floor(begin, slope))
     # Both the number of iterations and the end of the operand limit the last valid iteration.
     bounds = (count - 1 - first, step), (end - 1 - begin - slope * first, slope * step)
+    # Both limits are in units of k. The k before the first valid one is subtracted from the last.
     last = smaller(*(_floor(above, below) for above, below in bounds))
     return larger(0, last - _floor(low - 1 - first, step))
 

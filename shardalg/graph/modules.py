@@ -191,7 +191,12 @@ class _Namer:
         self.of_all: set[int] = set()
 
     def run(self) -> tuple[str, ...]:
-        """Visit the nodes in order of execution and return the module of every node, or ""."""
+        """Return the module of every node, or "".
+
+        The nodes are visited in order of execution, because the rules of `modules` use the modules
+        of the operands. Nodes without a module are named afterwards: after their readers, if they
+        prepare an operand, or after a data argument that they read.
+        """
         # Unlike `outer`, this table has carries: a loop's result is a carry of its body.
         inner = {t.target: t.source for t in self.graph.region_arguments}
         for place, node in enumerate(self.walked):

@@ -148,6 +148,9 @@ def _roots(graph: Graph, handed: Mapping[int, list[int]]) -> dict[int, frozenset
 def _masks(graph: Graph, scores: set[int], handed: Mapping[int, list[int]]) -> set[int]:
     """Return the values in kernels' bodies that are combined with scores, such as masks.
 
+    Such a value has as many elements as the scores. The search starts at the operands of operators
+    that compute scores, and goes back through fused operators and through the borders of loops.
+
     Args:
       scores: values that are computed from scores element by element.
       handed: for each value, the values that are equal to it (`handed_on`).

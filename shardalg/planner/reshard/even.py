@@ -270,8 +270,9 @@ class Linked(EvenBlocks):
     def permuted_dims(self, dims: Dims) -> Iterator[Dims]:
         """Yield the shardings that one permute can reach and that may be worth its price.
 
-        They are of two kinds. Two digits of equal size change places. Or all digits of the goal up
-        to some slowness arrive in their places, so that digits of slower axes need not move.
+        There are two kinds. The first one exchanges two digits of equal size. The second one has a
+        limit of slowness: all digits on links within the limit are brought to their places in the
+        goal, and digits of slower axes are not moved.
         """
         links, every = self.links, self.digits
         for one, other in combinations(every, 2):
@@ -284,6 +285,7 @@ class Linked(EvenBlocks):
             for held, wanted in zip(dims, self.goal[0], strict=True):
                 for old, new in zip(held, wanted, strict=False):
                     slowest = max(links.factor((old,)), links.factor((new,)))
+                    # `old` shards the dimension where the goal has `new`: exchange the two names.
                     if old.size == new.size and slowest <= most:
                         here = next(d for d, name in names.items() if name == new)
                         names[here], names[old] = names[old], new

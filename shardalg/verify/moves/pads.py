@@ -104,6 +104,8 @@ def _dilate(step: CheckedInstruction[Dilate]) -> Result:
     # Elements are `factor` places apart, also across blocks. `factor` places around the block would
     # thus reach the place of a neighbour's element. Behind an empty block the first place does.
     around = max(a.low, a.high if span.length else a.factor * a.high)
+    # With fewer places around it, no place of another element is reached. A dimension can be
+    # dilated only once (`base` is 1 before).
     fits = span.base == 1 and around < a.factor
     # With factor 1, places are only added at the ends, and may be any number in three cases.
     only_ends = a.factor == span.base == 1
