@@ -72,9 +72,10 @@ def _same_groups(fine: Sharding, coarse: Sharding) -> bool:
 
 
 def _starts_inside(fine: Sharding, coarse: Sharding, device: int) -> bool:
-    """Return whether a device's fine block begins inside its coarse block, as XLA compares them.
+    """Return whether a device's block under `fine` is inside its block under `coarse`, as XLA says.
 
-    The ends are compared only if the fine block ends inside the tensor.
+    XLA compares the starts of the blocks along each dimension. It compares the ends only if the
+    fine block ends inside the tensor.
     """
     for dim, size in enumerate(fine.shape):
         start, outer = (s.shard_offset(device, dim) for s in (fine, coarse))

@@ -66,9 +66,10 @@ class Casts(NamedTuple):
     free: frozenset[int]
 
     def stored(self, value: int) -> int:
-        """Return the value that a product reads from or writes to memory in place of a value.
+        """Return the local value that is in memory in place of an operand or a result of a product.
 
-        If the value is not part of a cast, the result is the value itself.
+        It is the operand before its cast, or the result after its cast. Without a cast, it is the
+        value itself.
         """
         return self.read.get(value, self.written.get(value, value))
 

@@ -356,7 +356,8 @@ class Scan:
     def whole(self) -> tuple[LiveValue, ...]:
         """The bytes of each local value, whether or not it is in memory.
 
-        If a product casts its result before it writes it, both have the bytes of the cast.
+        The kernel of a product may cast the result and write only the cast value. Then the entries
+        of the result and of the cast value are equal: the bytes of the cast value.
         """
         held, written = self.program.locals, self.casts.written
         found = [LiveValue(v.bytes, (v.index,)) for v in held]

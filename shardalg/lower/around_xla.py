@@ -171,13 +171,16 @@ def _equal_to_earlier(graph: Graph, block: Block) -> Iterator[int]:
 
 
 def _latest_beside(block: Block, position: int, made: Made) -> tuple[int, ...]:
-    """Return the local whose computation delays a repeated collective; () if there is none.
+    """Return a local for which a repeated collective should wait; () if there is none.
 
-    The nearest consumer of the collective's result that has another operand is searched. The local
-    is the one computed last, before the collective, of those that this operand is computed from.
+    A value may be gathered, freed and gathered again. A barrier makes the second gather wait for
+    the returned local, so that no compiler runs it earlier. The nearest consumer of the gathered
+    value that reads another operand, too, decides: the local is the last value computed before the
+    collective from which this other operand is computed.
 
     Args:
-      position: position of the collective. made: position of the instruction of each local.
+      position: the position of the collective in the block.
+      made: the position of the instruction that computes each local.
     """
     # Operators without another operand, such as transposes, have no operand to wait for: search
     # the consumers of their results.
@@ -194,9 +197,14 @@ def _latest_beside(block: Block, position: int, made: Made) -> tuple[int, ...]:
 
 
 def _there(block: Block, local: int, position: int, made: Made) -> Iterator[int]:
-    """Yield the values before a position in a block from which a local value is computed.
+    """Yield the nearest locals that a local is computed from and that exist before a position.
 
-    It is the value itself if an instruction before the position computes it.
+    If `local` itself is computed before the position, it is the only one. If it is computed later,
+    its operands are searched. Arguments of the block are left out.
+
+    Args:
+      position: the number of an instruction in the block.
+      made: the position of the instruction that computes each local.
     """
     at = made.get(local)
     if at is None or at == position:

@@ -127,7 +127,8 @@ class Lowered:
     def _names_one_mesh(self) -> bool:
         """True if JAX requires all shardings of the program to name the same axes.
 
-        It does so where a primitive is lowered for devices at hand (jax 0.10.2).
+        It does so if the program contains a callback or a `custom_partitioning`. JAX lowers these
+        primitives only for a mesh of existing devices (jax 0.10.2).
         """
         return any(node.primitive in FOR_DEVICES for node in self.graph.walk())
 

@@ -140,12 +140,13 @@ def _script(question: _Question) -> Iterator[str]:
 
 
 def _shapes(question: _Question, group: tuple[int, ...]) -> Iterator[str]:
-    """Yield SMT-LIB text for every choice of numbers of partitions of some places.
+    """Yield SMT-LIB text for each way to choose numbers of partitions along some dimensions.
 
-    Each text also fixes the number of devices of each tile, which the choice determines.
+    The product of the numbers must divide the number of devices. Each text also states the
+    quotient: the number of devices that have the same tile.
 
     Args:
-      group: the numbers of the places (dimensions and classes).
+      group: the numbers of the dimensions, or of classes of axes such as "unreduced".
     """
     # Tiles are on equally many devices only if their number divides the number of devices.
     divisors = question.divisors

@@ -165,7 +165,14 @@ def named_places(
 
 
 def _cuts(sharding: Sharding, others: Iterable[int], by_name: bool) -> dict[int, Monomial]:
-    """Return each stride and period of the digits as a product of sizes, by its value at the hints.
+    """Return the strides and periods of a sharding's digits, each as a product of axis sizes.
+
+    A digit's period is its stride times its size. A key is the number that a stride or period has
+    at the hints. For example, on a mesh (X=2, Y=4) the stride 4 of X is the product Y.
+
+    Args:
+      others: strides and periods of other shardings, which are added.
+      by_name: whether to use names of axes also on a mesh whose sizes are numbers.
 
     For example, on Mesh(x=2, y=4) the stride 4 of axis x is the product "y".
 

@@ -71,7 +71,11 @@ def find(pair: Pair, failure: Failure) -> Witness:
 
 
 def _offset_witness(pair: Pair, failure: Failure) -> Witness:
-    """Return a device on which the two offsets differ."""
+    """Return a device at which the blocks of two shardings have different offsets, as a witness.
+
+    The offsets are those along the first dimension in `failure.dims`, along which the shardings do
+    not merge.
+    """
     place = failure.dims[0]
     # Digits differ first at the positions that are their strides, so try these devices first.
     meshes = [(s.mesh, digit) for s in pair for digit in digits_at(s, place)]
@@ -84,7 +88,10 @@ def _offset_witness(pair: Pair, failure: Failure) -> Witness:
 
 
 def _tile_witness(pair: Pair, failure: Failure) -> Witness:
-    """Return a tile that is on too few devices, on none if there is such a tile."""
+    """Return the tile that is on the fewest devices, as a witness that two shardings do not merge.
+
+    If some tile is on no device, it is the witness.
+    """
     places = failure.dims
     tables = [rows_of(s) for s in owners(pair, failure)]
     shape = tuple(rows.parts[place] for rows, place in zip(tables, places, strict=True))

@@ -61,7 +61,11 @@ class _Every(AliveBytes):
 
     @property
     def peak(self) -> tuple[int, ProgramPoint]:
-        """A constant, because sizes may record each comparison as a condition of the plan."""
+        """The constant (0, ()) in place of the true peak (bytes, point of the program).
+
+        The true peak would need comparisons of live bytes. If sizes are named, each comparison
+        would be recorded as a condition of the plan.
+        """
         return 0, ()
 
     def reach(self, i: int, inner: AliveBytes | None) -> None:
@@ -253,9 +257,10 @@ def aligned(low: Sequence[Key], high: Sequence[Key]) -> list[tuple[int, int]] | 
 
 
 def _run(low: Sequence[Key], high: Sequence[Key], i: int, j: int) -> int | None:
-    """Return how many keys of `high` to skip at `j`, so that most keys agree with `low` from `i`.
+    """Return how many keys of `high` to skip from `j` on, so that the longest run of keys is equal.
 
-    None if the next key of `low` occurs nowhere later in `high`.
+    The run compares `low[i:]` with `high[j + skip:]`. Return None if `low[i]` is not in
+    `high[j + 1:]`.
     """
     best, longest = None, 0
     for run in range(1, len(high) - j):

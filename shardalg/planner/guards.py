@@ -164,9 +164,10 @@ def guards(
     names the first parameter that binds the plan to its hints (the numbers at which named sizes are
     planned), or is "".
 
-    If the guards hold at a point, planning decides the same there. They do not cover decisions of
-    Python code on a size while it is traced; a second trace found none (`symbols.name_sizes`). If a
-    size was made in Python, the guards fix all dimensions at their hints.
+    If the conditions are true at other sizes, planning makes the same decisions at these sizes. The
+    conditions do not cover an `if` on a size in the user's Python code. A second trace at other
+    sizes has shown that there is none (`symbols.name_sizes`). If Python code made a size, the
+    conditions fix all dimensions at their hints.
 
     Args:
       named: a function that returns the program with a formula for each of its sizes, or None if no

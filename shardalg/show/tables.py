@@ -397,7 +397,12 @@ Amounts = tuple[str, tuple[()], tuple[Any, ...]]
 
 
 def _steps(stages: Stages, hardware: str | Hardware | Topology) -> Iterator[Amounts]:
-    """Yield (module, (), amounts) of each executed instruction: its bytes sent and its seconds."""
+    """Yield the bytes sent and the seconds of each executed instruction, with its module.
+
+    An entry is (module, (), amounts). The amounts are (bytes sent, 0, seconds of compute, seconds
+    of communication, seconds that a step gets longer). The empty tuple is the key for `summed`: all
+    amounts of a module are added.
+    """
     program, graph = stages.program, stages.graph
     owners = modules(graph)
     for step, _, _, seconds, exposed_s, _ in timed(program, graph, stages.machine(hardware)):
@@ -415,7 +420,10 @@ def _steps(stages: Stages, hardware: str | Hardware | Topology) -> Iterator[Amou
 
 
 def _held(stages: Stages, hardware: str | Hardware | Topology) -> Iterator[Amounts]:
-    """Yield (module, (), amounts) of each value that is alive at the peak; amounts are bytes."""
+    """Yield the bytes of each value that is alive at the memory peak, with its module.
+
+    An entry is (module, (), (0, bytes, 0, 0, 0)), which has the places of the entries of `_steps`.
+    """
     graph, owners = stages.graph, modules(stages.graph)
     for alive in priced(stages.traced, stages.program, stages.machine(hardware)).memory.alive:
         origin = stages.program.locals[alive.local].origin

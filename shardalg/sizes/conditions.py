@@ -50,7 +50,7 @@ def _replace_ceilings(
 
     Args:
       low: function of a ceiling and its new size; returns the formula that replaces the ceiling.
-        A ceiling that divides is replaced by the new size itself.
+        `low` is not called for a ceiling in a denominator, which becomes the new size itself.
       depth: number of levels of ceilings that were replaced already, for new names.
     """
     if not formula.atoms:

@@ -136,16 +136,17 @@ def _record_call(
 def asked_again(
     whole: Recorder, work: Callable[[Recorder], None], found: Formula, there: Callable[..., Any]
 ) -> DecidedCall:
-    """Return the record of a computation after a run of planning, such as that of the peak memory.
+    """Return the record of a computation whose result is a formula, for use at other sizes.
 
-    Its result is a formula. The record is valid at other sizes if the computation on numbers
-    returns the value of the formula there.
+    An example is the peak memory, which is computed after a run of planning. The record contains
+    the facts about sizes that the computation asked for. At other sizes the record is valid if the
+    computation on numbers returns the value that the formula has there.
 
     Args:
-      whole: the recorder of the run.
-      work: does the computation on recorded sizes, with the recorder that it is given.
+      whole: the recorder of the run of planning.
+      work: a function that does the computation with recorded sizes, given a recorder.
       found: the formula of the result.
-      there: does the computation on numbers, given a number for each named size.
+      there: a function that does the computation with numbers, given a number per named size.
     """
     host: _Host = whole.host
     names = tuple(whole.answers.hints)

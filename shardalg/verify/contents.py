@@ -158,9 +158,10 @@ def border_contents(contents: Contents) -> Contents:
 
 
 def _first_member_as_partial_sum(contents: Contents) -> Contents:
-    """Return the contents as partial sums if the first member has the value and others have 0.
+    """Return contents that the first member of a group alone has, written as a partial sum.
 
-    Contents with any other change are returned unchanged.
+    The contents are those of a `FirstMember`: the first member has the value, the others have 0, so
+    that the members add up to the value. Contents with any other change are returned unchanged.
     """
     (task,) = contents.tasks if len(contents.tasks) == 1 else (None,)
     if not isinstance(task, FirstMember) or contents.awaits or task.combine != SUM:
@@ -232,7 +233,13 @@ def operand_names(operands: tuple[int, ...]) -> dict[Fill, Fill]:
 
 
 def _replace_names(contents: Contents, value: int | None, names: Mapping[Fill, Fill]) -> Contents:
-    """Return the contents as parts of `value`, with fills and gaps renamed by `names`."""
+    """Return the contents as parts of the graph value `value`, with some fills and gaps replaced.
+
+    A fill is the number in the padding of a dimension, a gap the number between dilated elements.
+
+    Args:
+      names: from the old fill or gap to the new one.
+    """
     # Few dimensions have a fill that names a value. To copy all of them took a tenth of the time of
     # a proof of 64 layers (100,000 copies), so dimensions are copied only if a name changes.
     dims = contents.dims

@@ -357,9 +357,11 @@ class _ConstrainedFunction:
         return tuple(map(self._uneven, results, annotations.results))
 
     def border(self, sharding: Sharding | None) -> NamedSharding | None:
-        """Return the longest even prefix of a border's sharding as JAX's; None if it has none.
+        """Return the sharding of an argument or result for JAX, without its uneven part; or None.
 
-        JAX takes no uneven arguments or results; `_uneven` adds the full sharding inside.
+        JAX accepts only even shardings there. So only the leading axes that divide each dimension
+        are kept; `_uneven` adds the full sharding inside of the function. Return None for no
+        sharding.
         """
         return None if sharding is None else self._named(even_prefix(sharding))
 

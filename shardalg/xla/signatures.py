@@ -102,9 +102,10 @@ class GraphSide:
     _above: dict[int, Above] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Set, per value at the border of a region, the values from which it comes.
+        """Set, for each value at the border of a region, the values from which it comes.
 
-        Each argument of the function is an anchor of its own.
+        Also make each argument of the function an anchor: a value with a signature of its own, with
+        which XLA's program is compared.
         """
         graph = self.graph
         self._sources: dict[int, list[int]] = defaultdict(list)
@@ -233,8 +234,12 @@ class HloSide:
     def above(self, instruction: HloInstruction, element: int | None = None) -> Above:
         """Return the signatures of the nearest anchors from which an instruction is computed.
 
+        An anchor is an instruction that XLA keeps from the graph, such as a dot. The search goes
+        from operand to operand and stops at anchors.
+
         Args:
-          element: the element of the instruction's tuple that is meant; None for all of them.
+          element: the element of the instruction's result, if this is a tuple; None for all
+            elements.
         """
         key = ((instruction.computation, instruction.name), element)
         if key not in self._above:
@@ -242,7 +247,11 @@ class HloSide:
         return self._above[key]
 
     def _found(self, instruction: HloInstruction, element: int | None) -> Above:
-        """Return the result of `above` for arguments that were not asked for before."""
+        """Compute the result of `above` for an instruction; `above` caches it.
+
+        Args:
+          element: the element of the instruction's tuple; None for all elements.
+        """
         through = _THROUGH.get(instruction.opcode)
         if through is not None:
             return through(self, instruction, element)

@@ -39,8 +39,9 @@ source of the pair with k = 0.
 class PairRun:
     """Pairs `(source + k*step, target + k*period)` of partition ids, for `first <= k <= last`.
 
-    `row` is the value of the digits `Classes.rows`, which the devices have in common. `step` and
-    `period` are fields of `Classes`.
+    `step` and `period` are fields of `Classes`: if the reader's id grows by `period`, the id of the
+    block that it reads grows by `step`. All pairs of a run are between devices of row number `row`:
+    the row is the part of a device's position along the digits `Classes.rows`.
     """
 
     row: int
@@ -190,10 +191,10 @@ class Classes:
 
 @dataclass(frozen=True)
 class Sends:
-    """The device pairs of one pair of classes, and the elements that they send.
+    """Messages from the devices of one class to the devices of another class in one round.
 
     Attributes:
-      runs: the device pairs.
+      runs: the (source, target) device pairs, as runs of evenly spaced pairs.
       lower, upper: each source sends the elements `[lower, upper)` of its block.
     """
 
@@ -204,9 +205,10 @@ class Sends:
 
 @dataclass(frozen=True, eq=False)
 class ClassRound:
-    """One round of an exchange, computed for one device of each class.
+    """One round of a halo exchange, computed for one device of each class.
 
-    Arrays have one entry per class of readers.
+    Devices of one class receive in the same way (`Classes`). Each array has one entry per class;
+    the entry describes one device of the class as the receiver.
     """
 
     classes: Classes
@@ -215,12 +217,16 @@ class ClassRound:
 
     @cached_property
     def _window(self) -> tuple[np.ndarray, np.ndarray]:
-        """Row and partition id of one device of each class, as arrays."""
+        """One device of each class, as two arrays: its row number and its partition id.
+
+        A row is the part of a device's position outside of the exchanged dimension
+        (`Classes.rows`).
+        """
         return self.classes.window(self.exchange)
 
     @property
     def target(self) -> np.ndarray:
-        """Partition id of the reading device of each class."""
+        """For each class, the partition id of the device that stands for it as the receiver."""
         return self._window[1]
 
     @cached_property
@@ -350,7 +356,11 @@ class ClassRound:
 
 @lru_cache(maxsize=1 << 10)
 def class_round(classes: Classes, exchange: Exchange, number: int) -> ClassRound:
-    """Return round `number` of an exchange over the classes, cached."""
+    """Return round `number` of a halo exchange as a `ClassRound`, from a cache.
+
+    Args:
+      classes: the classes of devices that receive in the same way.
+    """
     return ClassRound(classes, exchange, number)
 
 

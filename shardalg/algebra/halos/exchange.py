@@ -166,11 +166,13 @@ class Exchange:
         return max(self.rests) - min(self.rests) + self.want.length
 
     def place(self, number: int, lower: int) -> int:
-        """Return the place of an element in the buffer (see `shift`).
+        """Return the place of an element in the buffer into which a device receives blocks.
+
+        The blocks of the rounds are one after the other in this buffer (see `shift`).
 
         Args:
-          number: the round that brings it.
-          lower: its position in its block.
+          number: the round in which the element arrives.
+          lower: the position of the element in its block.
         """
         return number * self.block + lower - min(self.rests)
 

@@ -69,7 +69,8 @@ class BlockReader:
     Attributes:
       rounds: the rounds of the exchange.
       block: number of elements of a block.
-      tensor: equal for readers of the same blocks.
+      tensor: a number of the tensor. Exchanges with the same number read the same blocks, so that
+        they can share messages.
     """
 
     rounds: tuple[Round, ...]
@@ -147,12 +148,14 @@ An edge colouring of this graph assigns the edges to permutes.
 
 @dataclass(frozen=True)
 class Transfer:
-    """Slots of one width that are sent by the same permutes.
+    """The data that a sequence of permutes delivers: in each permute a device sends one slot.
+
+    A slot is a range of elements of the device's block of one tensor.
 
     Attributes:
-      slots: the slots.
-      permutes: per permute, edges (source, target, number of the slot that is sent). No position
-        sends twice or receives twice in one permute.
+      slots: the slots, all of the same width.
+      permutes: for each permute, triples (source, target, index in `slots` of the slot that the
+        source sends). No position sends twice or receives twice in one permute.
     """
 
     slots: Slots
@@ -200,8 +203,9 @@ def pieces(round_: Round, reader: int = 0) -> Iterator[Piece]:
 def transfers(readers: Sequence[BlockReader]) -> tuple[Transfer, ...]:
     """Return the transfers that deliver the blocks of all rounds of some exchanges.
 
-    The choice is greedy: each piece of a round joins the earlier slot or transfer that saves most,
-    if any saves something. Savings are counted in elements, then in permutes.
+    Exchanges can share messages: equal ranges of a block are sent once, and ranges of different
+    devices share a permute. Each range joins an earlier one if this saves elements or, at equal
+    elements, permutes. The choice is greedy, not optimal.
 
     >>> forth = Round(0, 2, 3, (Permute(((0, 1),), 2, 3),), True)
     >>> back = Round(1, 0, 1, (Permute(((1, 0),), 0, 1),), False)

@@ -62,9 +62,10 @@ class Chains:
     with_products: Mapping[int, bool]
 
     def along(self, instruction: Instruction) -> bool:
-        """Return whether an instruction is in no chain, or its chain runs together with a product.
+        """Return False if an instruction is in a chain that runs apart from products, else True.
 
-        Products are in no chain.
+        A chain is a sequence of operators that XLA fuses. Matrix products themselves are in no
+        chain.
         """
         return self.with_products.get(id(instruction), True)
 

@@ -100,10 +100,13 @@ def whole_step(taken: Iterable[CostSample]) -> dict[str, float]:
 def _rates(
     program: SpmdProgram, graph: Graph, prices: Sequence[Timed], *, finely: bool
 ) -> Iterable[str]:
-    """Yield the names of the figures for the rates of a program's local operators.
+    """Yield the name of the rate that prices each local operator of a program.
+
+    A name is `operator_flops_per_s.CLASS.TYPE`, with the class of operators and the item type, and
+    perhaps a size class.
 
     Args:
-      finely: as in `rate_amounts`.
+      finely: whether each class, type and size has a rate of its own (see `rate_amounts`).
     """
     held = program.locals
     for price in prices:

@@ -110,9 +110,11 @@ def _triangles(graph: Graph) -> Iterator[int]:
 
 
 def _compares(graph: Graph, predicate: int, givers: Givers, triangles: frozenset[int]) -> bool:
-    """Return whether a predicate is computed by comparing positions, or from a captured triangle.
+    """Return whether a predicate is computed by comparing positions, or is a constant causal mask.
 
     Args:
+      predicate: index of the boolean value.
+      givers: for each value, such as an argument of a loop body, the values that it is equal to.
       triangles: the constants that are causal masks.
     """
     return any(

@@ -83,13 +83,15 @@ def fused_attention(graph: Graph) -> FusedAttention:
 
 
 def _again(graph: Graph, reads: Mapping[frozenset[int], int]) -> dict[int, Fraction]:
-    """Return, for each product whose kernel recomputes scores, the flops of these scores.
+    """Return, per product whose backward kernel recomputes scores, the additional flops as a share.
 
-    The flops are divided by those of the product, which computes the gradient of softmax weights.
+    Fused attention does not store its scores, so the kernel that computes the gradient of the
+    softmax weights computes the scores again. The share is the flops of the scores' product divided
+    by the flops of the gradient's product. Keys are node indices.
 
     Args:
-      reads: for each set of products from which an operand is computed, the number of products
-        that read such an operand.
+      reads: per set of products, the number of products that read an operand computed from this
+        set.
     """
     # The product with the values reads softmax weights alone, so a set in `reads` has the scores'
     # product as its only member. The gradient of the weights is read only together with the

@@ -55,9 +55,10 @@ class _Search:
 
     Attributes:
       handed: for each value, the values that are equal to it, such as arguments of loop bodies.
-      roots: for each value, the nodes of the products that it is computed from element by element.
-      powers: values that are computed from an exponential of a product's result.
-      summed: values that are summed along one dimension.
+      roots: for each value, the matrix products from whose results it is computed by operators that
+        keep the size, such as scaling, masking and exp. A product is given by its node index.
+      powers: the values in `roots` that are computed through an `exp`, such as softmax weights.
+      summed: values that some `reduce_sum` adds along one dimension, such as softmax's denominator.
     """
 
     def __init__(self, graph: Graph) -> None:

@@ -107,13 +107,11 @@ def moved(rule: Rule) -> frozenset[str]:
 def loop_class(rule: Rule, loop: str) -> str:
     """Return the class by which completion and partitioning treat a loop.
 
-    The first matching class is returned:
-    whole: needed as one block. prefix: cumulated. selected: in a run-time guard.
-    contracting: in no result. broadcast: only in results.
-    compound: in an index with another result loop, or in a divided index.
-    window: in an index with a reduced loop.
-    shifted: alone in an index, but scaled, offset, or over another extent than the dimension's.
-    pass: alone and unchanged in every index.
+    The first matching class is returned: whole: needed as one block. prefix: cumulated. selected:
+    compared with a run-time index (a guard, as `k == $t` of a gather). contracting: in no result.
+    broadcast: only in results. compound: in an index with another result loop, or in a divided
+    index. window: in an index with a reduced loop. shifted: alone in an index, but scaled, offset,
+    or over another extent than the dimension's. pass: alone and unchanged in every index.
     """
     if loop in rule.whole:
         return WHOLE

@@ -67,7 +67,10 @@ class Parts:
     """
 
     def __init__(self) -> None:
-        """Start without values; private tables find a part that equals a new one."""
+        """Start without values, and with empty caches of types, parameters and signatures.
+
+        A new part that equals a cached one is replaced by the cached object.
+        """
         self.values: list[Value] = []
         self.constants: list[tuple[int, object]] = []
         self.numbers: dict[int, np.ndarray] = {}

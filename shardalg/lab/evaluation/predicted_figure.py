@@ -47,7 +47,11 @@ class Point:
 
 
 def step_times(values: Iterable[Compared]) -> dict[str, list[Point]]:
-    """Return a point per column of the paper's tables whose step time is predicted, by table."""
+    """Return the measured and predicted step times of the paper's tables, as points of a figure.
+
+    A key is the name of a table, such as "Table 2". A point is a column of this table; columns
+    without a prediction are left out.
+    """
     found: dict[str, list[Point]] = {}
     for value in values:
         predicted = value.prediction

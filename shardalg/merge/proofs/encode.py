@@ -126,18 +126,29 @@ class Space:
         first: Mapping[Atom, Number],
         second: Mapping[Atom, Number],
     ) -> list[z3.BoolRef]:
-        """Return the lemma `radix_injective` for two devices, once per step of their partition ids.
+        """Return the lemmas that two devices with equal partition ids have equal coordinates.
 
-        It states that equal results of `radix` have equal arguments `q` and `r`.
+        The partition id is computed by a step `q*m + r` per atom. There is a lemma for each step:
+        equal values have equal q and r.
+
+        Args:
+          atoms: the axes or sub-axes of the partition id, major first.
+          first, second: the coordinates of the two devices.
         """
         return [self._lemma(atoms[:k], atoms[k], (first, second)) for k in range(1, len(atoms))]
 
     def _lemma(
         self, above: tuple[Atom, ...], atom: Atom, pair: tuple[Mapping[Atom, Number], ...]
     ) -> z3.BoolRef:
-        """Return the lemma for the step `radix(q, r, m)` from the atoms `above` to `atom`.
+        """Return the lemma that one step of the partition id, `q*m + r`, can be inverted.
 
-        If the step has equal values on both devices of `pair`, then `q` and `r` are equal, too.
+        If two devices have equal values of `q*m + r` with `0 <= r < m`, then their q and r are
+        equal. q is the partition id along `above`, m the size of `atom`, and r the coordinate along
+        `atom`.
+
+        Args:
+          above: the atoms (axes or sub-axes) that are more major.
+          pair: the coordinates of both devices.
         """
         (q, r), (p, t) = ((self.radix(above, d), d[atom]) for d in pair)
         size = self.size(atom)
@@ -161,9 +172,13 @@ class Space:
 
 
 def space(mesh: Mesh, digits: Iterable[Digit], *, symbolic: bool) -> Space | None:
-    """Return the coordinates whose atoms make up all digits, and the axes of the mesh.
+    """Return coordinates of devices in which all digits and all axes of the mesh can be written.
 
-    None if there are none: the digits belong to different meshes.
+    The coordinates run along atoms: axes, or sub-axes into which the digits divide the axes. Return
+    None if no such atoms exist, because the digits belong to different meshes.
+
+    Args:
+      symbolic: whether sizes of atoms are unknowns instead of the numbers of the mesh.
     """
     # Each stride and each period must be a border of coordinates. If every border divides the next
     # one, the quotients are the sizes of independent coordinates (a mixed radix).
@@ -235,7 +250,10 @@ class Devices:
     space: Space | None
 
     def value(self, digits: Digits, tag: str = "d") -> Number:
-        """Return the partition id of the device `tag`."""
+        """Return the partition id, along `digits`, of the unknown device with the name `tag`.
+
+        The result is a z3 term in the unknowns of this device.
+        """
         if self.space is None:
             return place_value(digits, z3.Int(tag))
         return self.space.partition_id(self.space.atoms_of(digits), self.space.device(tag))

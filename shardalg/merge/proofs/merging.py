@@ -328,7 +328,15 @@ def _tile_on_too_few(verdict: Verdict, devices: Devices) -> Obligation:
 
 
 def _tile_on_no_device(found: Space, rows: list[Digits]) -> Obligation:
-    """Return the formula that no device has coordinates 0 and 1 along an axis of both rows."""
+    """Return the formula to prove that two given tiles of two tensors are on no common device.
+
+    Both tensors are sharded along a common axis. The tile of the first tensor has coordinate 0
+    along this axis, the tile of the second one has coordinate 1.
+
+    Args:
+      found: the coordinates of devices along atoms (axes and sub-axes).
+      rows: the digits that shard each of the two tensors.
+    """
     first, second = (found.atoms_of(digits) for digits in rows)
     # The tile 0 of the first and 1 of the second: both fix the coordinate along the shared axis.
     shared: Atom = next(atom for atom in first if atom in second)

@@ -175,7 +175,11 @@ class Template:
         return {}
 
     def read(self, values: tuple[int, ...]) -> ProductTerm:
-        """Return the formula that has these values at the sizes of the three traces (`points`).
+        """Return a formula of the sizes that has given values in the three traces of the step.
+
+        Args:
+          values: the numbers that one place of the program has in the three traces, in the order of
+            `points` (the traced sizes).
 
         Raises:
           NoTemplateError: no formula has these values.
@@ -298,7 +302,7 @@ def template(one: Candidate, fixed: Set[str] = frozenset()) -> Template:
         the program are equal at this value (`Template.together`).
 
     Raises:
-      NoTemplateError: its traces are not one program.
+      NoTemplateError: the candidate's step has different operators at the three traced sizes.
     """
     given = sizes_of(one)
     points = []

@@ -198,7 +198,10 @@ def _sites(traced: Traced, annotations: Annotations, number: int) -> tuple[Slot,
     graph = traced.graph
 
     def key(at: int) -> tuple[object, ...]:
-        """Return what equal entries share: name or source line of site `at`, and its dims."""
+        """Return a key that is equal for sites with the same name and the same axes per dimension.
+
+        Sites without a name are compared by their source line. `at` is the number of the site.
+        """
         site, layout = graph.sites[at], annotations.sites[at]
         line = site.name or graph.nodes[site.node].source
         return line, layout and layout.dims

@@ -169,10 +169,14 @@ def _promising(found: Sequence[AnnotationChange], sides: tuple[Side, Side]) -> l
 def pairs(
     trials: Trials, moved: MovedValue, tried: tuple[Trial, ...], effort: Effort
 ) -> tuple[Trial, ...]:
-    """Return trials that change two annotations, in the order of `ranked`.
+    """Return trials in which two annotations are changed, best first (`ranked`).
+
+    A trial is a plan of the function with changed annotations, made to remove a collective.
 
     Args:
-      tried: the trials of one change; their changes are the first ones of the pairs.
+      moved: the collective.
+      tried: the trials of one changed annotation. The pairs combine their changes.
+      effort: the remaining time; no pair is tried after it is spent.
     """
     # A pair is one more plan of the whole graph: large graphs get fewer pairs.
     most = min(MOST_PAIRS, MOST_NODES // max(1, len(trials.stages.graph.nodes)))

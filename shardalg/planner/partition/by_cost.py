@@ -313,9 +313,11 @@ class CostProblem:
         return tuple(of_unit.index(min(of_unit)) for of_unit in prices)
 
     def applied(self, taken: Sequence[int]) -> ShardedGraph:
-        """Return the sharded graph in which each unit uses its option of number `taken[unit]`.
+        """Return the sharded graph in which unit `k` uses its option number `taken[k]`.
 
-        The options decide the shardings of values, the loops of nodes and the borders of calls.
+        A unit is a node, a part of a node, or a group of values at the border of a call. The
+        options decide the shardings of values, the loops of nodes, and the shardings of arguments
+        and results of bodies.
         """
         problem = self.problem
         loops: dict[int, tuple[LoopDigits, ...]] = {}
@@ -350,10 +352,10 @@ class CostProblem:
         )
 
     def _borders(self, taken: Sequence[int]) -> dict[int, RegionBorder]:
-        """Return per call (node index) the shardings at its border.
+        """Return per loop or conditional (node index) the shardings of its arguments and results.
 
         Args:
-          taken: the option of each group in `region_arguments`.
+          taken: for each group of values in `region_arguments`, the number of its chosen sharding.
         """
         value_shardings: dict[int, list[Sharding]] = {}
         for (one, found), k in zip(self.region_arguments, taken, strict=True):

@@ -63,12 +63,15 @@ class Option:
 class UnitProblem:
     """The problem to minimise: units with their options, and prices of moves between shardings.
 
-    A solution (`taken`) is a sequence with the number of the chosen option of every unit.
+    A unit is an operator, or a group of values that share a sharding. An option gives the shardings
+    in which the unit reads and computes values. A move is a reshard. A solution (`taken`) is a
+    sequence with the number of the chosen option of every unit.
 
     Attributes:
       units: the options of each unit.
       given: the sharding of each value that no unit computes.
-      value_shardings: the result sharding of each value that has no choice of it.
+      value_shardings: the result sharding of each value for which it is fixed, so that it is not
+        searched.
       wanted: (value, sharding) that readers other than units require, for example the function's
         results.
       alone: values with one reader, which may read their partial sums.
@@ -133,7 +136,13 @@ class UnitProblem:
         return self.units[unit][taken[unit]].made[value]
 
     def asked(self, value: int, taken: Sequence[int]) -> tuple[Layout, ...]:
-        """Return the distinct shardings in which a value is read, given every unit's option."""
+        """Return the distinct shardings in which the readers of a value read it.
+
+        Args:
+          value: index of the value.
+          taken: for each unit (a node, or a group of values that share a sharding), the number of
+            its chosen option. The option says in which sharding the unit reads its operands.
+        """
         # Equal shardings of several readers are moved to once.
         units, users = self.units, self.users.get(value, ())
         asks = [layout for n in users for layout in units[n][taken[n]].asked[value]]

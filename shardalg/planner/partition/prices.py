@@ -63,7 +63,8 @@ class OperatorPart(NamedTuple):
 
     Attributes:
       signature: the operator with its types.
-      place: the number of the component. The others compute whole values.
+      place: the number of the priced component. In this price, the other components of the operator
+        compute whole values.
       shardings: one per operand, then one per result; only their shapes and mesh are used.
       fused: numbers in `shardings` of the operands and results that are never in memory.
       finite: whether sums are deferred behind products too (`Switches.finite_sums`).

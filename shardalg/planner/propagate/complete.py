@@ -137,9 +137,9 @@ def propagate(
 ) -> ShardedGraph:
     """Complete the shardings of a graph: a sharding for every value, each with its reason.
 
-    Annotated values keep their shardings, except for open dimensions. The others take the offers of
-    their neighbours in the order of XLA's sharding propagation: level by level
-    (`planner/propagate/gspmd/image.py`), each to its fixed point, forward in XLA's order of
+    Annotated values keep their shardings, except for open dimensions. The others take the shardings
+    that their neighbours in the graph offer, in the order of XLA's sharding propagation: level by
+    level (`planner/propagate/gspmd/image.py`), each to its fixed point, forward in XLA's order of
     instructions (`index.post_order`), then backward. `merge` combines two shardings of one value.
     Source: GSPMD, arXiv:2105.04663, section 3.5.
 
@@ -149,8 +149,10 @@ def propagate(
     Args:
       graph: normalised (implicit broadcasts explicit).
       annotations: the user's, as `resolve` returns them.
-      table: returns a signature's rows of RULES, or None: nothing then propagates through the node.
-      turned: contested products whose second operand wins, by the paper's policy.
+      table: a function from an operator's signature to its rules (einsum-like rows), or to None if
+        nothing propagates through the operator.
+      turned: indices of matrix products. At these nodes the sharding of the second operand is
+        preferred if the two operands offer different shardings to the result.
 
     >>> import jax
     >>> from shardalg.algebra.mesh import Mesh

@@ -22,11 +22,12 @@ from shardalg.planner.propagate.sharded import Conflict, Merge, Reason
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """A finished completion.
+    """A finished completion, from which the history of its changes is derived.
 
     Attributes:
-      begin: the layout number per value before the first sweep; seeds: those of annotated values.
-      border_changes: the changes at the borders.
+      begin: per value, the number of its layout (in `Layouts`) before the first sweep.
+      seeds: the layout numbers of annotated values, by value.
+      border_changes: the changes of arguments, results and loop carries after the sweeps.
       annotated: the values that have an annotation of their own.
     """
 
@@ -102,11 +103,11 @@ def _without_step(record: Record, change: ShardingChange, layout: Sharding) -> R
 
 
 def conflicts(record: Record) -> tuple[Conflict, ...]:
-    """Return the offers that the values did not take, although their dimensions are free.
+    """Return the shardings offered by neighbours that values did not take, despite free dimensions.
 
-    The order of steps decided these conflicts, so a cost could decide otherwise. Each (value,
-    sharding) occurs once. An annotated argument that was refined during the sweeps counts with its
-    sharding of that time, because the offer it refused may have passed through it.
+    The order in which operators were visited decided these conflicts, so a choice by cost could
+    differ. Each pair (value, sharding) occurs once. An annotated argument may have further axes
+    during propagation, and loses them afterwards. The offers are computed with these axes.
     """
     found: dict[tuple[int, Dims], Conflict] = {}
     memo: dict[tuple[int, Numbers], tuple[tuple[int, str, Dims, Numbers], ...]] = {}

@@ -191,7 +191,16 @@ class Layouts:
         return number
 
     def _fill(self, number: int, dims: Dims) -> int:
-        """Return an annotation whose open dimensions take the digits that fit its closed ones."""
+        """Return an annotation after its open dimensions have taken the digits offered to them.
+
+        Closed dimensions keep their digits. An offer that contains a digit reserved for a later
+        priority is ignored. The annotation is returned unchanged if the offer conflicts with its
+        digits.
+
+        Args:
+          number: the layout number of the annotation.
+          dims: the digits that a neighbour offers for each dimension.
+        """
         open_dims, shape = self.open[number], self.shapes[number]
         if not open_dims:
             return number

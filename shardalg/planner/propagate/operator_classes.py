@@ -27,21 +27,22 @@ class OperatorClass:
 
     Attributes:
       role: the role class, a key of `image.LEVELS`.
-      maps: per tensor and dimension, its loops (see `layouts.py`).
+      maps: per tensor and dimension, the loops that index it with their extents (see `layouts.py`).
       shapes: the global shape of every tensor.
-      bytes: the size of each tensor if an operand's size decides, else 0.
+      bytes: the size of each tensor if the larger operand's offer has precedence, as in a product;
+        else 0.
       single: per result, whether it has exactly one user.
       image: the dimensions along which a convolution propagates; None for other operators.
-      first: the operands in the order in which results follow them. XLA reads the indices of a
-        gather before its data (`sharding_propagation.cc`, kGather).
+      first: the operands in the order in which their shardings are offered to results. XLA reads
+        the indices of a gather before its data (`sharding_propagation.cc`, kGather).
       through: loops that pass from operands to results one to one (Shardy's pass-through factors).
       alone: whether no operand has another user (for Shardy's first stage).
-      blocks: loops that the operator needs whole, but that operands and results share, as in a
-        sort.
-      is_closed: whether GSPMD propagates nothing through it: no block of the result is an
-        operand's.
-      closed_operands: operands to which results offer nothing, as no result has their loops'
-        blocks.
+      blocks: loops in operands and results whose elements the operator needs all at once, such as
+        the sorted dimension of a sort.
+      is_closed: whether GSPMD propagates nothing through the operator, because no block of the
+        result has the elements of a block of an operand.
+      closed_operands: operands to which results offer no sharding, because no result has the loops
+        of these operands.
     """
 
     role: str

@@ -399,11 +399,12 @@ class CompletionOptions:
     """The settings that completion reads; a key of the completions that several plans share.
 
     Attributes:
-      partitioner: the partitioner whose borders and merges completion follows: "gspmd" or "shardy".
+      partitioner: "gspmd" or "shardy": the partitioner whose rules completion follows for
+        arguments, results and loop carries, and for two different shardings of one value.
       order: the order of visits, a key of `planner.propagate.complete.ORDERS`.
       priorities: as in `Switches`.
-      hardware, pad_blocks, finite_sums: as in `Options` and `Switches`; the paper's completion
-        chooses by them the shardings of values that no annotation reaches.
+      hardware, pad_blocks, finite_sums: as in `Options` and `Switches`. With order "paper", they
+        decide the shardings of values to which no annotation propagates.
 
     >>> CompletionOptions.of(Options(policy="cost")) == CompletionOptions.of(Options())
     True

@@ -269,7 +269,7 @@ class Pool(NamedTuple):
     """The digits that a search may use.
 
     Attributes:
-      placed: digits by which dimensions are sliced first.
+      placed: digits by which dimensions are sliced before the first exchange.
       back: whether the search runs from the goal to the start.
     """
 
@@ -281,12 +281,14 @@ class Pool(NamedTuple):
 def _swapped(shape: Shape, ends: tuple[Dims, Dims], among: Pool, best: Priced) -> Priced:
     """Return the cheapest route of all-to-alls alone, with its price, or `best` if that is cheaper.
 
-    The search runs on integers: a group of digits is one bit, and a dimension is a list of numbers
-    (sets of bits), major first.
+    The search represents a set of digits as an integer with one bit per digit, and a dimension as a
+    list of such sets, major first.
 
     Args:
-      ends: the shardings at which the search begins and ends; the goal and the start if the search
-        goes backwards (`among.back`).
+      ends: the shardings at which the search begins and ends. If `among.back` is True, the search
+        runs backwards, from the goal to the start.
+      among: the digits that the search may use.
+      best: the cheapest route so far, with its price.
     """
     (start, goal), (pool, placed, back) = ends, among
     units = _units(start, goal, pool, ample=not any(size % parts(pool) for size in shape))

@@ -268,7 +268,7 @@ class Linked(EvenBlocks):
                     yield from way.steps
 
     def permuted_dims(self, dims: Dims) -> Iterator[Dims]:
-        """Yield the shardings that one permute can reach and that may be worth its price.
+        """Yield shardings that one collective permute can reach from `dims`.
 
         There are two kinds. The first one exchanges two digits of equal size. The second one has a
         limit of slowness: all digits on links within the limit are brought to their places in the
@@ -343,7 +343,16 @@ def _moves_with_pending_sums(
 
 
 def in_moves(shape: Shape, start: State, goal: Dims, route: Route) -> list[SearchStep]:
-    """Return the moves of a route, with their prices."""
+    """Return the moves of a route from a sharding to the goal, each with its price.
+
+    The price is the number of elements that a device sends. The moves are slices to `route.first`,
+    the exchanges of the route, then slices and gathers.
+
+    Args:
+      shape: the sizes of the tensor's dimensions.
+      start: the digits of each dimension, and the digits of pending sums.
+      goal: the digits of each dimension at the end.
+    """
     way = MoveSequence(shape, *start)
     # Slices send nothing, so they come first and make the blocks of all later moves smaller.
     way.slices(route.first)
@@ -426,9 +435,11 @@ class MoveSequence:
         self.add(move, dims, "collective_permute")
 
     def finish(self, goal: Dims) -> None:
-        """Append the slices and gathers to the goal.
+        """Append the slices and gathers that end at the digits `goal` of each dimension.
 
-        If neither leads there, a dimension is gathered up to the common major digits and sliced.
+        Digits that are only in the goal are added by slices. If a dimension has other digits than
+        the goal, it is first gathered until only the leading digits that agree remain, and then
+        sliced.
         """
         self.slices(goal)
         for dim, (held, wanted) in enumerate(zip(self.dims, goal, strict=True)):
@@ -559,13 +570,16 @@ def _slice(shape: Shape, state: State, dim: int, digits: Digits) -> Iterator[Sea
 
 
 def _swaps(shape: Shape, state: State, every: int = 0) -> Iterator[SearchStep]:
-    """Yield all-to-alls, each from one dimension to another one.
+    """Yield one search step for each possible all-to-all from a state.
 
-    They are tried while sums are reduced, because a permute cannot replace them later if other sums
-    stay pending.
+    All-to-alls are yielded also while sums are pending: if some sums stay pending in the goal, no
+    later permute can replace an all-to-all.
 
     Args:
-      every: of at most this number of moved digits, all orders of arrival are tried.
+      shape: the sizes of the tensor's dimensions.
+      state: the digits of each dimension, and the digits of pending sums.
+      every: the largest number of moved digits for which each order at the new dimension is a step
+        of its own. More digits keep their order.
     """
     for source, digits in enumerate(state[0]):
         for at, target in product(range(len(digits)), range(len(shape))):

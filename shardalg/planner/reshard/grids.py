@@ -266,7 +266,13 @@ class _Grids:
                 yield GridMove(local, (made, ()), "collective_permute")
 
     def sums(self, dims: Dims, pending: Labels, local: int) -> Iterator[GridMove]:
-        """Yield the all-reduces and reduce-scatters of sums that are not pending in the goal."""
+        """Yield all-reduces and reduce-scatters of sums that are not pending in the goal.
+
+        Args:
+          dims: the digits and blocks of each dimension.
+          pending: the digits along which sums are pending.
+          local: the number of elements of a device's block.
+        """
         todo = tuple(d for d in pending if d not in self.kept)
         # One all-reduce along all digits sends least, and one digit alone can be reduced early.
         for digits in dict.fromkeys([todo, *((digit,) for digit in todo)]) if todo else ():

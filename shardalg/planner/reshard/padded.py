@@ -114,7 +114,15 @@ class _PaddedMoves:
 
 
 def padded_path(shape: Shape, start: State, goal: State, axes: Digits) -> list[SearchStep] | None:
-    """Return the path of the padded tensor; None if a margin is wider than a block."""
+    """Return the moves of a reshard that pads dimensions, so that all blocks have equal sizes.
+
+    Each dimension that changes its number of parts is padded to a size that both numbers of parts
+    divide. Then the search for even sizes finds the path. Return None if a device would need
+    elements of more than one neighbour to form its padded block.
+
+    Args:
+      axes: digits of mesh axes that the path may use.
+    """
     # n parts become m parts: with a size that n and m divide, all blocks on the path are even.
     counts = [lcm(parts(a), parts(b)) for a, b in zip(start[0], goal[0], strict=True)]
     grid = tuple(tile(size, n) * n for size, n in zip(shape, counts, strict=True))

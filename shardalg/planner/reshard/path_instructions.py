@@ -18,9 +18,12 @@ Shape = tuple[int, ...]
 
 
 class PathMove(NamedTuple):
-    """One instruction of a path, or a retile, with the local shape and sharding after it.
+    """One move of a path between two shardings, with the local shape and sharding after it.
 
     Attributes:
+      attributes: the instruction, or a `Retile`: a change of the block size of one dimension, which
+        becomes several instructions.
+      shape, layout: the shape of a device's block and the sharding, after the move.
       path: the shardings before and after a collective; None for local instructions.
     """
 

@@ -228,12 +228,14 @@ class _MeshDigits:
     """The digits of a path in the terms of the mesh: axes, or sub-axes, each in one piece.
 
     Attributes:
-      known: a digit in plain numbers to the same digit with named sizes.
-      borders: the strides of the axes of the mesh, at which no two pieces are joined.
+      known: a dictionary from a digit in numbers to the same digit with named sizes. The search
+        computes with numbers; the result has the named sizes again.
+      borders: the strides of the mesh axes. Two neighbouring pieces are not joined to one digit if
+        a new axis begins between them.
     """
 
     def __init__(self, source: Sharding, target: Sharding) -> None:
-        """Note the digits of both ends that have named sizes, and the borders of the axes."""
+        """Set `known` and `borders` from the digits of two shardings and of their mesh's axes."""
         self.source, mesh = source, source.mesh
         axes = _axes(mesh)
         sized = [
@@ -400,7 +402,11 @@ def nearest(
 
 
 def _common_states(source: Sharding, target: Sharding) -> tuple[State, State]:
-    """Return both shardings in digits of their common refinement; pending ones are major first."""
+    """Return two shardings as search states whose digits are either equal or do not overlap.
+
+    For example, if one side has an axis and the other side only its half, both get two half axes.
+    In the tuple of pending digits (of partial sums), the most major digit comes first.
+    """
     held = [d for s in (source, target) for digits in (*s.dims, s.unreduced) for d in digits]
     pieces = _refinement(frozenset(held))
     return _refined(source, pieces), _refined(target, pieces)

@@ -70,18 +70,20 @@ class Needs(NamedTuple):
 
 
 class Shuffle:
-    """The search (A*) for the cheapest hops to a sharding that begins with the goal's digits.
+    """The search (A*) for the cheapest all-to-alls to a sharding that starts with goal digits.
 
-    A hop among m devices costs `pieces * (1 - 1/m)`.
+    A hop is one all-to-all; among m devices it costs `pieces * (1 - 1/m)`. A stack is the list of
+    digit sets that shard one dimension, major first.
 
     Attributes:
-      goal: per dimension its digits, single bits, major first.
-      shape: size of each dimension, which the parts of a stack must divide.
+      goal: per dimension its digits, major first. A digit is an integer with one bit; a set of
+        digits is the sum of its digits.
+      shape: the size of each dimension; the number of parts of the dimension must divide it.
       parts: number of devices along each set of digits, indexed by the set's number.
       price: cost of a hop that moves a set of digits, indexed by the set's number.
       fits: whether any dimension may hold any digits.
       elsewhere: per dimension, the digits that the goal has in other dimensions.
-      known: per dimension, the needs of each stack.
+      known: per dimension, a cache from a stack to what it still needs to become the goal's stack.
     """
 
     def __init__(
@@ -226,9 +228,14 @@ Needs(lacks=0, leaves=2, blocked=0))
 
 @lru_cache(maxsize=1 << 10)
 def _prices(parts: tuple[int, ...], pieces: int) -> tuple[int, ...]:
-    """Return the cost of a hop that moves a set of digits, indexed by the set's number.
+    """Return the cost of an all-to-all that moves a set of digits, for each set.
 
-    Of the pieces, a device keeps one part in n and sends the others.
+    An entry's index is the number of the set (a bit mask of digits). If n devices differ along the
+    digits, a device keeps 1/n of its block and sends the rest.
+
+    Args:
+      parts: per set, the number n of devices.
+      pieces: the cost of sending a whole block.
     """
     return tuple([pieces - pieces // n for n in parts])
 

@@ -440,16 +440,17 @@ def _readings(known: sympy.Expr, sizes: tuple[int, int], shift: Shift) -> Iterat
 def _reading_from_hints(
     readings: Iterator[sympy.Expr], sizes: tuple[int, int], shift: Shift
 ) -> sympy.Expr | None:
-    """Return the likeliest formula of a size that follows from another size by a fixed amount.
+    """Return the likeliest formula of the size of a slice, pad or window, from the operand's size.
 
-    None if several formulas are equally likely.
-
-    This is a guess for functions without a second trace, whose sizes would decide.
+    For example, from size S = 64 to 63 the formula is `S - 1`, and to 32 it is `S/2`. Return None
+    if several formulas are equally likely. This is a guess for functions that were traced only
+    once: the sizes of a second trace would decide.
 
     Args:
-      readings: the formulas that are right at the hints: floors with the likeliest constant first,
-        and last the quotient, `known * n / s`.
-      sizes: s of the source and n of the target, at the hints.
+      readings: formulas that have the right value at the hints. First are differences and floors
+        with a constant, the likeliest first. The last one is the quotient `known * n / s`.
+      sizes: the pair (s, n) of the operand's and the result's size at the hints.
+      shift: the relation of the two dimensions.
     """
     s, n = sizes
     found = list(readings)

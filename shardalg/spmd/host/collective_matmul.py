@@ -68,7 +68,12 @@ class _SimulatedRing:
         return whole
 
     def scatter(self) -> Stack:
-        """Return the travelling sums of the result's blocks, with every member's product."""
+        """Return each device's block of the product, reduce-scattered around the ring.
+
+        A partial sum of one block travels around the ring. Each member adds its own product for
+        this block, and sends the sum on. After the last step every member has the complete sum of
+        its own block.
+        """
         dim = self.collective.attributes.dim
         (made,) = self.collective.results
         # The scattered result is one block of the product's result.

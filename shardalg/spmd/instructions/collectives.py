@@ -349,11 +349,15 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class HaloExchange(Along, Collective):
-    """Receive blocks of other devices: one result per entry of `readings`.
+    """An exchange by permutes in which devices receive blocks of others; each block is a result.
 
-    The devices differ along `digits`, and the blocks divide dimension `dim`. All operands have the
-    same length. In a permute, a device sends the block of one operand, for all readings of this
-    operand. A permute names no position twice as a source, or twice as a target.
+    Dimension `dim` is divided into blocks along `digits`. All operands have the same length along
+    `dim`. In one permute, a device sends its block of one operand. A permute names no position
+    twice as a source, or twice as a target.
+
+    Attributes:
+      readings: per result, the operand and the device whose block it is, and the permutes that send
+        it.
     """
 
     dim: int

@@ -103,10 +103,11 @@ class Mask(Along):
 
 @dataclass(frozen=True, slots=True)
 class MaskAt(Along):
-    """Along `dim`, places `x` with `start(p) + x` outside `[0, size)` are filled.
+    """A mask of places in a device's buffer that have no element of the dimension `dim`.
 
-    They become the identity of `fill`, a way to combine. If `fill` is None, they become the second
-    operand, a number.
+    Place `x` has element `start(p) + x`, where p is the device's partition id. If this number is
+    outside `[0, size)`, the place is filled: with the identity of the reduction `fill` (0 for
+    "sum"), or with the second operand, a scalar, if `fill` is None.
     """
 
     dim: int

@@ -91,7 +91,7 @@ def _arrives(
 
 
 def _member_id(digits: Digits) -> Number:
-    """Return the partition id of the sending member."""
+    """Return the partition id, along `digits`, of the member of a collective that sends."""
     own = partition_number(digits)
     return on_member(own, digits, MEMBER)
 

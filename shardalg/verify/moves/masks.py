@@ -104,10 +104,11 @@ def _changed(
 
 
 def _by_same_indices(step: CheckedInstruction[MaskIndexed]) -> Iterator[Goal]:
-    """Yield the claim that a mask's indices are those of the gathered value, place by place.
+    """Yield the claim that a mask reads the same indices as the gather whose result it masks.
 
-    The indices must have the value's sharding along the batch dimensions, all components of each
-    index must be there, and no change may be pending on them.
+    Along its batch dimensions, the array of indices must have the sharding of the gathered value.
+    Each device must hold all components of each index. The indices must be no partial sums and no
+    reshaped view, and no change of them (such as a shift) may still be required.
     """
     for indices in step.operands[1:]:
         *spanned, components = indices.dims
@@ -124,7 +125,10 @@ def _is_whole(span: DimensionContents) -> bool:
 
 
 def _place(span: DimensionContents) -> DimensionContents:
-    """Return a dimension's contents with all fills unknown, so that only elements are compared."""
+    """Return a dimension's contents without its fills, so that comparisons ignore padding values.
+
+    A fill is the number that a device holds where the dimension has no element.
+    """
     return replace(span, fill=None, gap=None)
 
 
@@ -168,9 +172,10 @@ def _mask(step: CheckedInstruction[Mask]) -> Result:
 
 @moves(MaskAt)
 def _mask_at(step: CheckedInstruction[MaskAt]) -> Result:
-    """Return the contents after a mask of all places without an element, and the claims.
+    """Return the contents after a mask of all places that have no element, and the proof's claims.
 
-    Place `x` has element `start(p) + x`, so places before element 0 are masked, too.
+    Place `x` of a device's buffer has element `start(p) + x` of the dimension, where p is the
+    partition id. Places whose element number is below 0 or not below `size` are masked.
     """
     a, span = step.attributes, step.operand.dims[step.attributes.dim]
     start, fill = start_number(a.start), a.fill or step.filler

@@ -78,9 +78,9 @@ class LocalOperator:
 
     @cached_property
     def places(self) -> dict[str, Number]:
-        """Local iteration per loop, counted from the device's first: an unknown of the claims.
+        """For each loop, the number of the device's local iteration, as a term of the claims.
 
-        It is 0 if the device runs one iteration.
+        The term is an unknown with the name of the loop. It is 0 if the device runs one iteration.
         """
         known = {n: Number.of(n) if run != 1 else Number() for n, run in self.runs.items()}
         return dict.fromkeys(self.local.extents, Number()) | known
@@ -489,9 +489,13 @@ def row_major_claim(run: LocalOperator, signature: Signature, local: Signature) 
 
 
 def rule_of_blocks(rule: Rule, blocks: Mapping[str, int]) -> Rule:
-    """Return a row of RULES with its loops cut to blocks.
+    """Return a row of RULES in which each loop has the number of iterations of one device.
 
-    A coefficient that is the stride of a loop shrinks with the blocks of the minor loops.
+    In a nested index such as `4*i + j`, the coefficient 4 is the extent of j. If a device has 2
+    iterations of j, the index becomes `2*i + j`.
+
+    Args:
+      blocks: the number of iterations per loop.
     """
 
     def shrunk(index: Index) -> Index:

@@ -64,11 +64,13 @@ def _point_claim(run: LocalOperator, name: str) -> IntegerClaim:
 
 
 def _window_claim(run: LocalOperator, guard: Guard, shift: IndexShift) -> IntegerClaim:
-    """Return the claim that a window at a run-time start has the same elements of a device's block.
+    """Return the claim that a device reads or writes the right places of its block in a window.
 
-    A window from start `t` may overlap the blocks of several partitions. On a device, the block has
-    a margin, and the start is shifted into them. A start outside of both is clamped to a window in
-    the margin alone, or drops its update: in both cases the window has no place of the block.
+    The window begins at a run-time index t of the whole dimension, and may overlap several blocks.
+    The device runs the operator on its block, extended by a margin, with t shifted by the block's
+    start. The claim has two parts. The window covers the same places of the block as the global
+    window does. If the shifted start is outside of block and margin, the global window covers no
+    place of the block.
     """
     name = guard.loop.loop
     assert name is not None, "a guard is on a loop"

@@ -104,12 +104,14 @@ def lengths(size: int, held: Digits, wanted: Goal, devices: int) -> Lengths | No
 def lacking(
     found: Iterable[Lengths], devices: int, *, need: float = 1.0, both: float = 1.0
 ) -> float:
-    """Return the largest number of elements that a device reads and does not hold.
+    """Return the largest number of elements that any device reads and does not hold.
 
     Args:
-      found: per dimension, the numbers of elements read and held.
-      need: the share that a device reads along further dimensions.
-      both: the share that a device reads and holds along further dimensions.
+      found: per dimension, a pair of arrays over the devices: the number of elements that a device
+        reads, and how many of these it also holds.
+      devices: the number of devices.
+      need: a factor for the elements that are read, for dimensions that are not in `found`.
+      both: a factor for the elements that are read and held, for the same dimensions.
     """
     whole, common = np.ones(devices), np.ones(devices)
     for read, inside in found:
@@ -280,7 +282,10 @@ class Reads:
     sums: Mapping[str, Digits]
 
     def along(self, index: Index) -> Goal:
-        """Return the elements that devices read along a dimension, as `lengths` takes them."""
+        """Return the elements of a dimension that each device reads, as digits or as an `Affine`.
+
+        For an index that is one loop, they are the block along the digits that divide the loop.
+        """
         if index.loop:
             return self.place[index.loop]
         loops = tuple(

@@ -204,9 +204,16 @@ class _GraphRewriter:
         orders: Mapping[int, Order] = MappingProxyType({}),
         padding: Padding | None = None,
     ) -> None:
-        """Prepare the tables and add the values that stay; `graph` then rewrites the nodes.
+        """Store the arguments, and add all values of the old graph that stay to the new graph.
+
+        The property `graph` rewrites the nodes later.
 
         Args:
+          graph: the old graph.
+          numbers: constants that replace values, by value index.
+          live: per node, 1 if it stays, else 0.
+          wide_sums: whether sums of 16-bit floats are computed in float32.
+          orders: per node index of a Fourier transform, the dimensions of each of its stages.
           padding: replacements of nodes and types that pad samples; None for none.
         """
         self.old = graph

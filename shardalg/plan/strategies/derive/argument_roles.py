@@ -183,10 +183,18 @@ def _fill(graph: Graph, found: list[str | None], open_: list[int]) -> None:
 def _fill_unchanged(graph: Graph, found: list[str | None], waiting: list[int]) -> None:
     """Write the roles of floats that a training step reads and does not update.
 
-    The first dimension that no loop walks through decides. If it is that of certain data, or has
-    the same size and no parameter has it, the array is data. Without certain data, the arrays are
-    data if they all share a dimension that no parameter has. An array whose dimension is one of a
-    trained parameter is a parameter that is not trained. Otherwise nothing is certain.
+    An array's first dimension over which no loop iterates decides; below it is "the dimension". Two
+    dimensions are equal if operators connect them, such as the batch of inputs and of targets.
+    - The array is data if the dimension is equal to the dimension of known data. It is also data if
+      it has the size of that dimension, and no trained parameter has the dimension.
+    - If no data is known, consider the arrays whose dimension no trained parameter has. If all of
+      these have the same dimension, they are data.
+    - The array is a (not trained) parameter if a trained parameter has the dimension.
+    - Otherwise the role stays None.
+
+    Args:
+      found: per argument its role, or None; changed in place.
+      waiting: positions of the arguments without a role.
     """
     classes = dimension_classes(graph)
     first, size = {}, {}

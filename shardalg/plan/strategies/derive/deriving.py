@@ -239,7 +239,9 @@ def _sites(placing: Placing) -> tuple[SiteLayout, ...]:
 def _site(placing: Placing, site: Site) -> SiteLayout:
     """Return the layout of a named `with_sharding_constraint`, with the reason for each axis.
 
-    Each kind of parallelism shards the first free dimension of its classes that its axes divide.
+    Each kind of parallelism (expert, tensor, batch, sequence) has mesh axes and classes of
+    dimensions. It shards the first dimension of these classes that has no axes yet, if the axes
+    divide it.
     """
     graph, named = placing.named.graph, placing.named
     value = graph.nodes[site.node].results[0]

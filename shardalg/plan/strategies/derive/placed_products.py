@@ -104,10 +104,16 @@ def _why_not(at: Placing, value: int, axes: Axes) -> str:
 
 
 def _place_table(at: Placing, layout: ArrayLayout, axes: Axes) -> bool:
-    """Shard the features of a parameter that only look-ups read: its rows do not divide.
+    """Shard the features of a parameter that is used only as a table of look-ups.
+
+    This is the fallback for a table (such as an embedding) whose number of rows the axes do not
+    divide.
+
+    Args:
+      axes: the mesh axes.
 
     Returns:
-      Whether it was sharded.
+      Whether a dimension was sharded.
     """
     value = at.value(layout)
     shape = at.named.shape(value)

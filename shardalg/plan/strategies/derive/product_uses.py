@@ -257,7 +257,16 @@ class _Reader:
                 self._close(item)
 
     def _close_minor(self, node: Node, rule: Rule, operand: int) -> None:
-        """Add to `closed` the minor dimensions over which a product sums: features of a head."""
+        """Add to `closed` the minor dimensions along which a product sums an operand.
+
+        If a product sums several dimensions, such as heads and the features of a head, tensor
+        parallelism may shard only the first one (heads). If both are merged in one dimension, its
+        minor loops are closed.
+
+        Args:
+          rule: the einsum-like row of the product.
+          operand: the number of the operand.
+        """
         base = self.classes.base[node.operands[operand]]
         summed = [
             self.classes.fine[base + dim]

@@ -51,13 +51,14 @@ def required_devices(key: NodeKey, component: Component, assignments: list[Assig
 
 
 def idle_axes_of_equal_size(key: NodeKey, component: Component) -> dict[str, Digits]:
-    """Return for some loops of a contraction the idle axes that can replace the loop's digits.
+    """Return idle mesh axes that can replace digits of a contraction's loops, by loop.
 
-    No tensor is sharded along an idle axis. Digits of the operands on a contracting loop may shard
-    another loop already. The operands can then be moved to an idle axis of the same size. They can
-    also be moved to all idle axes, if their size is a multiple, as XLA does within a group of
-    devices. The result can be moved to an idle axis if a contracting loop uses its digits. The keys
-    are loops, the values digits. Empty for other operators.
+    An axis is idle if no operand and no result is sharded along it. A contracting loop gets an idle
+    axis of the same size as the digits of its operands: a permute moves their blocks there. If
+    another loop uses these digits already, the contracting loop may get all idle axes, if the
+    number of devices along them is a multiple. XLA does this within a group of devices. A loop of
+    the result gets an idle axis if a contracting loop uses its digits. The result is empty for
+    other operators.
     """
     if not (component.is_whole and contracts(key.signature)):
         return {}

@@ -74,7 +74,7 @@ class GatherChoice:
 
 
 def gather_choices(graph: Graph, copies: Iterable[Copied]) -> Iterator[GatherChoice]:
-    """Yield a price for each copy that needs communication."""
+    """Yield a `GatherChoice` for each copy that needs communication: its bytes sent and held."""
     for copied in copies:
         type_, size = graph.values[copied.value].type, prod(copied.after.shard_shape)
         sent = reshard_price(copied.before, copied.after) * type_.itemsize

@@ -68,12 +68,14 @@ class NodePlan:
       before: instructions on operands before the local operator.
       apply: the local operator; None if the node is a reshape that runs as an exchange.
       after: instructions that finish the results after the local operator.
-      indexed: for a gather with sharded indexed dimensions, the number of the operand with the
-        shifted indices, and the mask of the result; otherwise None.
-      raw: the sharding of each result directly after the local operator.
+      indexed: a pair for a gather whose indexed dimensions are sharded: the number of the operand
+        with the indices (shifted to the device's block), and the mask that sets the result's
+        elements of other blocks to 0. None for other nodes.
+      raw: the sharding of each result directly after the local operator, before `after`.
       why: the purpose that reports show for the moves of operands.
       windows: dimensions of operands that are read through a window along sharded loops.
-      kept: dimensions of the result of which the local operator computes more than the block.
+      kept: dimensions of the result along which the local operator computes more elements than the
+        device's block; the additional elements are cut off.
     """
 
     choice: Choice

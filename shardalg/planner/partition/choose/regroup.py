@@ -148,11 +148,11 @@ def layouts(
 
 
 def _with_runs(every: tuple[ReshapeGroup, ...], out: Dims, home: Sharding) -> Dims:
-    """Return the result's digits `out`, replaced by those of the sharding `home` in some groups.
+    """Return the digits `out` of a reshape's result, with those of `home` in some groups.
 
-    A group has the dimensions of operand and result that contain the same elements. Digits are
-    replaced in the groups in which a block of `home` is one run of flat elements, although `home`
-    shards more than the leading dimension.
+    A group has neighbouring dimensions of the operand and of the result that contain the same
+    elements. In some groups, `home` shards more than the leading dimension, but each block still is
+    one run of consecutive elements in row-major order. There the result gets the digits of `home`.
     """
     found = list(out)
     for group in every:

@@ -52,7 +52,11 @@ class MoveMasks(Rewriter):
         return operand if self.is_filled(operand, instruction.attributes) else instruction
 
     def mask_results(self, instruction: Instruction) -> Instruction | None:
-        """Append an instruction, and directly after it the masks of its results (`wanted`)."""
+        """Append an instruction, and then the masks of its results that `wanted` yields.
+
+        Return the instruction itself if it needs no mask; its caller then appends it. Otherwise
+        return None.
+        """
         is_unknown = self.fills.known.keys().isdisjoint(instruction.operands)
         is_fill = type(instruction.attributes) in FILLS
         if is_unknown and not is_fill and self.wishes.keys().isdisjoint(instruction.results):

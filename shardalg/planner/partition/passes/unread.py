@@ -51,9 +51,10 @@ class JoinAsBits(Rewriter):
     alone: set[int] = field(default_factory=set, init=False)
 
     def note_owned(self, instruction: Instruction) -> Instruction:
-        """Record that one device alone has the result's elements, and all others have 0.
+        """Record in `alone` that all devices of a group except one have 0 in place of each element.
 
-        That does not hold if the operand is a partial sum to which several devices contribute.
+        Nothing is recorded if the operand is a partial sum to which several devices contribute.
+        Return the instruction unchanged.
         """
         (operand, *_) = instruction.operands
         if operand in self.alone or not self.locals[operand].sharding.unreduced:

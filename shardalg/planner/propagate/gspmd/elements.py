@@ -122,7 +122,11 @@ class _Loop:
     place: Places
 
     def __post_init__(self) -> None:
-        """Set empty tables, and the body of each argument; a `while` has its condition first."""
+        """Set the loop's bodies, a dictionary from body arguments to bodies, and empty tables.
+
+        If the loop is a `while`, its condition is the first of the bodies, and its body is the
+        last.
+        """
         graph, bodies = self.graph, self.graph.nodes[self.call].bodies
         self.bodies = bodies
         self.body = bodies[-1]

@@ -427,9 +427,10 @@ class Fixpoint:
         return dims
 
     def _is_zeros(self, position: int) -> bool:
-        """Return whether a step is no operator, but lets two stacks share a sharding.
+        """Return whether a step only lets two stacks share a sharding, because both begin as zeros.
 
-        XLA has one constant for all stacks that begin as zeros, so these share its sharding.
+        A stack is an array into which a loop writes one layer per iteration. XLA has one constant
+        for all stacks of zeros, so they share its sharding.
         """
         return self.index.kind(position).role == image.ZEROS
 

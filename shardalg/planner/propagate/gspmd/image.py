@@ -164,9 +164,10 @@ def _sizes(rule: Rule, index: Index) -> tuple[int, int]:
 
 
 def _nest(rule: Rule, index: Index, size: int) -> Loops:
-    """Return an index's loops with their extents, the longer loop first.
+    """Return the loops of an index with their extents, the longest loop first.
 
-    An extent is at most the part of the dimension's size that the loops before it leave.
+    The product of the extents is at most the dimension's size. So the index `i + r` of a dimension
+    of 8, with 8 iterations of i and 3 of r, gives i alone.
     """
     found = []
     by_extent = sorted(

@@ -113,7 +113,11 @@ class _IndexBuilder:
         return replace(index, notified=notified, related=self._aliases(), seeded=self.seeded)
 
     def _step(self, made: ShardyOperator) -> tuple[int, tuple[int, ...]] | None:
-        """Return the number of an operator's class and its values, or None if it is no step."""
+        """Return (class number, values) of a step of Shardy's propagation through an operator.
+
+        The values are the operator's operands, then its results. Return None if nothing propagates
+        through the operator.
+        """
         kind = made.kind
         if kind is None:
             return None

@@ -29,11 +29,13 @@ FORWARD, BACKWARD, BOTH = 1, 2, 3
 
 
 class TensorFactor(NamedTuple):
-    """One loop's part of one tensor's sharding.
+    """The sharding of one tensor along one loop of an operator (a factor, in Shardy's words).
 
     Attributes:
-      digits: those that partition the loop; over: further ones that the loop has no room for.
-      is_open: whether the loop may be extended; is_minor: whether it is its dimension's last loop.
+      digits: the digits that partition the loop, major first.
+      over: the minor digits that remain if the tensor's dimension has more parts than the loop.
+      is_open: whether propagation may append digits.
+      is_minor: whether the loop is the last one of its dimension.
     """
 
     digits: Digits
@@ -51,11 +53,15 @@ Extended = tuple[tuple[int, Numbers], ...]
 def step(
     kind: OperatorClass, numbers: Numbers, layouts: Layouts, directions: Mapping[str, int]
 ) -> Extended | None:
-    """Return all tensors' layouts after the step, with their sources; None if nothing changes.
+    """Return the layouts of an operator's tensors after one step of Shardy's propagation.
+
+    An entry is (layout number, numbers of the tensors from which the digits came), operands first.
+    Return None if nothing changes.
 
     Args:
-      numbers: layout numbers of its tensors, operands first.
-      directions: per loop, which sides may extend it (`FORWARD`, `BACKWARD`, `BOTH`).
+      numbers: the layout numbers before the step, operands first.
+      directions: per loop, the tensors whose digits may extend it: `FORWARD` (operands),
+        `BACKWARD` (results) or `BOTH`.
     """
     if max([layouts.tiles[number] for number in numbers]) == 1:
         return None
@@ -268,11 +274,16 @@ def _extend(
 
 
 def _within(part: TensorFactor, digits: Digits, size: int, reserved: Digits) -> Digits:
-    """Return the digits, cut where this tensor's loop has no room for more.
+    """Return the digits with which one tensor can be sharded along a loop, out of the agreed ones.
+
+    The list ends where the tensor has no room: where the loop must be divided evenly and its extent
+    does not allow this, or where its sharding is closed.
 
     Args:
-      part: the tensor's sharding along the loop. digits: those on which all tensors agree.
-      size: the extent of the loop. reserved: digits that the tensor may not have.
+      part: the tensor's present sharding along the loop.
+      digits: the digits on which all tensors of the operator agree.
+      size: the extent of the loop.
+      reserved: digits that the tensor must not have.
     """
     kept: list[Digit] = []
     for digit in _without(digits, reserved):
@@ -371,7 +382,10 @@ LAST_STAGE = 4
 
 
 def directions(kind: OperatorClass, stage: int) -> Directions:
-    """Return per loop the sides that may extend it at this stage; loops without one are left out.
+    """Return, per loop, the tensors whose digits may extend the loop at a stage of propagation.
+
+    The values are bit masks: 1 for operands (`FORWARD`), 2 for results (`BACKWARD`), 3 for both. A
+    loop that nothing may extend is left out.
 
     >>> from shardalg.planner.propagate.operator_classes import edge
     >>> kind = edge((8,), 1, 1, role="loop", alone=False)

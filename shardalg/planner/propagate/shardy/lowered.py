@@ -168,10 +168,15 @@ def widening_steps(small: Shape, wide: Shape, node: Node) -> list[OperatorClass]
 
 
 def widening_broadcast(rest: Shape, wide: Shape, node: Node) -> OperatorClass:
-    """Return the class of the broadcast after `widening_steps`.
+    """Return the operator class of a broadcast whose operand has lost its dimensions of size 1.
+
+    XLA computes a broadcast [8, 1] -> [8, 4] in three steps: a copy, a squeeze to [8] (both are
+    `widening_steps`), and the broadcast [8] -> [8, 4].
 
     Args:
-      rest: the operand's shape after the squeeze. wide: the shape of the result.
+      rest: the operand's shape after the squeeze, [8].
+      wide: the shape of the result, [8, 4].
+      node: the broadcast in the graph.
     """
     small = node.signature.operands[0].shape
     at = node.signature.param("broadcast_dimensions")

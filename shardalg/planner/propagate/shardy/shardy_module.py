@@ -151,7 +151,15 @@ class ShardyModuleBuilder(Instructions):
                 return value
 
     def _outside(self, call: int, value: int) -> int:
-        """Return the value that a loop reads from outside: an open copy of an annotated value."""
+        """Return the value that a loop's body reads in place of a value outside of the loop.
+
+        For an annotated value, it is a copy with an open sharding, which propagation in the body
+        may change. A copy that an outer loop reads is copied again. Any other value, and a scalar,
+        is read itself.
+
+        Args:
+          call: the node of the loop.
+        """
         # An annotation outside must not fix the value inside, so the loop reads a copy of it whose
         # sharding may change. A copy of an outer loop is copied again.
         outer = self.read(value)
