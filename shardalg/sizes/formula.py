@@ -181,7 +181,10 @@ class Formula:
 
     @cached_property
     def atoms(self) -> frozenset[Any]:
-        """The factors that are no names: ceilings, maxima and sums, without their inner ones."""
+        """The factors of all terms that are no names: ceilings, maxima and sums.
+
+        Ceilings inside of these factors are not included.
+        """
         factors = {factor for monomial in self.terms for factor, _ in monomial}
         return frozenset(factor for factor in factors if type(factor) is not str)
 

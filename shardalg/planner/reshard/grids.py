@@ -319,7 +319,13 @@ class _Grids:
                 yield digit
 
     def arranged(self, counts: Labels) -> list[Rows]:
-        """Return all shardings with these numbers of parts."""
+        """Return every way to shard the dimensions into the given numbers of parts.
+
+        A way has one row per dimension: the numbers of its digits, major first.
+
+        Args:
+          counts: the number of parts of each dimension.
+        """
         if counts not in self.arrangements:
             self.arrangements[counts] = list(self._arranged(counts, (), frozenset()))
         return self.arrangements[counts]

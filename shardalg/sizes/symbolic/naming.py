@@ -230,7 +230,12 @@ class Names:
         self.parent[b] = a
 
     def _clash(self, node: Node, pair: tuple[sympy.Expr, sympy.Expr], number: int) -> SymbolError:
-        """Return the error for two formulas (`pair`) of one size, `number` at the hints."""
+        """Return the error that a size has two different formulas.
+
+        Args:
+          node: the operator that needs the two sizes to be equal.
+          pair: the formulas. number: the value of both at the hints.
+        """
         value = self.graph.values[node.results[0]].name
         return SymbolError(
             f"two sizes meet on one loop of {value} ({node.source or 'unknown line'}): {pair[0]} "

@@ -345,7 +345,11 @@ class _BodySums:
         return tuple(found), tuple(chain)
 
     def sources_of_sum(self, value: int) -> Iterator[int]:
-        """Yield a value, and all values whose partial sums it may contain if they are deferred."""
+        """Yield a value, and all operands whose deferred partial sums the value may contain.
+
+        If sums are not reduced at once, an operator that passes partial sums on computes a partial
+        sum from that of its operand. The search goes back over such operators of the body.
+        """
         yield value
         producer = self.graph.producer[value]
         node = self.graph.nodes[producer] if producer in self.inside else None

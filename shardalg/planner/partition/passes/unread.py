@@ -62,7 +62,10 @@ class JoinAsBits(Rewriter):
         return instruction
 
     def note_part(self, instruction: Instruction) -> Instruction:
-        """Record that at most one device has each element of a slice, if so for its operand."""
+        """Add the result of a slice to `alone` if the operand is in `alone`.
+
+        Of a value in `alone`, at most one device has each element; all other devices have 0 there.
+        """
         if instruction.operands[0] in self.alone:
             self.alone.update(instruction.results)
         return instruction
