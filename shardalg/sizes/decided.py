@@ -199,7 +199,7 @@ class Replaced:
         return tuple(made) if type(values) is tuple else type(values)(*made)
 
     def mesh(self, mesh: Mesh) -> Mesh:
-        """Return the mesh with axis sizes replaced by `number`; equal meshes give one object."""
+        """Return the mesh with axis sizes replaced by `number`; equal meshes give the same one."""
         if mesh not in self.meshes:
             sizes = {name: self(size) for name, size in mesh.axes}
             same = all(sizes[name] is size for name, size in mesh.axes)

@@ -121,7 +121,7 @@ class UnitProblem:
 
     @cached_property
     def values(self) -> tuple[int, ...]:
-        """All values that are computed, given or read, each once."""
+        """The values that units compute or read, and all other values of the problem, each once."""
         return tuple(dict.fromkeys((*self.makers, *self.given, *self.users, *self.outside)))
 
     def made(self, value: int, taken: Sequence[int]) -> Layout:

@@ -40,7 +40,13 @@ def _mask_indexed(a: MaskIndexed, value: Stack, indices: Stack) -> Stack:
     """Set gathered elements to 0 on devices whose block does not contain the indexed element."""
 
     def mask_block(position: int, block: np.ndarray, index: np.ndarray) -> np.ndarray:
-        """Return one device's gathered values, with 0 or the fill where its block is missed."""
+        """Return one device's gathered values, with 0 in place of elements of other devices.
+
+        An index outside of the whole tensor gives the fill on the first device of a group.
+
+        Args:
+          index: the index vectors, counted from the device's block.
+        """
         # The last dimension has the components of an index, all of which must hit the block.
         here = np.ones(index.shape[:-1], bool)
         outside = np.zeros(index.shape[:-1], bool)

@@ -205,7 +205,7 @@ class Fills:
         yield _block(reduced, a.dim, a.digits, block)
 
     def scattered_dims(self, instruction: Instruction[p.ReduceScatters]) -> Iterator[ValueFacts]:
-        """Yield the numbers that padding holds after a reduce-scatter of several dimensions."""
+        """Yield the known numbers in the padding of the result of a `ReduceScatters`."""
         (known,) = self.reduced(instruction)
         shape = self.locals[instruction.results[0]].shape
         for dim, digits in instruction.attributes.along:
