@@ -144,6 +144,10 @@ def _border(instructions: Instructions) -> int:
 def _kept(program: SpmdProgram, block: Block, bits: bytes, border: int) -> frozenset[int]:
     """Return the values of the forward pass that stay in memory for the backward pass.
 
+    A value that the backward pass reads is kept, or computed again from kept values by operators
+    that fuse with its readers. The kept values are the minimum cut, in bytes, of the graph of these
+    operators (`_ForwardSpan`).
+
     Args:
       bits: the result of `traits` for the block.
       border: number of the first instruction of the backward pass.
@@ -261,7 +265,8 @@ def _sources(
         if not inner and not bit & REDUCES:
             continue
         of = NOTHING.union(*[sources.get(v, (v,)) for v in instruction.operands])
-        # A product does not write over its operands, so its result has no sources to overwrite.
+        # The masked bits of a pointwise operator are `FUSES`. A product does not write over its
+        # operands, so its result has no sources to overwrite.
         made_of = of if bit & _REPEATS == FUSES else NOTHING
         for value in inner:
             if value in unwritten:

@@ -340,6 +340,7 @@ def _independent(a: NamedDigit, b: NamedDigit) -> Iterator[SizeStatement]:
     elif b.top.divides(a.top):
         yield from _divides(b.top, a.stride)
         return
+    # With strides of 1 the greatest common divisor must be 1, but a size is in both periods.
     elif a.stride == b.stride == ONE and a.top.common(b.top) != ONE:
         raise _Never
     a, b = sorted((a, b), key=lambda d: (d.top.powers, d.top.number))

@@ -133,7 +133,8 @@ def padding_of_samples(sharded: ShardedGraph) -> Padding | None:
 def _merges(sharded: ShardedGraph) -> Iterator[_Merge]:
     """Yield a `_Merge` for each reshape that merges an unevenly sharded dimension with others.
 
-    The other dimensions are minor to it.
+    The other dimensions are minor to it. For example, 6 samples of 4 features on 4 devices become
+    24 elements: the samples are then padded to 8.
     """
     graph = sharded.graph
     for node in graph.nodes_of(["reshape"]):
@@ -340,6 +341,11 @@ class _Region:
 
     def change(self, number: int) -> NodeReplacement:
         """Return the replacement of a node that computes on padded samples.
+
+        The new node has the padded number of samples in its types and parameters. An operand with a
+        dimension for samples alone (`ends`) is padded before the node, and such a result is cut
+        after the node. A value whose samples are merged with other elements (`marks`) is padded by
+        the node that computes it.
 
         Args:
           number: the index of the node.

@@ -130,7 +130,12 @@ def executed(block: Block) -> Iterator[Instruction]:
 
 
 def _groups(block: Block) -> Iterator[list[Instruction]]:
-    """Yield the all-reduces of each message in a block, in the order of the program."""
+    """Yield the all-reduces of each message in a block, in the order of the program.
+
+    The level of an all-reduce is the number of equal ones (in kind and axes) before it on the
+    longest chain of dependences. Two with equal levels cannot depend on each other, so all equal
+    all-reduces of one level are one message.
+    """
     reached: dict[int, Levels] = {}
     found: dict[tuple[AllReduce, int], list[Instruction]] = {}
     for instruction in block.instructions:

@@ -354,7 +354,12 @@ class _Split:
         return InstructionWork(key, _Moved(attributes, self.wiring), (size, *sizes, step.count))
 
     def computed(self, step: Execution) -> InstructionWork:
-        """Return the work of a local operator."""
+        """Return the work of a local operator: bytes and flops by the constant that scales them.
+
+        Bytes belong to "traffic" or "passes". Flops of products, rounded up to the matrix unit's
+        blocks, belong to "matrix", or to "kernel" inside of an attention kernel or another opaque
+        one. Plain flops ("flops") are counted, and take no time.
+        """
         instruction, held = step.instruction, self.program.locals
         # Measured steps move bytes at another rate next to products: it has a constant of its own.
         cause = "traffic" if self.chains.along(instruction) else "passes"

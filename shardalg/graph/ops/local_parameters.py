@@ -171,6 +171,8 @@ def _divided_loops(rule: Rule) -> frozenset[str]:
 def _loops_without_window(rule: Rule) -> frozenset[str]:
     """Return the loops in indices that are neither nested loops (`3*i + j`) nor windows.
 
+    Such an index has a floor division, a modulo or a run-time number, or belongs to a result.
+
     A reduction by a user's function may have no number to fill padding with. Then all loops that
     do not index whole dimensions are returned.
     """

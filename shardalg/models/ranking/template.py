@@ -92,7 +92,11 @@ def with_iterations(sizes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def kind_of(one: Candidate) -> tuple[Any, ...]:
-    """Return a key that is equal for candidates whose steps have one template."""
+    """Return a key that is equal for candidates whose steps have one template.
+
+    The key has the model's fields, whether it is a pipeline, the sizes that are too small to vary
+    (`_SMALL`), and which of the counts Q, L and R are equal.
+    """
     sizes = sizes_of(one)
     small = tuple((name, size) for name, size in sizes.items() if size <= _SMALL)
     counts = [sizes.get(name) for name in _COUNTS]
@@ -295,7 +299,9 @@ class Template:
 
 
 def template(one: Candidate, fixed: Set[str] = frozenset()) -> Template:
-    """Return the template of a candidate's step.
+    """Return the template of a candidate's step: its traces at three points of other sizes.
+
+    Formulas are fitted to the numbers of the three traces (`Template.read`).
 
     Args:
       fixed: names of sizes that keep the candidate's value in all traces, because two scalars of

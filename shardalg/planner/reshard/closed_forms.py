@@ -301,8 +301,9 @@ def _swapped(shape: Shape, ends: tuple[Dims, Dims], among: Pool, best: Priced) -
     # While blocks are exchanged, the tensor has `used` parts. Prices are in parts of a block.
     used = prod([d.size for digits in (*start, placed) for d in digits])
     search = Shuffle(goal_bits, shape=shape, parts=_parts(tuple(map(parts, units))), pieces=used)
-    # The limit of the search, in exchanged blocks: a path that sends U*(x - 1) elements more than
-    # the goal has sends x blocks of U. Without a route to beat, four blocks are the limit.
+    # The limit of the search in blocks, a block being 1/used of the tensor. A price is a share of
+    # the tensor that is sent in addition to one block: the inverse of the formula at the end.
+    # Without a route to beat, four blocks are the limit.
     most = 4 if best[0] is None else 1 + best[0] * used
     firsts = _placements(start_bits, [bits[d] for d in placed if d in bits])
     found = search.search(firsts, (most * used, 0))

@@ -206,7 +206,13 @@ Needs(lacks=0, leaves=2, blocked=0))
         return Needs(price[sum(goal[at:])], price[leaves | blocked], price[blocked])
 
     def onward(self, stacks: Stacks, cost: Cost) -> Iterator[tuple[Cost, Stacks, AllToAllHop]]:
-        """Yield every hop after which the bound stays below the limit."""
+        """Yield every all-to-all after which the path can still cost less than the limit.
+
+        An all-to-all from dimension `source` to `target` removes digits from the first one only,
+        and adds digits to the second one only. So the rest of the path costs at least the sum of
+        `leaves` over all dimensions except `source`, and the sum of `lacks` over all except
+        `target` (see `Needs`).
+        """
         found, limit = self.found(stacks), self.limit[0] - cost[0]
         lacks = sum([need.lacks for need in found])
         leaves = sum([need.leaves for need in found])

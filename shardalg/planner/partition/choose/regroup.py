@@ -123,6 +123,10 @@ def layouts(
 ) -> Iterator[tuple[Dims, Dims]]:
     """Yield (digits of the operand's dimensions, digits of the result's) of possible exchanges.
 
+    A group is a set of operand and result dimensions that contain the same elements. Only its
+    leading dimensions are sharded. A candidate takes the digits of unchanged dimensions from the
+    operand or from the result, and also the digits of the leading dimensions after the reshape.
+
     Args:
       sources: shardings of the operand's available copies.
       result_sharding: the result's completed sharding.

@@ -229,6 +229,10 @@ def _window(
 ) -> ShardedWindow:
     """Return one dimension as a `ShardedWindow`: the interval that a device's iterations read.
 
+    For the index `2*o + r - 1` with o sharded, a device with partition id p reads the elements from
+    `2*p*block - 1` on, as many as its block of o and all r need. The exchange brings this interval
+    from the devices that hold it.
+
     Args:
       place: (operand number, dimension).
       assigned: the digits of each sharded loop.

@@ -188,7 +188,8 @@ class Fills:
         if a.size > size:
             whole = size == local.sharding.shape[a.dim] and not local.sharding.dims[a.dim]
             found = (((), a.size, size), zero) if whole and zero is not None else None
-            # The corner in which the padding of two dimensions meets holds zeros.
+            # New elements are 0, also where they are in the padding of another dimension. That
+            # padding still holds one known number only if the number is 0.
             known = ValueFacts({dim: fill for dim, fill in known.fills.items() if fill[1] == zero})
         yield known.with_fill(a.dim, found)
 

@@ -318,7 +318,13 @@ class ShardyModuleBuilder(Instructions):
             yield ShardyOperator(kind, sources, (result,), call, True)
 
     def _call(self, number: int, _: int) -> Iterator[ShardyOperator]:
-        """Yield the operators of a loop's or a conditional's bodies, and an edge per result."""
+        """Yield the operators of a loop or a conditional in the order of the module.
+
+        First come the copies of annotated values that the bodies read, then the operators of the
+        bodies (of a condition before the others), then the call itself, and an edge per result. An
+        edge lets the initial value, the values that the bodies return, and the result share one
+        sharding.
+        """
         node = self.graph.nodes[number]
         regions = [self.graph.regions[body] for body in node.bodies]
         if regions[0].kind != "cond":
