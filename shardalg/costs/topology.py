@@ -275,7 +275,7 @@ def _spans(topology: Topology, mesh: Mesh) -> dict[str, tuple[DigitSpan, ...]]:
 
 
 def _sliced(sizes: Mapping[str, int], counts: Sequence[int]) -> Placement | None:
-    """Return a placement of mesh axes on whole levels; None if there is none.
+    """Return a placement in which each mesh axis fills whole levels of a topology, or None.
 
     If there are several slices, the outermost axis runs over all of them.
 

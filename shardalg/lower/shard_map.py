@@ -208,7 +208,8 @@ class Lowered:
         """JAX's compiled program: `memory_analysis()`, `as_text()`.
 
         Raises:
-          LoweringError: XLA has no collective of a type on these devices, as of 2 bits on CPU.
+          LoweringError: XLA has no collective for an item type on these devices, for example for
+            2-bit integers on CPU.
         """
         try:
             return self.stage.compile()

@@ -190,10 +190,10 @@ class BesideXla(Answer):
     def rematerialized(self) -> Table:
         """Tensors that XLA replicates to reshard them, from its own warnings.
 
-        A row has both shardings, and our collectives that move the same value (`rows`) with their
-        bytes. `whole_bytes` is the size of the tensor: a device receives all of it except its own
-        block. The log comes from another process, which runs only if XLA's program has all-gathers
-        or all-reduces.
+        A row has the shardings before and after. `rows` are the collectives of our plan that move
+        the same value, and `wire_bytes` their bytes. `whole_bytes` is the size of the tensor: a
+        device receives all of it except its own block. If XLA's log is not known yet, XLA runs
+        again in another process, unless its program has no all-gathers and all-reduces.
         """
         # XLA can replicate a tensor only by an all-gather or an all-reduce. Without them, no
         # warning is possible, and the slow second process is not started.

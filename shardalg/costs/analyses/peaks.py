@@ -326,7 +326,7 @@ class _Unordered(AliveBytes):
 
     @property
     def peak(self) -> tuple[int, ProgramPoint]:
-        """Always 0 bytes at the start of the program."""
+        """The constant (0, ()) in place of the true peak (bytes, point of the program)."""
         # To find the peak, totals would be compared, and these sizes record each comparison as
         # a condition of the plan.
         return 0, ()

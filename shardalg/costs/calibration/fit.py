@@ -130,7 +130,8 @@ class CoreTime:
 
     Attributes:
       name: name of the program.
-      amounts: for each figure of `OperatorRates`, flops, bytes or executions of all devices.
+      amounts: for each rate in `OperatorRates` (by its name), the flops, bytes or executions that
+        this rate prices, of all devices together.
       seconds: busy seconds of all cores together.
     """
 

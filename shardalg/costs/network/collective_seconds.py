@@ -166,9 +166,9 @@ def _all_reduce(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
     """Return the seconds by cause of the cheaper of two all-reduce algorithms.
 
     The first is a reduce-scatter and an all-gather. The second takes each stage in a single pass.
-    It sends more bytes over half of the hops: through a switch `log2 n` times the whole (recursive
-    doubling), on a torus all parts to all chips, which then add them. A single ring of all devices
-    is never cheaper: it sends as many bytes as the first and takes more hops.
+    It sends more bytes, but needs only half of the hops: through a switch `log2 n` times the whole
+    (recursive doubling), on a torus all parts to all chips, which then add them. A single ring of
+    all devices is never cheaper: it sends as many bytes as the first and takes more hops.
 
     Args:
       held: bytes of the operand on one device.
@@ -285,5 +285,8 @@ def _waited(stage: LinkStage, sent: Any) -> Any:
 
 
 def waited(steps: Any, latency_s: float, sent: Any) -> Any:
-    """Return the latency of `steps` consecutive messages; a formula if `sent` bytes are one."""
+    """Return the latency of `steps` consecutive messages, in seconds.
+
+    The result is a formula if `sent`, the bytes of a message, is a formula.
+    """
     return times(Formula.of(steps) if has_formula((sent,)) else steps, latency_s)

@@ -50,7 +50,7 @@ class Effort:
 
     @property
     def is_spent(self) -> bool:
-        """True if no further change is tried."""
+        """True if the budget for trials is used up, so that no further change is tried."""
         return self.nodes <= 0
 
     def spend(self, trials: Trials, trial: Trial) -> None:

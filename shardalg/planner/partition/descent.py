@@ -209,7 +209,13 @@ class UnitProblem:
         )
 
     def total(self, taken: Sequence[int]) -> float:
-        """Return the seconds of a step, units and moves of values, if units take these options."""
+        """Return the seconds of one step: of all units, and of the moves of values between them.
+
+        A unit is an operator, or a group of values that share a sharding. A move is a reshard.
+
+        Args:
+          taken: for each unit, the number of its chosen option (a way to shard it).
+        """
         compute = sum(options[k].seconds for options, k in zip(self.units, taken, strict=True))
         return compute + sum(self.result_sharding(value, taken)[0] for value in self.values)
 

@@ -37,7 +37,7 @@ class Extract(Operator):
 
     @property
     def digits(self) -> Digits:
-        """The digits of all sharded dimensions of the boxed tensor."""
+        """The digits of all sharded dimensions of the tensor that contains the box."""
         return tuple(digit for _, digits, _ in self.places for digit in digits)
 
     def text(self, mesh: Mesh) -> str:
@@ -66,7 +66,7 @@ class Insert(Operator):
 
     @property
     def digits(self) -> Digits:
-        """The digits of all sharded dimensions of the boxed tensor."""
+        """The digits of all sharded dimensions of the tensor that contains the box."""
         return tuple(digit for _, digits, _ in self.places for digit in digits)
 
     def text(self, mesh: Mesh) -> str:
@@ -82,7 +82,11 @@ class Insert(Operator):
 
 
 def _places_text(mesh: Mesh, places: Places) -> str:
-    """Return `dim 0 at t-p(Y)*b`: the place of a box at start `t` in blocks of `b` places."""
+    """Return text such as `dim 0 at t-p(Y)*b` for the place of a box in a device's block.
+
+    t is the box's start in the whole dimension, p(Y) the partition id along axis Y, and b the size
+    of a block.
+    """
     return ", ".join(f"dim {dim} at t-p({axes_text(mesh, digits)})*b" for dim, digits, _ in places)
 
 

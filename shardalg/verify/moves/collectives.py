@@ -138,7 +138,7 @@ def _own_parts(digits: Iterable[Digits], dims: Sequence[int]) -> Goal:
 
 @moves(AllGathers)
 def _all_gathers(step: CheckedInstruction[AllGathers]) -> Result:
-    """Return the contents after an all-gather of several dimensions, and its claims.
+    """Return the contents after an all-gather of several dimensions, and the claims to prove.
 
     It is checked as one all-gather per dimension, one after another.
     """
@@ -192,7 +192,7 @@ def _all_reduce(step: CheckedInstruction[AllReduce]) -> Result:
 
 @moves(ReduceScatter)
 def _reduce_scatter(step: CheckedInstruction[ReduceScatter]) -> Result:
-    """Return the contents of a reduce-scatter's result, and its claims.
+    """Return the contents of a reduce-scatter's result, and the claims to prove.
 
     It is checked as an all-reduce, of which each member keeps its own block.
     """
@@ -207,7 +207,7 @@ def _reduce_scatter(step: CheckedInstruction[ReduceScatter]) -> Result:
 
 @moves(ReduceScatters)
 def _reduce_scatters(step: CheckedInstruction[ReduceScatters]) -> Result:
-    """Return the contents after a reduce-scatter of several dimensions, and its claims.
+    """Return the contents after a reduce-scatter of several dimensions, and the claims to prove.
 
     It is checked as one all-reduce over all digits, of which each member keeps its own block of
     every dimension.
@@ -256,7 +256,7 @@ def _all_to_all(step: CheckedInstruction[AllToAll]) -> Result:
 
 @moves(AllToAlls)
 def _all_to_alls(step: CheckedInstruction[AllToAlls]) -> Result:
-    """Return the contents after several all-to-alls in one instruction, and its claims.
+    """Return the contents after several all-to-alls in one instruction, and the claims to prove.
 
     They are checked one after another. No two may share a dimension or a digit.
     """
@@ -418,7 +418,7 @@ def _is_permutation(
 
 @moves_each(HaloExchange)
 def _halo_exchange(step: CheckedInstruction[HaloExchange]) -> Results:
-    """Return the contents of every result of a halo exchange, and its claims.
+    """Return the contents of every result of a halo exchange, and the claims to prove.
 
     Each reading of the exchange makes one result. In a permute, a device must send at most once and
     receive at most once.

@@ -140,7 +140,7 @@ def _arg_reduce(step: CheckedInstruction[ArgReduce]) -> Result:
 
 
 def _together(step: CheckedInstruction[Top | Fold]) -> Result:
-    """Return the contents of result number `step.number` of a `Top` or `Fold`, and the claims.
+    """Return the contents of result number `step.number` of a `Top` or `Fold`, and claims to prove.
 
     A `Top` or `Fold` combines the partial results of all devices, several operands at once. All of
     these must therefore have one sharding. Further operands of a `Fold` are its start values.
@@ -166,7 +166,7 @@ def _together(step: CheckedInstruction[Top | Fold]) -> Result:
 
 @moves_each(Top)
 def _top(step: CheckedInstruction[Top]) -> Results:
-    """Return the contents of the best elements of all blocks (`lax.top_k`), and the claims.
+    """Return the contents of the best elements of all blocks (`lax.top_k`), and claims to prove.
 
     The best elements of a block are sorted to its first places, so each operand must begin at
     place 0.

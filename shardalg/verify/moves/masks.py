@@ -43,7 +43,7 @@ from shardalg.verify.report import Decided
 
 @moves(Offset)
 def _offset(step: CheckedInstruction[Offset]) -> Result:
-    """Return the contents after a shift of integers by the partition id, and the claims.
+    """Return the contents after a shift of integers by the partition id, and the claims to prove.
 
     The numbers in the padding are shifted, too, so no fill stays known. If only one component of
     gather indices is shifted, each device must hold all components.
@@ -195,7 +195,7 @@ def _mask_at(step: CheckedInstruction[MaskAt]) -> Result:
 
 
 def chosen_part(step: CheckedInstruction[Choose], number: int) -> Result:
-    """Return the contents of operand `number` as far as a `Choose` takes them, and the claims.
+    """Return the contents of operand `number` as far as a `Choose` takes them, and claims to prove.
 
     A `Choose` makes a block of a concatenation: each place is from the operand that has the
     element. All other places of the operand count as filled with "pick".

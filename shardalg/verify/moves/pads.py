@@ -53,7 +53,7 @@ def _resize(step: CheckedInstruction[Resize]) -> Result:
 
 @moves(Concatenate)
 def _concatenate(step: CheckedInstruction[Concatenate]) -> Result:
-    """Return the contents of concatenated pieces, and the claims.
+    """Return the contents of concatenated pieces, and the claims to prove.
 
     Each piece must continue the one before it: the elements of the second start where the elements
     of the first end. Along all other dimensions, the pieces must be equal.
@@ -161,7 +161,7 @@ def _nothing_around(mesh: Mesh, span: DimensionContents, dilate: Dilate) -> bool
 
 @moves(Regroup)
 def _regroup(step: CheckedInstruction[Regroup]) -> Result:
-    """Return the contents after a reshape of groups of dimensions, and the claims.
+    """Return the contents after a reshape of groups of dimensions, and the claims to prove.
 
     Each group is flattened in row-major order, and split into its new dimensions. The result is a
     view: its dimensions are no longer those of the graph value.
@@ -190,7 +190,7 @@ def _regroup(step: CheckedInstruction[Regroup]) -> Result:
 def _flat(
     step: CheckedInstruction, group: list[DimensionContents]
 ) -> tuple[DimensionContents, list[Goal]]:
-    """Return a group of dimensions flattened into one in row-major order, and the claims.
+    """Return a group of dimensions flattened into one in row-major order, and the claims to prove.
 
     Only the first dimension that is larger than 1 may be sharded. Otherwise a device's elements are
     no single run of the flat dimension.
@@ -213,7 +213,7 @@ def _flat(
 def _rows(
     step: CheckedInstruction, flat: DimensionContents, sizes: tuple[int, ...], first: int
 ) -> tuple[list[DimensionContents], list[Goal]]:
-    """Return the dimensions into which a run of flat elements is split, and the claims.
+    """Return the dimensions into which a run of flat elements is split, and the claims to prove.
 
     The new dimensions have the global sizes `sizes`. A device holds a part of dimension `first`,
     one index of each dimension before it, and all indices of the dimensions behind it. A run that

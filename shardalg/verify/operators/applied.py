@@ -143,7 +143,7 @@ def is_replicated(contents: Contents) -> bool:
 
 
 def replicated_operator(op: CheckedOperator[Apply], claims: list[Goal]) -> Outcome:
-    """Return the results of a primitive without a row of RULES, and the claims.
+    """Return the results of a primitive without a row of RULES, and the claims to prove.
 
     Nothing is known of such a primitive, so every device must compute all of it: replicated
     operands and results, no sharded loop, and the node's own parameters.

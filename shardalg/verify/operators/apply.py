@@ -92,7 +92,7 @@ def check_operator(op: CheckedOperator) -> Outcome:
 
 @applies(Apply)
 def _apply(op: CheckedOperator[Apply]) -> Outcome:
-    """Return the contents of the results of an ordinary operator, and the claims.
+    """Return the contents of the results of an ordinary operator, and the claims to prove.
 
     The row of RULES for the global shapes is compared with the row for the shapes on a device.
     """
@@ -140,7 +140,7 @@ def _window_loops(rule: Rule) -> set[str]:
 
 @applies(Choose)
 def _choose(op: CheckedOperator[Choose]) -> Outcome:
-    """Return the contents of the result of a `Choose`, and the claims.
+    """Return the contents of the result of a `Choose`, and the claims to prove.
 
     A `Choose` computes a block of a concatenation from a piece of each operand. It is checked as if
     each piece were masked where another one is chosen.
@@ -177,7 +177,7 @@ def _insert(op: CheckedOperator[Insert]) -> Outcome:
 
 
 def _box_at_start(op: CheckedOperator[Extract | Insert]) -> Outcome:
-    """Return the contents after a box at run-time starts is read or written, and the claims.
+    """Return the contents after a box at run-time starts is read or written, and claims to prove.
 
     The box's sizes, the blocks and the largest starts of the instruction must be the row's.
     """
@@ -272,7 +272,7 @@ def iteration_claim(mesh: Mesh, loops: tuple[tuple[str, Digits], ...]) -> MergeC
 def _local_operator(
     op: CheckedOperator[Apply], rule: Rule, number: int
 ) -> tuple[LocalOperator, list[Goal]]:
-    """Return the operator that a device runs, by row `number` of its rows, and the claims.
+    """Return the operator that a device runs, by row `number` of its rows, and the claims to prove.
 
     The claims are that its loops are blocks of the loops of the global operator's row `rule`.
     """
@@ -429,7 +429,7 @@ def _combining_steps(run: LocalOperator) -> Iterator[Attributes]:
 def _result(
     op: CheckedOperator, run: LocalOperator, emission: Emission, nth: int, result: DeclaredLocal
 ) -> Result:
-    """Return the contents of result number `nth` of an operator, and the claims.
+    """Return the contents of result number `nth` of an operator, and the claims to prove.
 
     Args:
       run: the operator that a device runs; emission: its required changes of run-time indices.

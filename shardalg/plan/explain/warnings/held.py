@@ -114,8 +114,8 @@ def _padding(stages: Stages, value: Value, digits: Digits, size: int) -> float:
 def _even_remedies(trials: Trials, group: _Uneven, *, equal: bool) -> Iterator[str]:
     """Yield remedies: shardings without padding that were planned and save memory or bytes sent.
 
-    The dimension is split over the axes that divide it, and over the largest part of the next axis
-    that does. The other axes split another dimension, or nothing.
+    The uneven dimension keeps the axes that divide it, and the largest sub-axis of the next axis
+    that still divides it. The remaining axes split another dimension, or nothing.
 
     Args:
       equal: whether a sharding at an equal price is offered if none is cheaper.

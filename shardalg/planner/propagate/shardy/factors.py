@@ -176,10 +176,15 @@ def _agreed(kind: OperatorClass, tensors: Sequence[Tensor], loop: str, direction
 
 
 def _compatible(old: Digits, new: Digits, may_extend: bool) -> tuple[Digits, bool]:
-    """Return the digits that two lists agree on, and whether later lists may extend them.
+    """Return the digits on which two lists agree, and whether later lists may extend them.
 
-    The longer list's rest is included if it may extend the other one and they do not conflict.
-    Nothing extends the digits after a conflict.
+    If one list is longer and the digits do not conflict, its remaining digits are included only if
+    `may_extend` is True. After a conflict, nothing may extend the digits.
+
+    Args:
+      old: the digits so far, major first.
+      new: the digits of a further tensor.
+      may_extend: whether `new` may extend `old`.
     """
     for k, (a, b) in enumerate(zip(old, new, strict=False)):
         if a == b:

@@ -128,7 +128,13 @@ def reshape_class(shape: Shape, drop: tuple[int, int]) -> OperatorClass:
 
 
 def stack_class(shape: Shape) -> OperatorClass:
-    """Return the class of a write into a stack: the stack, its slice, the stack after it."""
+    """Return the operator class of a write of one slice into a stack of slices.
+
+    Its operands are the stack and the slice, its result is the stack after the write.
+
+    Args:
+      shape: the shape of the stack; its first dimension counts the slices.
+    """
     # The slice has size 1 along the stack's first dimension, so that no digits pass along it.
     whole: Map = tuple(((f"d{i}", 0),) for i in range(len(shape)))
     part: Map = ((), *whole[1:])

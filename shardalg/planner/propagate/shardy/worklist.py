@@ -37,8 +37,10 @@ class Worklist:
     """The state of one completion in Shardy's order: a layout number per value.
 
     Attributes:
-      level: the present stage. exits: the edges from results to the values of their annotations.
-      todo: the stack of steps, the next one last. waits: per step, whether it is on the stack.
+      level: the stage of propagation that runs now.
+      exits: the edges from the function's results to the values that have their annotations.
+      todo: the stack of steps to visit, the next one last.
+      waits: per step, whether it is on the stack.
       known: per operator class, the directions of its last visit and the outcomes under them.
     """
 
