@@ -240,6 +240,8 @@ class Cost:
       fused: lines of softmax attention that is priced as one kernel (`Options(fuse_attention)`).
       loads: lines whose price depends on the load factor of experts, with this factor
         (`Options(expert_load)`).
+      assumed: item types of integer products without a peak rate, each with the first one's line:
+        they run at the chip's slowest rate, an assumption.
       machine: text that names the chip, the number of devices, and the source of both.
     """
 
@@ -257,6 +259,7 @@ class Cost:
     unpriced: tuple[str, ...] = field(default=(), compare=False)
     fused: tuple[str, ...] = field(default=(), compare=False)
     loads: tuple[tuple[str, float | str], ...] = field(default=(), compare=False)
+    assumed: tuple[str, ...] = field(default=(), compare=False)
     machine: str = field(default="", compare=False)
 
     def _shown(self, value: Any) -> Any:
@@ -720,6 +723,8 @@ class Cost:
         if self.unpriced:
             once += f"; no price is known for {', '.join(self.unpriced)}: give one in "
             once += "Options(prices={target: KernelPrice(flops=...)})"
+        if self.assumed:
+            once += f"; not calibrated: products of {', '.join(self.assumed)} at the slowest peak"
         sent = f"communication {seconds_text(at.communication_s)}"
         if self.overlap == MEASURED:
             # A step is at least as long as its whole communication (`measured_step_s`), so this can

@@ -16,7 +16,7 @@ by the batch loops (heads). A convolution streams its image; its kernel stays in
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,7 +32,7 @@ from shardalg.costs.compute import (
 from shardalg.costs.kernels.expert_load import busiest_flops
 from shardalg.costs.kernels.kernel_price import price_of
 from shardalg.errors import HardwareError
-from shardalg.graph.ir import Graph, Params, Signature
+from shardalg.graph.ir import Graph, Node, Params, Signature
 from shardalg.graph.ops.rule import SUM, Rule
 from shardalg.sizes.amounts import quotient, tile
 from shardalg.sizes.maximum import grouped, smaller
@@ -119,7 +119,8 @@ def product_peak(chip: Hardware, dtype: str) -> float:
     """Return the operations per second of matrix products whose items have a type.
 
     The rate is that of the narrowest type that represents the items exactly (`WIDER`) and that the
-    chip multiplies. If there is none, it is the chip's slowest rate; `check_products` raises then.
+    chip multiplies. If there is none, it is the chip's slowest rate: `check_products` raises then,
+    and `assumed_products` names products of integers.
 
     >>> from shardalg.costs.hardware import load
     >>> tpu = load("tpu_v3")
@@ -145,33 +146,66 @@ def _exact(dtype: str) -> tuple[str, ...]:
 
 
 def check_products(graph: Graph, chip: Hardware) -> None:
-    """Raise an error if the chip has no peak rate for the item type of some matrix product.
+    """Raise an error if the chip has no peak rate for the floating-point type of some product.
 
-    A chip without any peak rate, or with measured rates of operators, is not checked.
+    Products of integers never raise: `assumed_products` names them. A chip without any peak rate,
+    or with measured rates of operators, is not checked.
 
     Raises:
       HardwareError: names the item type, the first such operator, its line, and the remedy.
 
     >>> import jax
-    >>> from shardalg.costs.hardware import load
+    >>> from shardalg.costs.hardware import Hardware
     >>> from shardalg.graph.tracing.trace import trace
-    >>> graph = trace(lambda x: x @ x, jax.ShapeDtypeStruct((8, 8), "int32"))
-    >>> check_products(graph, load("tpu_v3"))
+    >>> graph = trace(lambda x: x @ x, jax.ShapeDtypeStruct((8, 8), "float32"))
+    >>> check_products(graph, Hardware("toy", (("int8", 1e12),)))
     Traceback (most recent call last):
-    shardalg.errors.HardwareError: tpu_v3 has no peak for products of int32 (dot_general at ...
+    shardalg.errors.HardwareError: toy has no peak for products of float32 (dot_general at ...
     """
-    # Arithmetic on a chip without peaks takes no time, and measured rates replace the peaks.
-    if not chip.peak_flops_per_s or chip.operators.figures:
-        return
-    for node in graph.walk():
-        dtype = operand_type(node.signature)
-        if _multiplied_in(chip, dtype) is None and contracts(node.signature):
+    for dtype, node in _products_without_peak(graph, chip):
+        if not _is_integer(dtype):
             peaks = ", ".join(sorted(dict(chip.peak_flops_per_s)))
             raise HardwareError(
                 f"{chip.name} has no peak for products of {dtype} ({node.primitive} at "
                 f"{node.source or 'an unknown line'}): cast the operands to one of {peaks}, or "
                 f"give 'peak_flops_per_s.{_exact(dtype)[0]}' in a hardware file of your own."
             )
+
+
+def assumed_products(graph: Graph, chip: Hardware) -> tuple[str, ...]:
+    """Return a text per item type of integer products for which the chip has no peak rate.
+
+    They are priced at the chip's slowest rate. Matrix units multiply no wide integers, and indices
+    and counts have few products, so that a plan is not refused because of them.
+
+    >>> import jax
+    >>> from shardalg.costs.hardware import load
+    >>> from shardalg.graph.tracing.trace import trace
+    >>> graph = trace(lambda x: x @ x, jax.ShapeDtypeStruct((8, 8), "int32"))
+    >>> assumed_products(graph, load("tpu_v3"))
+    ('int32 (dot_general at ...)',)
+    """
+    found: dict[str, str] = {}
+    for dtype, node in _products_without_peak(graph, chip):
+        if _is_integer(dtype):
+            found.setdefault(dtype, f"{node.primitive} at {node.source or 'an unknown line'}")
+    return tuple(f"{dtype} ({where})" for dtype, where in found.items())
+
+
+def _products_without_peak(graph: Graph, chip: Hardware) -> Iterator[tuple[str, Node]]:
+    """Yield (item type, node) for each product of a type that the chip has no peak rate for."""
+    # Arithmetic on a chip without peaks takes no time, and measured rates replace the peaks.
+    if not chip.peak_flops_per_s or chip.operators.figures:
+        return
+    for node in graph.walk():
+        dtype = operand_type(node.signature)
+        if _multiplied_in(chip, dtype) is None and contracts(node.signature):
+            yield dtype, node
+
+
+def _is_integer(dtype: str) -> bool:
+    """Return whether an item type has integers or truth values."""
+    return dtype.startswith(("int", "uint", "bool"))
 
 
 def padded_flops(

@@ -114,6 +114,12 @@ class Overview(Answer):
         return "\n".join(f"While loop at {row['source']}: {row['warning']}." for row in rows)
 
     @property
+    def assumed(self) -> str:
+        """A sentence about products of integers without a peak rate; "" if there are none."""
+        products = ", ".join(self.priced.assumed)
+        return products and f"Not calibrated: products of {products} at the slowest peak."
+
+    @property
     def beside(self) -> str:
         """A sentence that compares the plan with `jax.jit` of the function; "" if they are similar.
 
@@ -153,7 +159,7 @@ class Overview(Answer):
         shown = Table(per_axis.columns, tuple((",".join(r[0]), *r[1:]) for r in per_axis.rows))
         warned = self.warned.where(op="jax.jit").rows
         others = tuple(row for row in self.warned.rows if row not in warned)
-        once = (self.counted_once,) if self.counted_once else ()
+        once = tuple(filter(None, (self.counted_once, self.assumed)))
         tried = (self.tried_on,) if others and self.tried_on else ()
         return (self.sentence, *once, *own, shown, *tried, Table(WARNED, others))
 

@@ -19,6 +19,7 @@ from shardalg.costs.calibration.constants import DATASHEET
 from shardalg.costs.collectives import Traffic
 from shardalg.costs.kernels.expert_load import loads
 from shardalg.costs.kernels.softmax_attention import fused_lines
+from shardalg.costs.matrix_unit import assumed_products
 from shardalg.costs.topology import machine
 from shardalg.errors import MeshError, StrategyError
 from shardalg.graph.ir import Graph
@@ -593,4 +594,5 @@ def priced(
         unpriced=unpriced(graph),
         fused=fused_lines(graph),
         loads=loads(placed, graph),
+        assumed=assumed_products(graph, given.chip),
     )

@@ -37,6 +37,8 @@ def here(tmp_path, monkeypatch):
         "def args():\n    return 1 / 0\n\n\ndef f(x):\n    return x\n"
     )
     (tmp_path / "whole.py").write_text(MODULE.replace("float32", "int32"))
+    chip = sa.Hardware("integers", (("int8", 1e12),))
+    (tmp_path / "integers.json").write_text(json.dumps(chip.to_json()))
     (tmp_path / "cut.json").write_text('{"schema": "shardalg.hardware/1", "name')
     (tmp_path / "bare.py").write_text("def f(x):\n    return x\n")
     monkeypatch.chdir(tmp_path)
@@ -98,8 +100,8 @@ WRONG = {
     "no mesh": (["mine.py:layer"], "needs a mesh"),
     "chip": (["mine.py:layer", "--mesh", "X=2,Y=4", "--hardware", "h1000"], "h1000"),
     "item type": (
-        ["whole.py:layer", *MESH, "--hardware", "tpu_v3"],
-        "no peak for products of int32 (dot_general at whole",
+        ["mine.py:layer", *MESH, "--hardware", "integers.json"],
+        "no peak for products of float32 (dot_general at mine",
     ),
     "axis": (["mine.py:layer", "--mesh", "Z=8"], "X"),
     "no tiling": (["mine.py:layer", *MESH, "--hardware", "v3:4x4"], "does not tile Topology"),
@@ -128,12 +130,17 @@ def test_wrong_use_is_one_line(here, capsys, name):
 )
 def test_a_chip_that_is_asked_for_has_a_peak_for_every_product(here, capsys, arguments):
     command, *rest = arguments
-    assert main([command, "whole.py:layer", *rest, *MESH, "--hardware", "tpu_v3"]) == 2
+    assert main([command, "mine.py:layer", *rest, *MESH, "--hardware", "integers.json"]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.count("\n") == 1
-    assert "no peak for products of int32 (dot_general at whole" in shown.err
-    assert "cast the operands to one of bfloat16, float32" in shown.err
+    assert "no peak for products of float32 (dot_general at mine" in shown.err
+    assert "cast the operands to one of int8" in shown.err
+
+
+def test_products_of_integers_do_not_refuse_a_plan(here, capsys):
+    shown = printed(capsys, "plan", "whole.py:layer", *MESH, "--hardware", "tpu_v3")
+    assert "Not calibrated: products of int32 (dot_general at whole.py:" in shown
 
 
 AOT = {

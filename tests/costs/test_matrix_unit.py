@@ -175,18 +175,36 @@ def test_bad_sizes(unit):
         from_json(data)
 
 
-def test_an_item_type_without_a_peak():
-    """Products alone are asked; narrow floats are multiplied in wider ones."""
+def test_products_of_integers_run_at_the_slowest_peak_and_say_so():
+    """Products alone are named; narrow floats are multiplied in wider ones."""
     x = jax.ShapeDtypeStruct((8, 8), "int32")
     plan = sa.plan(lambda x: x @ x, x, mesh=sa.Mesh({"X": 1}))
-    message = r"tpu_v3 has no peak for products of int32 \(dot_general at .*\): cast the operands"
-    with pytest.raises(HardwareError, match=message):
-        plan.cost("tpu_v3")
-    assert "1 node" in str(plan)
+    cost = plan.cost("tpu_v3")
+    (where,) = cost.assumed
+    assert where.startswith("int32 (dot_general at test_matrix_unit.py:")
+    assert f"not calibrated: products of {where} at the slowest peak" in repr(cost)
+    slowest = min(dict(load("tpu_v3").peak_flops_per_s).values())
+    assert cost.useful_flops / cost.totals.useful_s == pytest.approx(slowest)
     assert plan.memory.peak_bytes == 2 * 8 * 8 * 4
+    plain = sa.plan(lambda x: x + x, x, mesh=sa.Mesh({"X": 1})).cost("tpu_v3")
+    assert (plain.assumed, "calibrated" in repr(plain).splitlines()[2]) == ((), False)
+    assert plan.cost("h100", overlap="none").assumed == cost.assumed
+    narrow = sa.plan(lambda x: x @ x, jax.ShapeDtypeStruct((8, 8), "int8"), mesh=plan.mesh)
+    assert narrow.cost("h100").assumed == ()
+    assert len(narrow.cost("tpu_v3").assumed) == 1
+
+
+def test_floats_without_a_peak_are_refused():
+    x = jax.ShapeDtypeStruct((8, 8), "bfloat16")
+    plan = sa.plan(lambda x: x @ x, x, mesh=sa.Mesh({"X": 1}))
+    chip = sa.Hardware("integers", (("int8", 1e12),))
+    message = r"integers has no peak for products of bfloat16 \(dot_general at .*\): cast the"
+    with pytest.raises(HardwareError, match=message):
+        plan.cost(chip)
+    assert "1 node" in str(plan)
     assert "Step " in plan.overview().sentence
     assert "dot_general" in plan._repr_html_()
-    assert sa.plan(lambda x: x + x, x, mesh=sa.Mesh({"X": 1})).cost("tpu_v3").step_time_s > 0
+    assert sa.plan(lambda x: x + x, x, mesh=sa.Mesh({"X": 1})).cost(chip).step_time_s > 0
     chip = load("a100_80gb")
     assert product_peak(chip, "float8_e5m2") == chip.peak("bfloat16")
     assert product_peak(chip, "complex64") == chip.peak("float32")
