@@ -208,7 +208,7 @@ class Elsewhere:
     """Access to the plan of a cost at other values of its named sizes.
 
     Attributes:
-      fits: a function from a value per named size to whether the plan fits a device there.
+      fits: a function of a value per named size: whether the plan at these sizes fits a device.
     """
 
     fits: Callable[[Mapping[str, int]], bool]

@@ -282,7 +282,7 @@ class _ForwardSpan:
     Attributes:
       crossing: forward values that the backward pass reads.
       free: crossing values that are in memory anyway, so that keeping them costs nothing.
-      values: for each value in the graph, its number there.
+      values: for each value of this graph, its number in the graph.
       fixed: values that cannot be recomputed: results of products, reductions and collectives.
       edges: pairs (operand, result) of the operators that can be repeated.
     """

@@ -205,7 +205,7 @@ class Topology:
         return _spans(self, mesh)
 
     def wiring(self, mesh: Mesh) -> Wiring:
-        """Return the links under a mesh; `Wiring.spans` gives those of an axis or a part of it.
+        """Return the links of a mesh; `Wiring.spans` returns the links of one axis or a part of it.
 
         Raises:
           HardwareError: the mesh does not tile the topology.

@@ -157,7 +157,7 @@ def host_devices(n: int) -> list[jax.Device]:
     """Return the first `n` CPU devices; set their number if JAX has not started yet.
 
     Raises:
-      DeviceError: JAX has started, or was told to start, with fewer.
+      DeviceError: JAX has started with fewer CPU devices, or XLA_FLAGS sets a smaller number.
 
     >>> len(host_devices(2))
     2

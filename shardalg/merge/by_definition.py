@@ -267,8 +267,8 @@ def _failure(question: _Question, solver: z3.Solver, literals: Sequence[z3.BoolR
     """Return the reason why two shardings have no merge.
 
     Args:
-      literals: for each dimension or class, the assumption that the result agrees there with the
-        operands.
+      literals: for each dimension or class, the assumption that the result has the operands'
+        partition ids along it.
     """
     # The fewer places a failure names, the more it helps. First, a place on which alone no sharding
     # agrees with both operands.

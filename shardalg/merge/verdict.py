@@ -159,7 +159,7 @@ class Verdict:
 
     Attributes:
       relation: "merge", "compatible", "equal" or "refines".
-      operands: the shardings, on the first one's mesh if digits can write them there.
+      operands: the shardings, on the mesh of the first one if its digits can express them.
       policy: the partitioner whose rule for merges is used, "gspmd" or "shardy".
       merged: for a merge that exists, its digits or the sharding; use `sharding`.
       failure: the reason of a refusal; None if the relation holds.

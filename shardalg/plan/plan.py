@@ -202,11 +202,11 @@ class Plan:
     def at(self, **sizes: int) -> Plan:
         """Return the plan in numbers at these sizes; other named sizes have their hints.
 
-        First it is checked that the planner would decide the same there. This takes about 1 ms
-        after the first call. If it does, `changes` is empty, all formulas hold, and the function is
-        planned only when its program is asked for. Otherwise the function is planned at once.
-        `changes` then lists the decisions that differ from those at the hints, and the prices whose
-        formulas give another number.
+        First it is checked whether the planner makes the same decisions at these sizes. This takes
+        about 1 ms after the first call. If it does, `changes` is empty, all formulas hold, and the
+        function is planned only when its program is asked for. Otherwise the function is planned at
+        once. `changes` then lists the decisions that differ from those at the hints, and the prices
+        whose formulas give another number.
 
         Raises:
           SymbolError: no such name, a size below 1, or a function that is another program at these
@@ -548,9 +548,10 @@ class Plan:
         """Explain why a value has its sharding, or why a collective is in the program.
 
         For a value: the propagation steps of each axis, back to the annotations. For a collective:
-        the sharding that the value has, the sharding that is needed, and the annotations behind
-        both. Then the changes of annotations that would remove it: of one annotation, otherwise of
-        two or more. Each change is planned again; they are ranked by step time and memory.
+        the sharding that the value has, the sharding that is needed, and the annotations from which
+        both come. Then the changes of annotations that would remove it: of one annotation,
+        otherwise of two or more. Each change is planned again; they are ranked by step time and
+        memory.
 
         Args:
           what: a name from `shardings()` (`params['w']`, a site's name,

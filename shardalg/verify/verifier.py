@@ -198,7 +198,7 @@ class Verifier:
         """Yield the claims that the program's arguments have the shardings that it declares.
 
         Args:
-          known: the contents of locals, to which those of the arguments are added.
+          known: the contents of locals; the contents of the arguments are added.
           arguments: from locals to graph values; layouts: the declared shardings.
         """
         for (local, value), layout in zip(arguments.items(), layouts, strict=True):

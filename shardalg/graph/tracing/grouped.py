@@ -61,7 +61,7 @@ def grouped_rows(equation: Any) -> Callable[..., Any] | None:
 def row_groups(start: Any, sizes: Any, *, shape: tuple[int, ...]) -> Any:
     """Return the group of each row from row `start` on, the last dimension of `shape`.
 
-    A row behind the last group has the number `NO_GROUP`. It is so large that it is no group of a
+    A row after the last group has the number `NO_GROUP`. It is so large that it is no group of a
     device's block either, after the number of the block's first group is subtracted.
 
     >>> row_groups(1, jnp.array([2, 0, 1]), shape=(3,)).tolist()

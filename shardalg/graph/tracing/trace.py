@@ -393,7 +393,7 @@ def _mismatch(where: str, entries: Mapping[str, Any], children: Mapping[str, Any
 
     Args:
       where: the path of this part of the prefix.
-      entries, children: the children of the prefix and of the tree there, by key.
+      entries, children: the children of the prefix and of the tree at this path, by key.
     """
     missing = [key for key in children if key not in entries]
     extra = [key for key in entries if key not in children]

@@ -253,7 +253,8 @@ def compile_with_collectives(stage: Any, mesh: Mesh) -> tuple[Any, tuple[HloColl
       stage: `jax.jit(f).lower(...)`.
 
     Returns:
-      The compiled program, and its collectives; those of the final HLO where no partitioner ran.
+      The compiled program, and its collectives. If no partitioner ran, they are those of the final
+      HLO.
     """
     with Dumping() as dumping:
         compiled = stage.compile(compiler_options=dumping.options)

@@ -126,9 +126,8 @@ def in_turns(steps: Sequence[Step], repeats: int) -> list[Timing]:
 
     Each plan runs once before the first round, as a warm-up.
 
-    Other work on the machine and the clock rate of its cores change from minute to minute. In turns
-    these changes have the same share in all times. Rates that were fitted to one part of a run then
-    predict another part.
+    Other work on the machine and the clock rate of its cores change from minute to minute. If the
+    plans run in turns, these changes affect all of their times equally.
     """
     placed = [(lowered, lowered.entering(*arguments)) for lowered, arguments in steps]
     warm = [once(lowered, arguments)[0].seconds for lowered, arguments in placed]

@@ -432,7 +432,7 @@ class StrategyComparison(Answer):
 
     @property
     def conclusion(self) -> str:
-        """One or two sentences: the best strategy, and how far the next one is behind."""
+        """One or two sentences: the best strategy, and how much slower the next one is."""
         planned = [row for row in self.rows if row.plan is not None]
         if not planned:
             return f"No strategy of {len(self.rows)} has a plan."
@@ -484,7 +484,7 @@ class StrategyDifference(Answer):
 
     @cached_property
     def causes(self) -> Table:
-        """A row per cause of time (`Cost.limits`); the differences add up to that of the steps."""
+        """A row per cause of time (`Cost.limits`); the sum is the difference of the step times."""
         one, other = self.first.limits, self.second.limits
         rows = [
             (

@@ -52,10 +52,11 @@ class Side:
 def disagreement(sharded: ShardedGraph, traffic: Traffic, moved: MovedValue) -> tuple[Side, Side]:
     """Return the two shardings between which a collective moves a value: before and after.
 
-    Each has the annotations from which it comes.
+    Each of the two has the annotations from which it comes.
 
     Args:
-      traffic: all collectives of the program. moved: one of them.
+      traffic: all collectives of the program.
+      moved: the collective, with the value that it moves.
     """
     reading = _Reading(sharded, traffic, moved)
     has, needs = reading.has(), reading.needs()

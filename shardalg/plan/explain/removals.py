@@ -136,7 +136,7 @@ def _figures(trial: Trial) -> tuple[int | float, ...]:
 def singles(
     trials: Trials, moved: MovedValue, sides: tuple[Side, Side], effort: Effort
 ) -> tuple[Trial, ...]:
-    """Return trials that change one annotation behind a collective, in the order of `ranked`.
+    """Return trials of a change of one annotation that causes a collective, best first (`ranked`).
 
     The most promising changes are tried first, until the effort is spent.
     """

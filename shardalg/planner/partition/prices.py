@@ -67,7 +67,7 @@ class OperatorPart(NamedTuple):
         compute whole values.
       shardings: one per operand, then one per result; only their shapes and mesh are used.
       fused: numbers in `shardings` of the operands and results that are never in memory.
-      finite: whether sums are deferred behind products too (`Switches.finite_sums`).
+      finite: whether sums may be deferred until after a product (`Switches.finite_sums`).
     """
 
     signature: Signature

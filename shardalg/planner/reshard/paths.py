@@ -174,8 +174,9 @@ def _path_over_meshes(
 ) -> Path:
     """Return a path for shardings with digits that are no parts of their mesh's own axes.
 
-    Such digits come from another mesh over the same devices. A permute at one or both ends replaces
-    them by axes of the mesh, and the path in between is an ordinary one.
+    Such digits come from another mesh over the same devices. A permute of the
+    source, of the target, or of both replaces them by axes of the mesh. The path between the
+    permutes is an ordinary one.
     """
     if source.parts == target.parts and not source.unreduced:
         # With equally many parts per dimension, blocks only change devices: one permute does it.

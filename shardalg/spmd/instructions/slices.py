@@ -122,7 +122,7 @@ class Slice(Along):
 
     @property
     def stop(self) -> int:
-        """The first element behind the slice."""
+        """The first element after the slice."""
         return self.start + self.size
 
     def text(self, mesh: Mesh) -> str:

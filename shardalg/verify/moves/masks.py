@@ -164,7 +164,7 @@ def fillers(step: CheckedInstruction[Mask | MaskAt | Dilate]) -> Iterator[Goal]:
 
 @moves(Mask)
 def _mask(step: CheckedInstruction[Mask]) -> Result:
-    """Return the contents after a mask of the places behind the last element, and the claims."""
+    """Return the contents after a mask of the places after the last element, and the claims."""
     a = step.attributes
     place = partition_number(a.digits) * a.block + X
     return _masked(step, less(place, a.size), a.fill)

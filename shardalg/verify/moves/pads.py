@@ -216,7 +216,7 @@ def _rows(
     """Return the dimensions into which a run of flat elements is split, and the claims to prove.
 
     The new dimensions have the global sizes `sizes`. A device holds a part of dimension `first`,
-    one index of each dimension before it, and all indices of the dimensions behind it. A run that
+    one index of each dimension before it, and all indices of the dimensions after it. A run that
     continues in the next row has elements there that do not count as elements of the dimension.
 
     Args:

@@ -30,7 +30,7 @@ class NodeKey(NamedTuple):
       loops: per component, the digits on its loops if they are decided already; else empty.
       unread: numbers of results that no node reads. They are not moved to their completed sharding.
       padded: whether blocks may be padded while they are moved (`Switches.pad_blocks`).
-      finite: whether sums are deferred behind products too (`Switches.finite_sums`).
+      finite: whether sums may be deferred until after a product (`Switches.finite_sums`).
       waits: whether partial sums of the result may be deferred until a loop is over. Among choices
         of equal cost, one that defers them is preferred.
       required: per component, (operand number, required sharding) that policy "cost" chose together

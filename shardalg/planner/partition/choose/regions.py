@@ -88,8 +88,8 @@ def _branches(
 ) -> RegionBorder:
     """Return the border of a conditional, whose branches all have the same shardings at it.
 
-    Arguments have the shardings that they have in the first branch. Results have those of the
-    call's results.
+    Arguments of all branches have the shardings of the first branch's arguments. Results of all
+    branches have the shardings of the call's results.
     """
     # Which branch runs is known at run time only, so all branches share the shardings at the
     # border. The operand that selects the branch is replicated: all devices must run the same one.

@@ -194,8 +194,8 @@ def _number_places(
 ) -> tuple[list[int], list[tuple[int, ...]], list[Span]]:
     """Return three lists: the values in order, each step's places, and the spans of computations.
 
-    The order is that of first appearance, computation by computation. A place is a position in this
-    list. A span is (first step, end, first place, end) of one computation.
+    The first list has each value once per computation, in the order of first appearance. A place is
+    a position in this list. A span is (first step, end, first place, end) of one computation.
 
     Args:
       tensors: per step, its values. computations: how many steps each computation has.

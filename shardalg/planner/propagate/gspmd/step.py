@@ -321,7 +321,7 @@ def _matrix_forward(
 
 
 def _larger_first(kind: OperatorClass, found: list[Offer]) -> list[Offer]:
-    """Return a product's offers, that of the operand with more bytes first, as in XLA."""
+    """Return a product's offers; the offer of the operand with more bytes is first, as in XLA."""
     return sorted(found, key=lambda offer: -kind.bytes[offer[1][0]])
 
 
