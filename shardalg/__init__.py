@@ -65,6 +65,7 @@ _PUBLIC = {
     "shardalg.costs.topology": ("Topology",),
     "shardalg.sizes.formula": ("FormulaError",),
     "shardalg.plan.comparing.compare": ("compare",),
+    "shardalg.plan.search.search": ("family", "search"),
     "shardalg.plan.resharding": ("Reshard", "reshard"),
     "shardalg.merge.lemmas": ("lemma",),
     "shardalg.show.proofs": ("lemmas",),

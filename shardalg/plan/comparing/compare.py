@@ -280,7 +280,7 @@ def _refused(name: str, mesh: str, on: Machine, why: str) -> ComparedStrategy:
     return ComparedStrategy(name, mesh, _machine_text(on), None, None, why)
 
 
-def _named(on: Machine) -> str:
+def hardware_text(on: Machine) -> str:
     """Return the text for `Options.hardware` that names a machine.
 
     If the user built the chip in Python, no name finds it, and the text names the default chip.
@@ -319,7 +319,7 @@ def _row(
         else:
             strategy = strategy.strategy_of(there, entry.mesh)
         # Decisions of the planner are compared by the rates of the chip that the row is priced on.
-        chip = base if asked is not None else replace(base, hardware=_named(entry.machine))
+        chip = base if asked is not None else replace(base, hardware=hardware_text(entry.machine))
         plan = plan_of(*planned_strategy(there, strategy, chip))
         row = _priced(entry.name, plan, entry.machine, counts.of(there))
         return replace(row, strategy=strategy)
@@ -393,7 +393,7 @@ def _current(
       settings: roles, donated arguments and options, as of `sa.plan`.
     """
     roles, donated, options = settings
-    own = replace(options or Options(hardware=_named(on[0])), policy="jit")
+    own = replace(options or Options(hardware=hardware_text(on[0])), policy="jit")
     try:
         traced, strategy, own = traced_call(
             fn, given, roles, donated, one_strategy(None, None, None, None), own

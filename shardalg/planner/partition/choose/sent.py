@@ -46,7 +46,7 @@ def sent_bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding
             # A later product may need the same copy. Then it pays half; that is assumed to happen
             # in one case of two, so the copy costs a quarter less here.
             total += quotient(sent * 3, 4) if number in key.shared else sent
-    total += _window_bytes(key, choice) + _combine_bytes(key, choice)
+    total += window_bytes(key, choice) + _combine_bytes(key, choice)
     if choice.regrouped:
         sent = regroup.elements(signature, choice.required_shardings[0], choice.produced[0])
         total += sent * signature.operands[0].itemsize
@@ -80,7 +80,7 @@ def _combine_bytes(key: NodeKey, choice: Choice) -> Any:
     return total
 
 
-def _window_bytes(key: NodeKey, choice: Choice) -> int:
+def window_bytes(key: NodeKey, choice: Choice) -> int:
     """Return the bytes that a device sends in halo exchanges of windowed dimensions."""
     total = 0
     for rule in through_windows(key.signature):

@@ -1,0 +1,507 @@
+"""All prices of a step on one mesh, as a factor graph in which equal nodes share one decision.
+
+A variable is one of three things. An operator: its labels are the ways to compute it. A value: its
+labels are pairs of a home (the layout in which it stays) and whether it is written to memory. A
+copy: its labels are pairs of a value's home and the layout of a gathered copy that several readers
+share. All prices are those of `plan.cost` at the rates of the data sheet, without overlap.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
+from shardalg.costs.collectives import seconds
+from shardalg.costs.compute import contracts, operand_type
+from shardalg.costs.fusion import READS_PART, UPDATES, VIEWS
+from shardalg.costs.kernels.fused_attention import fused_attention
+from shardalg.costs.matrix_unit import padded_flops, product_peak
+from shardalg.costs.topology import Machine
+from shardalg.graph.ir import Graph, Node, Signature, ValueType
+from shardalg.graph.ops.rows import rules
+from shardalg.graph.ops.rule import PICK, SUM, Rule
+from shardalg.plan.search.equal_nodes import equal_nodes
+from shardalg.plan.search.factor_graph import FactorGraph, Matrix
+from shardalg.plan.search.kernel_values import kernel_values
+from shardalg.plan.search.layout_moves import PICOSECONDS, Layout, LayoutMoves, replicated
+from shardalg.planner.partition.choose.choices import candidates
+from shardalg.planner.partition.choose.component import components, reduced_digits
+from shardalg.planner.partition.choose.key import Choice, LoopDigits, NodeKey
+from shardalg.planner.partition.choose.node_classes import remade_values
+from shardalg.planner.partition.choose.sent import through_windows, window_bytes
+from shardalg.spmd.instructions import AllReduce, CollectivePermute
+
+SHARED_BYTES = 1 << 16
+"""Bytes of a value from which on readers share a gathered copy."""
+
+
+class Way(NamedTuple):
+    """One way to compute an operator.
+
+    Attributes:
+      loops: per component of the operator, the mesh digits on its loops.
+      operands, results: the layout of each operand and of each result.
+      inner_ps: picoseconds of the collectives inside the operator.
+      required: per component, (operand number, the sharding in which it is read).
+      reads_memory: whether a view (a reshape) has its operand, and so its result, in memory.
+    """
+
+    loops: tuple[LoopDigits, ...]
+    operands: tuple[Layout, ...]
+    results: tuple[Layout, ...]
+    inner_ps: float = 0.0
+    required: tuple[tuple[tuple[int, Sharding], ...], ...] = ()
+    reads_memory: bool = False
+
+
+class Reader(NamedTuple):
+    """A node that reads a value, and the position of the value among its operands."""
+
+    node: int
+    position: int
+
+
+@dataclass
+class CostTable:
+    """The factor graph of a traced step on a mesh, and the meaning of its labels.
+
+    Attributes:
+      graph: the traced graph; it has one region, no loops or branches.
+      moves: layouts and prices of moves on the mesh.
+      tied: for a result of the function (value), the argument whose layout it has.
+      factors: the costs.
+      ways: per variable of an operator, its labels.
+      homes: per variable of a value, the homes. Its labels are all homes fused, then all homes in
+        memory.
+      operator_of: the variable of each class of nodes.
+      value_of: the variable of each value.
+      classes: the class of each node.
+    """
+
+    graph: Graph
+    moves: LayoutMoves
+    tied: Mapping[int, int]
+    factors: FactorGraph = field(default_factory=FactorGraph)
+    ways: dict[int, tuple[Way, ...]] = field(default_factory=dict)
+    homes: dict[int, tuple[Layout, ...]] = field(default_factory=dict)
+    operator_of: dict[int, int] = field(default_factory=dict)
+    value_of: dict[int, int] = field(default_factory=dict)
+    classes: Sequence[int] = ()
+    _first: dict[int, Node] = field(default_factory=dict)
+    _ways: dict[Signature, tuple[Way, ...]] = field(default_factory=dict)
+    _products: dict[object, np.ndarray] = field(default_factory=dict)
+    _matrices: dict[tuple[tuple[Layout, ...], tuple[Layout, ...], int], Matrix] = field(
+        default_factory=dict
+    )
+
+    @staticmethod
+    def of(graph: Graph, mesh: Mesh, hardware: Machine, tied: Mapping[int, int]) -> CostTable:
+        """Return the table of a graph on a mesh."""
+        table = CostTable(graph, LayoutMoves(mesh, hardware), tied)
+        table.classes = equal_nodes(graph)
+        table._add_operators()
+        table._add_values()
+        return table
+
+    # Operators.
+
+    def ways_of(self, signature: Signature) -> tuple[Way, ...]:
+        """Return all ways to compute an operator with even blocks of whole axes."""
+        found = self._ways.get(signature)
+        if found is None:
+            found = self._ways[signature] = tuple(self._find_ways(signature))
+        return found
+
+    def _find_ways(self, signature: Signature) -> Iterator[Way]:
+        """Yield the result of `ways_of`: each mesh axis shards one loop, or none."""
+        types = (*signature.operands, *signature.results)
+        count, moves = len(signature.operands), self.moves
+        whole = [replicated(len(each.shape)) for each in types]
+        rows = rules(signature)
+        if not rows:
+            # An operator without a row of RULES has no loops: every device computes all of it.
+            yield Way((), tuple(whole[:count]), tuple(whole[count:]))
+            return
+        homes = tuple(moves.sharding(w, t.shape) for w, t in zip(whole, types, strict=True))
+        parts = [
+            candidates(signature, homes, place, moves.hardware)
+            for place in range(len(components(rows)))
+        ]
+        seen = set()
+        for combined in itertools.product(*parts):
+            layouts: list[Layout | None] = [*whole]
+            for one in combined:
+                for number, sharding in one.required_shardings:
+                    layouts[number] = moves.layout(sharding)
+                for number, sharding in one.produced:
+                    layouts[count + number] = moves.layout(sharding)
+            known = [each for each in layouts if each is not None]
+            # Ways that agree on all layouts cost the same, and the first stands for them.
+            if len(known) < len(layouts) or tuple(known) in seen:
+                continue
+            if not all(moves.is_even(at, t.shape) for at, t in zip(known, types, strict=True)):
+                continue
+            seen.add(tuple(known))
+            loops = tuple(one.loops for one in combined)
+            cost = self._inner_ps(signature, rows, loops, known)
+            required = tuple(one.required_shardings for one in combined)
+            yield Way(loops, tuple(known[:count]), tuple(known[count:]), cost, required)
+
+    def _product_ps(self, node: Node, ways: Sequence[Way]) -> np.ndarray:
+        """Return the picoseconds of a contraction on one device, per way to compute it.
+
+        It is the longer of its arithmetic and its memory traffic. Other operators have 0: they are
+        fused with their neighbours, on which their traffic depends, so that edges have it.
+        """
+        signature, inside = node.signature, kernel_values(self.graph)
+        if not contracts(signature):
+            return np.zeros(len(ways))
+        # A value in memory may have another type than the product, whose kernel casts it.
+        values = (*node.operands, *node.results)
+        itemsizes = tuple(
+            0
+            if value in inside.on_chip
+            else self.graph.values[inside.stored.get(value, value)].type.itemsize
+            for value in values
+        )
+        again = fused_attention(self.graph).again.get(node.index, 0)
+        key = signature, itemsizes, again
+        if key not in self._products:
+            types, chip = (*signature.operands, *signature.results), self.moves.hardware.chip
+            peak, found = product_peak(chip, operand_type(signature)), []
+            for way in ways:
+                layouts = (*way.operands, *way.results)
+                shapes = tuple(
+                    self.moves.sharding(layout, t.shape).shard_shape
+                    for layout, t in zip(layouts, types, strict=True)
+                )
+                flops = padded_flops(signature, shapes, chip.matrix_unit) * (1 + again)
+                moved = sum(math.prod(s) * size for s, size in zip(shapes, itemsizes, strict=True))
+                seconds = max(float(flops) / peak, moved / chip.hbm_bytes_per_s)
+                found.append(float(round(seconds * PICOSECONDS)))
+            self._products[key] = np.array(found)
+        return self._products[key]
+
+    def _inner_ps(
+        self,
+        signature: Signature,
+        rows: Sequence[Rule],
+        loops: tuple[LoopDigits, ...],
+        layouts: Sequence[Layout],
+    ) -> float:
+        """Return the picoseconds of the collectives inside an operator.
+
+        These exchange halos of windows and shifted slices, and combine results by a maximum or
+        another function that is no sum. Pending sums are part of the result's layout.
+        """
+        merged = tuple(pair for each in loops for pair in each)
+        if not merged:
+            return 0.0
+        moves, count, total = self.moves, len(signature.operands), 0.0
+        types = (*signature.operands, *signature.results)
+        shardings = tuple(moves.sharding(a, t.shape) for a, t in zip(layouts, types, strict=True))
+        for rule in rows:
+            digits = reduced_digits(rule, dict(merged)) if rule.combine not in (SUM, PICK) else ()
+            if digits:
+                held = sum(
+                    math.prod(sharding.shard_shape) * t.itemsize
+                    for sharding, t in zip(shardings[count:], signature.results, strict=True)
+                )
+                step = AllReduce(digits)
+                total += seconds(step, held, mesh=moves.mesh, hardware=moves.hardware)
+        if through_windows(signature):
+            rates = moves.hardware.chip.rates(operand_type(signature))
+            sources = tuple((sharding,) for sharding in shardings[:count])
+            key = NodeKey(signature, tuple(range(count)), sources, shardings[count:], rates)
+            sent = window_bytes(key, Choice(merged, shardings[:count], shardings[count:], 1))
+            if sent:
+                used = tuple(digit for _, digits in merged for digit in digits)
+                # Each device sends to its neighbour along the minor axis.
+                shift, size = min(digit.stride for digit in used), moves.mesh.size
+                pairs = tuple((p, (p + shift) % size) for p in range(size))
+                permute = CollectivePermute(used, pairs)
+                total += seconds(permute, sent, mesh=moves.mesh, hardware=moves.hardware)
+        return float(round(total * PICOSECONDS))
+
+    def _add_operators(self) -> None:
+        """Add a variable per class of nodes, with the costs of all nodes of the class."""
+        times = Counter(self.classes)
+        for node, number in zip(self.graph.nodes, self.classes, strict=True):
+            if number in self.operator_of:
+                continue
+            ways = self.ways_of(node.signature)
+            costs = self._product_ps(node, ways) + np.array([way.inner_ps for way in ways])
+            if node.primitive in VIEWS:
+                # A view of a value that is in memory is in memory, too, so both cases are labels.
+                ways = (*ways, *(way._replace(reads_memory=True) for way in ways))
+                costs = np.concatenate([costs, costs])
+            variable = self.factors.add_variable(costs * times[number])
+            self.ways[variable] = ways
+            self.operator_of[number] = variable
+            self._first[number] = node
+
+    # Values.
+
+    def whole(self, value: int) -> Layout:
+        """Return the layout of a value that every device has whole."""
+        return replicated(len(self.graph.values[value].type.shape))
+
+    def bytes(self, value: int) -> int:
+        """Return the bytes of a whole value."""
+        type_ = self.graph.values[value].type
+        return math.prod(type_.shape) * type_.itemsize
+
+    def _block_ps(self, layout: Layout, type_: ValueType) -> float:
+        """Return the picoseconds in which a device reads or writes its block of a value."""
+        size = math.prod(type_.shape) * type_.itemsize / self.moves.num_shards(layout)
+        return float(round(size / self.moves.hardware.chip.hbm_bytes_per_s * PICOSECONDS))
+
+    def _move_ps(
+        self, sources: tuple[Layout, ...], targets: tuple[Layout, ...], size: int
+    ) -> Matrix:
+        """Return the prices of all moves from one list of layouts to another, from a cache."""
+        key = sources, targets, size
+        if key not in self._matrices:
+            self._matrices[key] = self.moves.picoseconds(sources, targets, size)
+        return self._matrices[key]
+
+    def _readers(self, value: int) -> list[Reader]:
+        """Return the readers of a value."""
+        nodes = self.graph.nodes
+        return [
+            Reader(user, position)
+            for user in dict.fromkeys(self.graph.users[value])
+            for position, operand in enumerate(nodes[user].operands)
+            if operand == value
+        ]
+
+    def _add_values(self) -> None:
+        """Add a variable per class of values, the copies of its readers, and all edges."""
+        graph = self.graph
+        constants = {v for v, _ in graph.constants}
+        returned = Counter(graph.results)
+        result_of = {argument: result for result, argument in self.tied.items()}
+        # Values of one class have equal makers and readers. Arguments that are updated differ by
+        # the operator that makes the new value.
+        groups: dict[object, list[int]] = defaultdict(list)
+        for value in range(len(graph.values)):
+            if value in constants or not (graph.users[value] or returned[value]):
+                continue
+            maker = graph.producer[value]
+            made = (
+                ("argument", graph.values[value].type)
+                if maker is None
+                else (self.classes[maker], graph.nodes[maker].results.index(value))
+            )
+            read = Counter((self.classes[r.node], r.position) for r in self._readers(value))
+            end = graph.producer[result_of[value]] if value in result_of else None
+            last = None if end is None else self.classes[end]
+            groups[made, frozenset(read.items()), returned[value], last].append(value)
+        for members in groups.values():
+            variable = self._add_value(members, is_result=returned[members[0]] > 0)
+            self.value_of.update(dict.fromkeys(members, variable))
+        # A result that replaces an argument is moved to the argument's home at the end of the step.
+        pairs = Counter(
+            (self.value_of[result], self.value_of[argument], self.bytes(result))
+            for result, argument in self.tied.items()
+            if result in self.value_of and argument in self.value_of
+        )
+        for (result, argument, size), times in pairs.items():
+            if result != argument:
+                moves = self._move_ps(self.homes[result], self.homes[argument], size)
+                self.factors.add_edge(result, argument, np.tile(moves, (2, 2)) * times)
+
+    def _add_value(self, members: Sequence[int], *, is_result: bool) -> int:
+        """Add the variable of a class of values with its edges; return its number."""
+        graph, value = self.graph, members[0]
+        maker, readers = graph.producer[value], self._readers(value)
+        node = None if maker is None else graph.nodes[maker]
+        asked = [
+            way.operands[reader.position]
+            for reader in readers
+            for way in self.ways_of(graph.nodes[reader.node].signature)
+        ]
+        if node is None:
+            homes = tuple(self.moves.all_layouts(graph.values[value].type.shape))
+        else:
+            place = node.results.index(value)
+            made = [way.results[place] for way in self.ways_of(node.signature)]
+            # A home in which the value is neither made nor read would only add moves.
+            plain = [Layout(each.dims) for each in (*made, *asked)]
+            # The only reader may take the value as partial sums.
+            alone = len(readers) == 1 and not is_result
+            passed = set(made) & set(asked) if alone else set()
+            homes = tuple(dict.fromkeys((*plain, *(each for each in made if each in passed))))
+        costs = np.zeros(2 * len(homes))
+        if node is None or is_result:
+            # Arguments and results are in memory.
+            costs[: len(homes)] = math.inf
+        variable = self.factors.add_variable(costs)
+        self.homes[variable] = homes
+        is_free = value in remade_values(graph)
+        if node is not None:
+            self._add_maker(variable, value, node, times=len(members), is_free=is_free)
+        by_phase: dict[str, list[Reader]] = defaultdict(list)
+        for reader in readers:
+            by_phase[graph.nodes[reader.node].phase].append(reader)
+        for group in by_phase.values():
+            hub, at, copies = variable, homes, homes
+            if len(group) > 1 and not is_free and self.bytes(value) > SHARED_BYTES:
+                hub, at, copies = self._add_copy(variable, value, times=len(members))
+            same = Counter((self.classes[reader.node], reader.position) for reader in group)
+            for (number, position), uses in same.items():
+                reads = (self._first[number], position)
+                self._add_reader(hub, value, reads, (at, copies), len(members) * uses, is_free)
+        return variable
+
+    def _add_maker(
+        self, variable: int, value: int, node: Node, *, times: int, is_free: bool
+    ) -> None:
+        """Add the cost to bring a value from where it is made to its home, and to write it.
+
+        Args:
+          times: number of values of the class.
+          is_free: whether every device can compute the value in any layout.
+        """
+        graph, homes = self.graph, self.homes[variable]
+        type_, operator = graph.values[value].type, self.operator_of[self.classes[node.index]]
+        place, ways = node.results.index(value), self.ways[operator]
+        inside = kernel_values(graph)
+        is_product = contracts(node.signature) and value not in inside.on_chip
+        made = tuple(way.results[place] for way in ways)
+        move = np.zeros((len(made), len(homes)))
+        if not is_free:
+            move = self._move_ps(made, homes, self.bytes(value))
+            phases = {graph.nodes[user].phase for user in graph.users[value]}
+            if len(phases) > 1:
+                # A moved copy is freed at the end of its phase. So the home of a value that two
+                # phases read is where it is made, a part of that, or where its sums are reduced.
+                shards = [np.array([self.moves.num_shards(x) for x in xs]) for xs in (homes, made)]
+                numbers = [self.moves.numbers(xs) for xs in (homes, made)]
+                is_wider = shards[0] < shards[1][:, None]
+                is_settled = np.array([not layout.pending for layout in made])[:, None]
+                barred = is_wider | (is_settled & (numbers[0] != numbers[1][:, None]))
+                move = np.where(barred & (move > 0), math.inf, move)
+        in_place = node.primitive in UPDATES
+        # Neither the kernel of a product nor that of an attention writes such a value.
+        is_unwritten = value in inside.free or value in inside.on_chip
+        written = np.array(
+            [
+                0.0
+                # The price of a product has its writes; a view of memory writes nothing.
+                if is_product or in_place or is_unwritten or way.reads_memory
+                else self._block_ps(layout, type_)
+                for layout, way in zip(made, ways, strict=True)
+            ]
+        )
+        # A collective needs its operand in memory, so a value that moves is not fused.
+        fused = np.where(move > 0, math.inf, 0.0)
+        if is_product:
+            fused = np.full_like(move, math.inf)
+        fused[np.array([way.reads_memory for way in ways])] = math.inf
+        both = np.concatenate([fused, move + written[:, None]], 1)
+        self.factors.add_edge(operator, variable, both * times)
+
+    def _add_copy(
+        self, variable: int, value: int, *, times: int
+    ) -> tuple[int, tuple[Layout, ...], tuple[Layout, ...]]:
+        """Add the variable of a gathered copy that several readers of one phase share.
+
+        Returns:
+          The variable; and per label (without the bit for memory) the home and the copy's layout.
+        """
+        homes = self.homes[variable]
+        pairs = [
+            (number, copy)
+            for number, home in enumerate(homes)
+            for copy in (self.moves.gathered(home) if not home.pending else (home,))
+        ]
+        copies = tuple(dict.fromkeys(copy for _, copy in pairs))
+        place = {copy: number for number, copy in enumerate(copies)}
+        prices = self._move_ps(homes, copies, self.bytes(value))
+        cost = np.array([prices[home, place[copy]] for home, copy in pairs]) * times
+        hub = self.factors.add_variable(np.concatenate([cost, cost]))
+        # A label of the copy fits one home; a copy that is sent fits a home in memory only.
+        count, home_of = len(pairs), np.array([home for home, _ in pairs])
+        same = np.full((2 * len(homes), 2 * count), math.inf)
+        is_home = np.nonzero(cost == 0)[0]
+        same[home_of[is_home], is_home] = 0.0
+        same[len(homes) + home_of, count + np.arange(count)] = 0.0
+        self.factors.add_edge(variable, hub, same)
+        return hub, tuple(homes[number] for number, _ in pairs), tuple(copy for _, copy in pairs)
+
+    def _add_reader(
+        self,
+        hub: int,
+        value: int,
+        reads: tuple[Node, int],
+        layouts: tuple[tuple[Layout, ...], tuple[Layout, ...]],
+        times: int,
+        is_free: bool,
+    ) -> None:
+        """Add the cost at which a reader gets an operand, from its home or from a copy.
+
+        Args:
+          hub: the variable of the value or of its copy.
+          reads: the node, and the position of the operand.
+          layouts: per label of `hub` (without the bit for memory), the home and the copy.
+          times: number of reads of all values of the class.
+          is_free: whether every device can compute the value in any layout.
+        """
+        (node, position), (at, copies) = reads, layouts
+        operator = self.operator_of[self.classes[node.index]]
+        ways, size = self.ways[operator], self.bytes(value)
+        asked = tuple(way.operands[position] for way in ways)
+        move = self._move_ps(at, asked, size)
+        if copies is not at:
+            move = np.minimum(move, self._move_ps(copies, asked, size))
+        if is_free:
+            move = np.zeros_like(move)
+        inside = kernel_values(self.graph)
+        is_product = contracts(node.signature) and value not in inside.on_chip
+        # A cast that a product carries out reads nothing itself.
+        is_unread = value in inside.on_chip or not inside.free.isdisjoint(node.results)
+        read = np.array([0.0 if is_unread else self._read_ps(node, position, w) for w in ways])
+        fused = np.where(move > 0, math.inf, 0.0)
+        memory = move + np.zeros(len(ways))
+        if is_product:
+            # A product reads memory; a local slice of its operand is written for it first.
+            numbers = self.moves.numbers(copies)[:, None], self.moves.numbers(asked)
+            is_slice = (move == 0) & (numbers[0] != numbers[1])
+            fused = np.where(is_slice, read, math.inf)
+            memory = memory + np.where(is_slice, 2 * read, 0.0)
+        elif node.primitive in VIEWS:
+            in_memory = np.array([way.reads_memory for way in ways])
+            fused = np.where(in_memory, math.inf, fused)
+            memory = np.where(in_memory, memory, math.inf)
+        else:
+            memory = memory + read
+        if is_free and not is_product:
+            memory = fused
+        self.factors.add_edge(hub, operator, np.concatenate([fused, memory], 0) * times)
+
+    def _read_ps(self, node: Node, position: int, way: Way) -> float:
+        """Return the picoseconds in which a device reads an operand from memory."""
+        if node.primitive in READS_PART and position == 0:
+            # Of a slice only the result is read.
+            return self._block_ps(way.results[0], node.signature.results[0])
+        update = UPDATES.get(node.primitive)
+        times = 1
+        if update is not None:
+            # An update in place does not read the rest of its first operand.
+            times = 0 if position == 0 else 1 + update.times * (position == update.position)
+        return times * self._block_ps(way.operands[position], node.signature.operands[position])
+
+
+def matrix_entries(factors: FactorGraph) -> int:
+    """Return the number of prices in a table."""
+    entries = sum(matrix.size for matrix in factors.edges.values())
+    return entries + sum(len(costs) for costs in factors.costs)

@@ -1,0 +1,118 @@
+"""The minimum of a factor graph with a lower bound: reduction, messages, and a linear program."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shardalg.plan.search.factor_graph import FactorGraph
+from shardalg.plan.search.linear_program import relaxation, whole_labels
+from shardalg.plan.search.message_passing import Dual, MessagePassing, bounds_of_labels
+from shardalg.plan.search.reduction import ReducedGraph
+
+MOST_SWEEPS = 120
+"""Number of sweeps of message passing in a round."""
+ROUNDS = 2
+"""Number of rounds of message passing; after each, labels are removed by their bounds."""
+LEAST_GAIN = 2e-4
+"""Relative gain of the bound in `CHECKED` sweeps below which a round ends."""
+CHECKED = 10
+"""Number of sweeps between two solutions that are read off the messages."""
+SLACK = 1e-6
+"""Relative excess of a label's bound over the best solution up to which the label stays.
+
+Bounds are sums in float64; without slack their rounding could remove the labels of the optimum.
+"""
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """The best solution of a factor graph, and a proved lower bound.
+
+    Attributes:
+      labels: one label per variable; None if every solution exceeds the given limit.
+      cost_ps: the cost of these labels; the limit if there are none.
+      bound_ps: no solution costs less.
+      num_fractional: labels of the linear relaxation that were not whole.
+      duals: the duals that prove the bound, in the order in which labels were removed.
+    """
+
+    labels: tuple[int, ...] | None
+    cost_ps: float
+    bound_ps: float
+    num_fractional: int = 0
+    duals: tuple[Dual, ...] = ()
+
+    @property
+    def gap(self) -> float:
+        """The cost above the bound, as a share of the bound."""
+        return (self.cost_ps - self.bound_ps) / self.bound_ps if self.bound_ps else 0.0
+
+
+def minimum(
+    factors: FactorGraph,
+    *,
+    limit_ps: float = math.inf,
+    say: Callable[[float, float], None] = lambda cost, bound: None,
+) -> Minimum:
+    """Return the minimum of a factor graph, and the largest lower bound that was proved.
+
+    Labels that can only be part of solutions above the best one are removed before the linear
+    program. If its optimum is not whole, HiGHS branches on what is left.
+
+    Args:
+      limit_ps: solutions that cost more are of no interest. The search ends when the bound exceeds
+        it.
+      say: called with the best cost and the bound after each few sweeps.
+    """
+    reduced = ReducedGraph(factors)
+    reduced.reduce()
+    best, cost, bound = None, limit_ps, -math.inf
+    duals: list[Dual] = []
+    for _ in range(ROUNDS):
+        if not reduced.costs:
+            break
+        messages, before = MessagePassing(reduced), -math.inf
+        for sweep in range(1, MOST_SWEEPS + 1):
+            after = messages.sweep()
+            if after > cost * (1 + SLACK):
+                # Only a limit from elsewhere can be exceeded: the bound is below each solution.
+                return Minimum(None, limit_ps, after)
+            if sweep % CHECKED == 0:
+                taken = messages.improved(messages.guess())
+                if (found := messages.total(taken)) < cost:
+                    cost = found
+                    best = reduced.solution(
+                        {
+                            variable: int(reduced.labels[variable][label])
+                            for variable, label in zip(messages.order, taken, strict=True)
+                        }
+                    )
+                bound = max(bound, after)
+                say(cost, bound)
+                if after - before < LEAST_GAIN * after:
+                    break
+                before = after
+        duals.append(messages.dual())
+        at_least, after = bounds_of_labels(reduced, duals[-1])
+        bound = max(bound, after)
+        for variable, values in at_least.items():
+            reduced.keep(variable, values <= cost * (1 + SLACK) + 1)
+        reduced.make_consistent()
+    fractional = 0
+    if reduced.costs:
+        solved = relaxation(reduced)
+        duals.append(solved.dual)
+        fractional = solved.num_fractional
+        bound = max(bound, min(solved.bound_ps, cost))
+        if fractional:
+            solved = whole_labels(reduced)
+            bound = max(bound, min(solved.bound_ps, cost))
+        taken = reduced.solution(solved.labels)
+    else:
+        taken = reduced.solution({})
+        bound = max(bound, reduced.constant)
+    if best is None or factors.total(taken) < cost:
+        best, cost = taken, factors.total(taken)
+    return Minimum(tuple(best), cost, min(bound, cost), fractional, tuple(duals))

@@ -1,0 +1,302 @@
+"""`sa.search`: the fastest shardings of a function over a family of meshes, with a lower bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.costs.calibration.constants import DATASHEET
+from shardalg.costs.topology import Machine, Topology, arranged, machine
+from shardalg.errors import ShardalgError, StrategyError
+from shardalg.plan.comparing.compare import hardware_text
+from shardalg.plan.plan import Plan, plan_of
+from shardalg.plan.planning import traced_call
+from shardalg.plan.search.cost_table import CostTable
+from shardalg.plan.search.layout_moves import PICOSECONDS
+from shardalg.plan.search.memory_terms import memory_terms, with_memory_price
+from shardalg.plan.search.message_passing import CAP
+from shardalg.plan.search.minimum import Minimum, minimum
+from shardalg.plan.search.search_answer import SearchAnswer, SearchedMesh
+from shardalg.plan.search.winner import winner
+from shardalg.plan.strategies.derive.argument_roles import next_values
+from shardalg.planner.propagate.options import Options
+from shardalg.planner.propagate.strategy import Strategy
+from shardalg.planner.traced import Traced
+
+MOST_AXES = 3
+"""The largest number of mesh axes of a family. Tables of more axes do not fit in memory."""
+AXIS_NAMES = ("a", "b", "c")
+MOST_PRICES = 8
+"""Number of prices of memory that are tried to meet a budget."""
+STEP, CLOSE = 8.0, 1.5
+"""Ratio of two prices while none meets the budget or all do; and the ratio that ends the search."""
+
+Progress = Callable[[str], None]
+"""Called with a line of text after each mesh."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """The plans among which `search` finds the fastest: those of some meshes.
+
+    On each mesh, every mesh axis may shard any loop of each operator, and any dimension of each
+    argument and value, or none, as long as blocks are even. Equal layers have equal layouts.
+
+    Attributes:
+      axes: the largest number of mesh axes.
+      meshes: the meshes; () for all ordered meshes with up to `axes` axes.
+    """
+
+    axes: int = 2
+    meshes: tuple[Mesh, ...] = ()
+
+    def of(self, devices: int) -> tuple[Mesh, ...]:
+        """Return the meshes of this number of devices; the first axis is the major one.
+
+        >>> [dict(mesh.axes) for mesh in Family(axes=2).of(8)]
+        [{'a': 8}, {'a': 4, 'b': 2}, {'a': 2, 'b': 4}]
+        """
+        if self.meshes:
+            return self.meshes
+        return tuple(
+            Mesh(dict(zip(AXIS_NAMES, sizes, strict=False)))
+            for count in range(1, self.axes + 1)
+            for sizes in _factorings(devices, count)
+        )
+
+
+def _factorings(number: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Yield each way to write a number as an ordered product of `count` factors above 1."""
+    if count == 1:
+        if number > 1:
+            yield (number,)
+        return
+    for first in range(number // 2, 1, -1):
+        if number % first == 0:
+            yield from ((first, *rest) for rest in _factorings(number // first, count - 1))
+
+
+def family(*, axes: int = 2, meshes: Sequence[Any] = ()) -> Family:
+    """Return a family of plans for `search`.
+
+    Args:
+      axes: the largest number of mesh axes, 1 to 3.
+      meshes: the meshes, each a `Mesh` or axis sizes such as {"data": 8, "model": 4}; () for all
+        ordered meshes of the devices with up to `axes` axes.
+
+    Raises:
+      StrategyError: `axes` is not valid, or an entry is no mesh.
+
+    >>> family(meshes=[{"data": 8}]).of(8)
+    (Mesh(data=8),)
+    """
+    if type(axes) is not int or not 1 <= axes <= MOST_AXES:
+        raise StrategyError(f"axes is {axes!r}: give a whole number from 1 to {MOST_AXES}.")
+    found = []
+    for each in meshes:
+        if not isinstance(each, Mesh | Mapping):
+            raise StrategyError(
+                f"meshes has {each!r:.60}: give a Mesh, or axis sizes as {{'data': 8, 'model': 4}}."
+            )
+        found.append(each if isinstance(each, Mesh) else Mesh(dict(each)))
+    return Family(axes, tuple(found))
+
+
+def search(
+    fn: Any,
+    *args: Any,
+    hardware: Any,
+    devices: int | None = None,
+    memory_bytes: float | None = None,
+    over: Family | None = None,
+    roles: Any = None,
+    options: Options | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    progress: Progress | None = None,
+) -> SearchAnswer:
+    """Return the fastest plan of a function over a family of meshes and layouts, and a lower bound.
+
+    The function is traced once. Per mesh, the prices of all layouts form a table: operators, moves
+    between layouts, memory traffic. Its minimum is found with a proof that no solution is cheaper,
+    and is planned. Seconds are those of `plan.cost` at the rates of the data sheet, without
+    overlap. A new argument (`params` of a training step) has the layout of the old one.
+
+    Args:
+      fn, args, kwargs: the function and its arguments, as of `sa.plan`. Its sizes are numbers.
+      hardware: a chip such as "h100", or a topology such as "h100:64".
+      devices: number of devices; None for that of the topology or of the family's meshes.
+      memory_bytes: the largest peak memory of a device; None without a limit. Then the price of a
+        byte is raised until the plan fits, and the bound holds for all plans that fit.
+      over: the family, by default every mesh of at most two axes (`sa.family`).
+      roles, options, donate_argnums: as of `sa.plan`.
+      progress: called with a line of text after each mesh.
+
+    Raises:
+      StrategyError: the function has loops, branches or manual regions; no mesh has this number of
+        devices; or no plan was found that fits.
+      HardwareError: unknown hardware. TraceError: jax cannot trace the function.
+
+    >>> import jax, shardalg as sa
+    >>> x, w = (jax.ShapeDtypeStruct(s, "bfloat16") for s in ((8192, 1024), (1024, 1024)))
+    >>> found = sa.search(lambda x, w: jax.nn.relu(x @ w), x, w, hardware="h100:8")
+    >>> found.best.mesh, found.best.collectives().empty
+    (Mesh(a=8), True)
+    >>> found.gap < 0.01
+    True
+    """
+    on = machine(hardware)
+    over = over or family()
+    number = _num_devices(devices, on, over)
+    meshes = [mesh for mesh in over.of(number) if mesh.size == number]
+    if not meshes:
+        raise StrategyError(
+            f"no mesh of the family has {number} devices: "
+            f"{', '.join(map(repr, over.of(number))) or 'it is empty'}."
+        )
+    given = (args, kwargs or {})
+    traced, _, options = traced_call(fn, given, roles, donate_argnums, Strategy(meshes[0]), options)
+    _refuse_regions(traced)
+    rows: list[SearchedMesh] = []
+    for mesh in meshes:
+        best = min((row.step_s for row in rows if row.fits), default=math.inf)
+        place = arranged(on, mesh)
+        # The plan prints the seconds of the chip for which it was searched.
+        options = replace(options, hardware=hardware_text(on))
+        try:
+            row = _Searched(traced, mesh, place, options, memory_bytes).row(limit_s=best)
+        except ShardalgError as error:
+            row = SearchedMesh(mesh, refused=" ".join(str(error).split()))
+        rows.append(row)
+        if progress is not None:
+            progress(f"{len(rows)} of {len(meshes)}: {row!r}")
+    return SearchAnswer.of(rows, memory_bytes)
+
+
+def _num_devices(devices: int | None, on: Machine, over: Family) -> int:
+    """Return the number of devices that the user gave, or that of the topology or a mesh."""
+    if devices is None:
+        devices = on.devices if isinstance(on, Topology) else None
+        sizes = {mesh.size for mesh in over.meshes}
+        if devices is None and len(sizes) == 1:
+            devices = sizes.pop()
+    if type(devices) is not int or devices < 2:
+        raise StrategyError(
+            f"devices is {devices!r}: give a whole number from 2 on, or a topology such as "
+            "hardware='h100:64'."
+        )
+    return devices
+
+
+def _refuse_regions(traced: Traced) -> None:
+    """Raise an error if the function has loops, branches or manual regions.
+
+    Raises:
+      StrategyError: it does; the error names them, and what to do.
+    """
+    calls = [node for node in traced.graph.walk() if node.bodies]
+    if calls:
+        names = ", ".join(sorted({node.primitive for node in calls}))
+        raise StrategyError(
+            f"the function has {len(calls)} regions ({names}), and search decides the layouts of "
+            "functions without loops, branches and shard_map only. Unroll loops over layers "
+            "(scan(..., unroll=True) or a Python loop), or compare strategies with sa.compare."
+        )
+    if traced.symbols is not None:
+        raise StrategyError("sizes have names: search decides at numbers, so give hints as sizes.")
+
+
+@dataclass
+class _Searched:
+    """The search on one mesh.
+
+    Attributes:
+      place: the chips under the mesh.
+      memory_bytes: the largest peak memory of a device; None without a limit.
+    """
+
+    traced: Traced
+    mesh: Mesh
+    place: Machine
+    options: Options
+    memory_bytes: float | None
+    table: CostTable = field(init=False)
+
+    def __post_init__(self) -> None:
+        graph = self.traced.graph
+        tied = {
+            graph.results[result]: graph.arguments[argument]
+            for result, argument in next_values(graph).items()
+        }
+        self.table = CostTable.of(graph, self.mesh, self.place.on(DATASHEET), tied)
+
+    def row(self, limit_s: float) -> SearchedMesh:
+        """Return the result of the search; the mesh is discarded if its bound exceeds a limit."""
+        found = minimum(self.table.factors, limit_ps=limit_s * PICOSECONDS)
+        if found.labels is None:
+            return SearchedMesh(self.mesh, bound_s=found.bound_ps / PICOSECONDS)
+        row = self._planned(found, found.labels)
+        if self.memory_bytes is None or row.peak_bytes <= self.memory_bytes:
+            return row
+        return self._within(self.memory_bytes, row)
+
+    def _planned(self, found: Minimum, labels: Sequence[int]) -> SearchedMesh:
+        """Return the row of a solution: its plan, with seconds and peak memory."""
+        stages = winner(self.table, labels, self.traced, self.options)
+        plan = plan_of(stages, self.options)
+        step_s = self._step_s(plan)
+        return SearchedMesh(
+            self.mesh,
+            plan=plan,
+            step_s=step_s,
+            table_s=self.table.factors.total(labels) / PICOSECONDS,
+            bound_s=found.bound_ps / PICOSECONDS,
+            peak_bytes=float(plan.cost(self.place).peak_memory_bytes),
+            limit_bytes=self.memory_bytes,
+        )
+
+    def _step_s(self, plan: Plan) -> float:
+        """Return the seconds of a plan at the rates of the data sheet, without overlap."""
+        return float(plan.cost(self.place.on(DATASHEET), overlap="none").step_time_s)
+
+    def _within(self, budget: float, first: SearchedMesh) -> SearchedMesh:
+        """Return the fastest plan that was found within a memory budget.
+
+        A price per byte of the arguments is added to the costs (a Lagrange multiplier) and changed
+        until plans just fit. At each price p, the least of `cost + p * bytes`, minus `p * budget`,
+        is a lower bound of every plan that fits, because the arguments are part of its peak.
+
+        Args:
+          first: the row without a price of memory, which does not fit.
+        """
+        terms = memory_terms(self.table)
+        best, bound = first, first.bound_s
+        too_low, enough = 0.0, math.inf
+        # At this price the memory of the first plan would cost as much as its step.
+        price = first.table_s * PICOSECONDS / max(first.peak_bytes, 1.0)
+        largest = max(float(sizes.max()) for sizes in terms.values())
+        for _ in range(MOST_PRICES):
+            # Beyond this price the costs of arguments would count as impossible.
+            if price * largest > CAP / 100:
+                break
+            found = minimum(with_memory_price(self.table.factors, terms, price))
+            assert found.labels is not None  # only a limit leaves a minimum without labels
+            row = self._planned(found, found.labels)
+            bound = max(bound, (found.bound_ps - price * budget) / PICOSECONDS)
+            if row.peak_bytes <= budget:
+                enough = price
+            else:
+                too_low = price
+            if (not row.fits, row.step_s if row.fits else row.peak_bytes) < (
+                not best.fits,
+                best.step_s if best.fits else best.peak_bytes,
+            ):
+                best = row
+            if enough < CLOSE * too_low:
+                break
+            # Prices of interest differ by orders of magnitude, so the next one is a geometric mean.
+            price = math.sqrt(max(too_low, enough / STEP**2) * min(enough, too_low * STEP**2))
+        return replace(best, bound_s=bound)

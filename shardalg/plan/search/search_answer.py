@@ -1,0 +1,152 @@
+"""The answer of `sa.search`: the best plan, the proved bound, and a row per mesh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.errors import StrategyError
+from shardalg.plan.plan import Plan
+from shardalg.tables import Answer, Parts, Table, bytes_text, seconds_text
+
+COLUMNS = ("mesh", "step_s", "table_s", "bound_s", "peak_bytes", "fits", "note")
+
+
+@dataclass(frozen=True, eq=False)
+class SearchedMesh:
+    """The result of the search on one mesh.
+
+    Attributes:
+      plan: the best plan that was found; None if the mesh was discarded or refused.
+      step_s: seconds of the plan at the rates of the data sheet, without overlap.
+      table_s: seconds of its layouts by the table of prices.
+      bound_s: no layouts on this mesh take less, by the table.
+      peak_bytes: peak memory of a device.
+      limit_bytes: the memory budget; None without one.
+      refused: the reason why the mesh has no plan; "" if it has one, or was discarded.
+    """
+
+    mesh: Mesh
+    plan: Plan | None = None
+    step_s: float = math.inf
+    table_s: float = math.inf
+    bound_s: float = 0.0
+    peak_bytes: float = 0.0
+    limit_bytes: float | None = None
+    refused: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """True if there is a plan, and it is within the memory budget."""
+        within = self.limit_bytes is None or self.peak_bytes <= self.limit_bytes
+        return self.plan is not None and within
+
+    @property
+    def note(self) -> str:
+        """The reason why the mesh has no plan that fits; "" if it has one."""
+        if self.refused:
+            return f"refused: {self.refused}"
+        if self.plan is None:
+            return f"discarded: at least {seconds_text(self.bound_s)}"
+        return "" if self.fits else f"needs {bytes_text(self.peak_bytes)}"
+
+    def __repr__(self) -> str:
+        if self.plan is None:
+            return f"{self.mesh!r}: {self.note}"
+        more = f", {self.note}" if self.note else ""
+        return f"{self.mesh!r}: {seconds_text(self.step_s)}{more}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SearchAnswer(Answer):
+    """The fastest plan of a family, with a lower bound of all its plans.
+
+    Attributes:
+      rows: the meshes, the fastest first; discarded and refused ones last.
+      memory_bytes: the memory budget per device; None without one.
+    """
+
+    rows: tuple[SearchedMesh, ...]
+    memory_bytes: float | None = None
+
+    @staticmethod
+    def of(rows: Iterable[SearchedMesh], memory_bytes: float | None) -> SearchAnswer:
+        """Rank the meshes of a search.
+
+        Raises:
+          StrategyError: no plan fits; the error names the one that needs the least memory.
+        """
+        ranked = sorted(rows, key=lambda row: (not row.fits, row.step_s, row.bound_s))
+        found = SearchAnswer(tuple(ranked), memory_bytes)
+        if found.rows[0].fits:
+            return found
+        planned = [row for row in ranked if row.plan is not None]
+        if not planned:
+            reasons = "; ".join(f"{row.mesh!r}: {row.refused}" for row in ranked)
+            raise StrategyError(f"no mesh of the family has a plan. {reasons}")
+        least = min(planned, key=lambda row: row.peak_bytes)
+        raise StrategyError(
+            f"no plan was found within {bytes_text(memory_bytes or 0)} per device. The smallest "
+            f"peak that was found is {bytes_text(least.peak_bytes)}, on {least.mesh!r}. Take more "
+            "devices or a smaller batch, or rematerialise (jax.checkpoint)."
+        )
+
+    @property
+    def best(self) -> Plan:
+        """The fastest plan that was found and fits."""
+        plan = self.rows[0].plan
+        assert plan is not None  # `of` raises if no plan fits
+        return plan
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the best plan at the rates of the data sheet, without overlap."""
+        return self.rows[0].step_s
+
+    @cached_property
+    def bound_s(self) -> float:
+        """Seconds that no plan of the family undercuts, by the tables of prices."""
+        return min(row.bound_s for row in self.rows if not row.refused)
+
+    @property
+    def gap(self) -> float:
+        """The seconds of the best plan above the bound, as a share of the bound."""
+        return (self.step_s - self.bound_s) / self.bound_s if self.bound_s else math.inf
+
+    @cached_property
+    def table(self) -> Table:
+        """A row per mesh: seconds of the plan, by the table, and the bound; peak memory."""
+        return Table.from_records(
+            (
+                {
+                    "mesh": repr(row.mesh),
+                    "step_s": row.step_s if row.plan else None,
+                    "table_s": row.table_s if row.plan else None,
+                    "bound_s": row.bound_s,
+                    "peak_bytes": row.peak_bytes if row.plan else None,
+                    "fits": row.fits,
+                    "note": row.note,
+                }
+                for row in self.rows
+            ),
+            COLUMNS,
+        )
+
+    @property
+    def sentence(self) -> str:
+        """The best plan, its seconds, the bound and the gap, in words."""
+        best = self.rows[0]
+        budget = "" if self.memory_bytes is None else f" within {bytes_text(self.memory_bytes)}"
+        return (
+            f"Fastest of {len(self.rows)} meshes{budget}: {best.mesh!r}, "
+            f"{seconds_text(best.step_s)} per step, peak {bytes_text(best.peak_bytes)}. No plan of "
+            f"the family takes less than {seconds_text(self.bound_s)} by the table of prices: the "
+            f"gap is {self.gap:.2%}. Equal layers were decided alike."
+        )
+
+    def parts(self) -> Parts:
+        """Return the sentence and the table."""
+        return self.sentence, self.table

@@ -1,0 +1,164 @@
+"""`sa.search` compared with every layout of the arguments, and its errors."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+from shardalg.costs.calibration.constants import DATASHEET
+from shardalg.costs.topology import arranged
+from shardalg.errors import StrategyError
+from shardalg.spmd.host.simulate import simulate
+
+
+def struct(*shape, dtype="bfloat16"):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def two_products(up, down, x):
+    return jnp.tanh(x @ up) @ down
+
+
+def descent(up, down, x):
+    """Return the loss and two matrices after a step of gradient descent."""
+
+    def loss(up, down):
+        return (two_products(up, down, x).astype("float32") ** 2).mean()
+
+    value, (first, second) = jax.value_and_grad(loss, (0, 1))(up, down)
+    return value, up - 0.1 * first, down - 0.1 * second
+
+
+def lookup(table, ids):
+    return jax.nn.logsumexp(table[ids].sum(1), -1)
+
+
+PROGRAMS = {
+    "two products": (two_products, (struct(2048, 8192), struct(8192, 2048), struct(4096, 2048))),
+    "descent": (descent, (struct(1024, 4096), struct(4096, 1024), struct(2048, 1024))),
+    "lookup": (lookup, (struct(8192, 512), struct(64, 16, dtype="int32"))),
+}
+MESHES = ({"a": 4}, {"a": 2, "b": 2})
+
+
+def devices(count):
+    """Return CPU devices; the suite has eight of them."""
+    return jax.devices("cpu")[:count]
+
+
+def specs(shape, mesh):
+    """Return every way to put each axis on one dimension or on none, with even blocks."""
+    found = []
+    for places in itertools.product((None, *range(len(shape))), repeat=len(mesh)):
+        dims = [
+            tuple(a for a, at in zip(mesh, places, strict=True) if at == d)
+            for d in range(len(shape))
+        ]
+        counts = [1] * len(shape)
+        for axis, at in zip(mesh, places, strict=True):
+            if at is not None:
+                counts[at] *= mesh[axis]
+        if all(size % count == 0 for size, count in zip(shape, counts, strict=True)):
+            found.append(P(*(axes or None for axes in dims)))
+    return found
+
+
+@pytest.mark.parametrize(
+    "name", ["lookup", "two products", pytest.param("descent", marks=pytest.mark.slow)]
+)
+def test_it_is_at_least_as_fast_as_every_layout_of_the_arguments(name):
+    """The brute force leaves all but the arguments to completion, so that it may be slower."""
+    function, args = PROGRAMS[name]
+    found = sa.search(function, *args, hardware="h100", devices=4, over=sa.family(meshes=MESHES))
+    least = float("inf")
+    for axes in MESHES:
+        mesh = sa.Mesh(axes)
+        chip = arranged("h100", mesh).on(DATASHEET)
+        first = None
+        for layouts in itertools.product(*(specs(each.shape, axes) for each in args)):
+            results = (None, *layouts[:2]) if function is descent else None
+            strategy = sa.Strategy(mesh, layouts, results)
+            first = first.replan(strategy) if first else sa.plan(function, *args, strategy=strategy)
+            least = min(least, float(first.cost(chip, overlap="none").step_time_s))
+    assert found.step_s <= least * (1 + 1e-9)
+    # The table is a model of the plan: its error is below 1 % here.
+    assert abs(found.gap) < 0.01
+
+
+def test_the_plan_computes_what_the_function_computes():
+    args = (struct(64, 128, dtype="float32"), struct(128, 64, dtype="float32"))
+    args = (*args, struct(32, 64, dtype="float32"))
+    found = sa.search(descent, *args, hardware="h100", devices=4)
+    keys = jax.random.split(jax.random.key(0), 3)
+    values = [jax.random.normal(k, a.shape, a.dtype) for k, a in zip(keys, args, strict=True)]
+    assert found.best.verify().ok
+    results = simulate(found.best.program, found.best.graph, *values)
+    for ours, expected in zip(results, descent(*values), strict=True):
+        assert jnp.allclose(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_new_parameters_have_the_layouts_of_the_old_ones():
+    function, args = PROGRAMS["descent"]
+    plan = sa.search(function, *args, hardware="h100:8").best
+    old, new = plan.named_shardings(devices(8))
+    assert [each.spec for each in new[1:]] == [each.spec for each in old[:2]]
+
+
+def test_a_budget_is_met_and_its_bound_holds():
+    function, args = PROGRAMS["descent"]
+    free = sa.search(function, *args, hardware="h100:8")
+    budget = 0.9 * free.rows[0].peak_bytes
+    found = sa.search(function, *args, hardware="h100:8", memory_bytes=budget)
+    assert found.rows[0].peak_bytes <= budget < free.rows[0].peak_bytes
+    assert free.bound_s <= found.bound_s <= found.step_s
+    assert found.step_s >= free.step_s * (1 - 1e-9)
+    with pytest.raises(StrategyError, match=r"no plan was found within 1 kB.*smallest peak"):
+        sa.search(function, *args, hardware="h100:8", memory_bytes=1000)
+
+
+def test_the_same_input_has_the_same_answer():
+    function, args = PROGRAMS["two products"]
+    one, other = (sa.search(function, *args, hardware="h100:8") for _ in range(2))
+    assert one.table == other.table
+    assert one.best.text() == other.best.text()
+
+
+def test_equal_layers_are_decided_alike():
+    def layers(weights, x):
+        for weight in weights:
+            x = jnp.tanh(x @ weight)
+        return x
+
+    weights = (struct(512, 512),) * 12
+    plan = sa.search(layers, weights, struct(64, 512), hardware="h100:8").best
+    inner = plan.named_shardings(devices(8))[0][0][4:8]
+    assert len({each.spec for each in inner}) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda f, a: sa.search(f, *a, hardware="h100"), "devices is None: give a whole number"),
+        (lambda f, a: sa.search(f, *a, hardware="h100", devices=1), "devices is 1"),
+        (lambda f, a: sa.family(axes=4), "axes is 4: give a whole number from 1 to 3"),
+        (lambda f, a: sa.family(meshes=["x"]), "meshes has 'x': give a Mesh, or axis sizes"),
+        (
+            lambda f, a: sa.search(
+                f, *a, hardware="h100", devices=8, over=sa.family(meshes=[{"a": 4}])
+            ),
+            r"no mesh of the family has 8 devices: Mesh\(a=4\)",
+        ),
+        (
+            lambda f, a: sa.search(
+                lambda x: jax.lax.scan(lambda c, v: (c + v, c), x[0], x)[1], a[2], hardware="h100:8"
+            ),
+            r"the function has 1 regions \(scan\)",
+        ),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(StrategyError, match=message):
+        call(*PROGRAMS["two products"])
