@@ -31,6 +31,7 @@ BENCHMARKS = {
     "ranking": "benchmarks.ranking",
     "collective_matmul": "benchmarks.collective_matmul",
     "holding": "benchmarks.holding",
+    "comparing": "benchmarks.comparing",
 }
 
 

@@ -32,7 +32,7 @@ from shardalg.costs.compute import (
 from shardalg.costs.kernels.expert_load import busiest_flops
 from shardalg.costs.kernels.kernel_price import price_of
 from shardalg.errors import HardwareError
-from shardalg.graph.ir import Graph, Node, Params, Signature
+from shardalg.graph.ir import Graph, Node, Params, Signature, once_per_graph
 from shardalg.graph.ops.rule import SUM, Rule
 from shardalg.sizes.amounts import quotient, tile
 from shardalg.sizes.maximum import grouped, smaller
@@ -188,19 +188,28 @@ def assumed_products(graph: Graph, chip: Hardware) -> tuple[str, ...]:
     found: dict[str, str] = {}
     for dtype, node in _products_without_peak(graph, chip):
         if _is_integer(dtype):
-            found.setdefault(dtype, f"{node.primitive} at {node.source or 'an unknown line'}")
+            found[dtype] = f"{node.primitive} at {node.source or 'an unknown line'}"
     return tuple(f"{dtype} ({where})" for dtype, where in found.items())
 
 
 def _products_without_peak(graph: Graph, chip: Hardware) -> Iterator[tuple[str, Node]]:
-    """Yield (item type, node) for each product of a type that the chip has no peak rate for."""
+    """Yield (item type, first product of this type) if the chip has no peak rate for the type."""
     # Arithmetic on a chip without peaks takes no time, and measured rates replace the peaks.
     if not chip.peak_flops_per_s or chip.operators.figures:
         return
-    for node in graph.walk():
-        dtype = operand_type(node.signature)
-        if _multiplied_in(chip, dtype) is None and contracts(node.signature):
+    for dtype, node in _first_products(graph).items():
+        if _multiplied_in(chip, dtype) is None:
             yield dtype, node
+
+
+@once_per_graph
+def _first_products(graph: Graph) -> dict[str, Node]:
+    """Return the first product of each item type."""
+    found: dict[str, Node] = {}
+    for node in graph.walk():
+        if contracts(node.signature):
+            found.setdefault(operand_type(node.signature), node)
+    return found
 
 
 def _is_integer(dtype: str) -> bool:

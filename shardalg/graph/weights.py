@@ -14,6 +14,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from shardalg.graph.ir import Graph, ValueType, once_per_graph
 
@@ -70,6 +71,7 @@ WRAPPERS = frozenset({"state", "params", "variables", "weights"})
 _STEP = re.compile(r"\.([^.\[]+)|\[('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")\]|\[([^\]]*)\]")
 
 
+@lru_cache(maxsize=1 << 16)
 def words(path: str) -> tuple[str, tuple[str, ...]]:
     """Return the argument's name and the keys, attributes and indices that follow in a path.
 

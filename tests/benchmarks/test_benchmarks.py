@@ -10,6 +10,7 @@ from benchmarks import (
     __main__,
     algebra,
     collective_matmul,
+    comparing,
     formatting,
     halos,
     hardware,
@@ -57,6 +58,16 @@ def test_systems(said):
     assert row["once_ratio"] < row["bytes_ratio"] <= 1
     assert row["claims"] > 100
     assert finite((row["plan_s"], row["prove_s"], row["gspmd_wire_bytes"]))
+
+
+def test_comparing(said):
+    done = comparing.run(said.append, comparing.TINY)
+    first, second = done.table
+    assert (first["call"], second["call"]) == ("sa.compare", "rules.lint")
+    assert first["subject"] == "6 recipes, 1 layers, 64 devices"
+    assert second["subject"] == "11 arrays, 5 rules, 0 findings"
+    assert first["parameters"] == second["parameters"] > 0
+    assert finite((first["traced_s"], first["processor_s"], second["processor_s"]))
 
 
 def test_collective_matmul(said):

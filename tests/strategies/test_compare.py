@@ -1,5 +1,7 @@
 """`sa.compare`: every row equals the plan made alone; ranking, reasons, and bad input."""
 
+import subprocess
+import sys
 from functools import cache
 
 import jax
@@ -284,3 +286,17 @@ def test_the_largest_cause_is_seen_in_the_table():
         line = next(line for line in repr(found).splitlines() if line.startswith(row.name))
         cause, share = max(row.limits.items(), key=lambda part: part[1])
         assert f"{cause} {share / row.step_s:.0%}" in line
+
+
+def test_a_comparison_in_numbers_imports_neither_sympy_nor_pandas():
+    """Both take longer to import than a strategy takes to plan."""
+    code = """
+import sys, jax, shardalg as sa
+w = jax.ShapeDtypeStruct((64, 64), "bfloat16")
+found = sa.compare(lambda w, x: x @ w, w, w, strategies={"data": sa.recipes.data("x")},
+                   roles=("parameters", "data"), hardware="h100:8")
+assert "data on x=8" in repr(found), found
+print(sorted({"sympy", "pandas", "matplotlib", "z3"} & {*sys.modules}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stdout + done.stderr

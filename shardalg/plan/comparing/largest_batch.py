@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from shardalg.algebra.dims import dims
 from shardalg.errors import TableError
 from shardalg.plan.plan import plan_of
 from shardalg.plan.planning import planned_strategy, traced_call
@@ -43,6 +42,8 @@ class BatchSearch:
         Raises:
           TableError: the data arguments do not have one leading dimension in common.
         """
+        # Named sizes are sympy symbols, and a comparison alone needs no sympy.
+        from shardalg.algebra.dims import dims
         from shardalg.graph.arguments import with_named_lead
 
         graph, roles = self.traced.graph, self.traced.argument_roles

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shardalg.dataframe import Frame
 from shardalg.plan.rules.logical_rules import LogicalRules
 from shardalg.plan.rules.rule_strategies import rules_of
 from shardalg.plan.strategies.derive.deriving import Derived
 from shardalg.planner.propagate.strategy import Strategy
 from shardalg.tables import Table, card
+
+if TYPE_CHECKING:
+    from shardalg.dataframe import Frame
 
 COLUMNS = ("array", "role", "type", "spec", "reason", "not_placed")
 MOST_ROWS = 40
