@@ -97,6 +97,27 @@ def test_causes_by_axis_and_memory_add_up():
         assert classes == pytest.approx(2 * row.peak_bytes + row.capacity_bytes)
 
 
+def test_a_row_names_the_axes_along_which_devices_repeat_work():
+    """Batch on `data` alone: along `model`, each of 4 devices computes the same products."""
+    mesh = sa.Mesh({"data": 2, "model": 4})
+    replicated = {name: P() for name in WEIGHTS}
+    rows = {
+        "half": sa.Strategy(mesh, (replicated, P("data"))),
+        "all": sa.Strategy(mesh, (replicated, P(("data", "model")))),
+    }
+    found = compared(strategies=rows)
+    half, full = found["half"], found["all"]
+    assert full.idle_s == {}
+    assert [*half.idle_s] == ["model"]
+    assert half.record()["idle_s"] == half.limits["idle devices along model"]
+    # Three quarters of the time of each product are repeated work.
+    spent = half.limits["matrix products"] + half.idle_s["model"]
+    assert half.idle_s["model"] >= 0.75 * spent
+    assert half.shown()["idle"].startswith("model ")
+    assert "idle" in repr(found)
+    assert "idle" not in repr(found.pareto()).splitlines()[1]
+
+
 def test_why_names_the_cause_and_the_differences_add_up():
     found = compared()
     why = found.why("data", "tensor")

@@ -51,6 +51,38 @@ def row(explained, name):
     return next(r for r in explained.table().to_dict("records") if r["array"] == name)
 
 
+# Axes that no part names
+
+
+def test_an_axis_without_a_part_is_noted_and_used_as_by_xla():
+    """Both tensors of the second product are on `data`: XLA, too, moves one to an idle axis."""
+
+    def layers(params, x):
+        return jax.nn.relu(x @ params["up"]) @ params["down"]
+
+    args = ({"up": f32(64, 256), "down": f32(256, 64)}, f32(256, 64))
+    given = {"mesh": sa.Mesh({"data": 2, "model": 2}), "roles": ("parameters", "data")}
+    told = sa.recipes.fsdp("data").explain(layers, *args, **given)
+    assert "Note: the recipe does not name mesh axis model, so that the 2 devices along it" in repr(
+        told
+    )
+    assert "does not name" not in repr(BOTH.explain(layers, *args, **given))
+    pinned = sa.recipes.fsdp("data").pin("params/up", P("data", "model"))
+    assert "does not name" not in repr(pinned.explain(layers, *args, **given))
+    plan = sa.plan(layers, *args, strategy=told.strategy, roles=given["roles"])
+    compared = plan.compare_xla()
+    ours = set(plan.collectives()["mesh_axes"])
+    theirs = {",".join(one.axes) for one in compared.told.collectives}
+    assert {"model", "data,model"} <= ours & theirs
+    alone = sa.plan(
+        layers, *args, roles=given["roles"],
+        strategy=sa.recipes.fsdp("data").strategy(
+            layers, *args, mesh=sa.Mesh({"data": 2}), roles=given["roles"]
+        ),
+    )  # fmt: skip
+    assert set(alone.collectives()["mesh_axes"]) == {"data"}
+
+
 # Roles
 
 

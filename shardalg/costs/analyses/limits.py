@@ -5,7 +5,8 @@ cause in this list that applies:
 
     pipeline bubbles: the trip of a pipeline loop has no microbatch
     recomputation: an operator of the backward pass repeats the forward pass
-    idle devices: several devices compute the same result, so that they could do other work
+    idle devices along an axis: devices along a mesh axis compute the same result of a product, so
+        that they could do other work
     padding: blocks are filled up with zeros
     memory traffic, matrix products: all other seconds of local operators
 
@@ -136,7 +137,7 @@ class StepLimits:
 
     @property
     def largest(self) -> str:
-        """The largest part and its share of the step, such as "idle devices 67%"."""
+        """The largest part and its share, such as "idle devices along model 67%"."""
         return self._first(1)
 
     def _first(self, count: int) -> str:
@@ -164,12 +165,18 @@ _COLORS = {
 
 def place_of(name: str) -> int:
     """Return the order of a cause in figures, from 0: products first, communication last."""
-    return [*_COLORS].index(name) if name in _COLORS else len(_COLORS)
+    kind = _kind(name)
+    return [*_COLORS].index(kind) if kind in _COLORS else len(_COLORS)
+
+
+def _kind(name: str) -> str:
+    """Return the name of a cause without its mesh axes: "idle devices" of all axes."""
+    return name.partition(" along ")[0]
 
 
 def limit_color(name: str) -> str:
     """Return the colour of a cause in figures, as text; all communication has the same colour."""
-    return _COLORS.get(name, "#ef6c00")
+    return _COLORS.get(_kind(name), "#ef6c00")
 
 
 def step_limits(
@@ -244,7 +251,8 @@ def _shares(program: SpmdProgram, graph: Graph, each: Timed) -> dict[str, float]
         sharding = held[value].sharding
         digits = (d for dim in (*sharding.dims, sharding.unreduced) for d in dim)
         used.update(axis_names(mesh, tuple(digits)))
-    repeats = math.prod(size for name, size in mesh.axes if name not in used)
+    unused = {name: size for name, size in mesh.axes if size > 1 and name not in used}
+    repeats = math.prod(unused.values())
     whole = signature_flops(graph.nodes[instruction.node].signature)
     local = _flops(program, graph, instruction)
     # The flops of all distinct blocks, divided by the flops of the unpartitioned product. Blocks of
@@ -252,12 +260,14 @@ def _shares(program: SpmdProgram, graph: Graph, each: Timed) -> dict[str, float]
     padded = local * mesh.size / repeats / whole if whole else 1.0
     busy = 1 / repeats
     useful = busy / max(1.0, padded)
-    return {
-        IDLE: 1 - busy,
+    found = {
         PADDING: (busy - useful) * (1 - memory),
         MEMORY: busy * memory,
         PRODUCTS: useful * (1 - memory),
     }
+    if unused:
+        found[f"{IDLE} along {','.join(unused)}"] = 1 - busy
+    return found
 
 
 def _model(

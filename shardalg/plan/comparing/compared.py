@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardalg.costs.analyses.limits import EXPOSED
+from shardalg.costs.analyses.limits import EXPOSED, IDLE
 from shardalg.costs.cost import Cost
 from shardalg.errors import TableError
 from shardalg.tables import Answer, Parts, Table, bytes_text, seconds_text
@@ -34,6 +34,7 @@ COLUMNS = (
     "tokens_per_s",
     "mfu",
     "exposed_s",
+    "idle_s",
     "wire_bytes",
     "peak_bytes",
     "capacity_bytes",
@@ -49,6 +50,7 @@ SHOWN = (
     "mfu",
     "largest_cause",
     "exposed",
+    "idle",
     "peak",
     "fits",
 )
@@ -113,11 +115,20 @@ class ComparedStrategy:
     @property
     def exposed_s(self) -> dict[str, float]:
         """Seconds of communication that the step waits for, by mesh axes."""
-        start = f"{EXPOSED} along "
+        return self._seconds_along(EXPOSED)
+
+    @property
+    def idle_s(self) -> dict[str, float]:
+        """Seconds of products that devices repeat, by the mesh axes along which they do."""
+        return self._seconds_along(IDLE)
+
+    def _seconds_along(self, cause: str) -> dict[str, float]:
+        """Return the seconds of a cause of the step's time, by mesh axes."""
+        start = f"{cause} along "
         return {
-            cause.removeprefix(start): seconds
-            for cause, seconds in self.limits.items()
-            if cause.startswith(start)
+            name.removeprefix(start): seconds
+            for name, seconds in self.limits.items()
+            if name.startswith(start)
         }
 
     @property
@@ -179,6 +190,7 @@ class ComparedStrategy:
             "tokens_per_s": self.tokens / step if self.tokens and step else None,
             "mfu": self.cost.mfu,
             "exposed_s": sum(self.exposed_s.values()),
+            "idle_s": sum(self.idle_s.values()),
             "wire_bytes": float(self.cost.at_hints.wire_bytes),
             "peak_bytes": self.peak_bytes,
             "capacity_bytes": self.capacity_bytes,
@@ -207,9 +219,10 @@ class ComparedStrategy:
             "mfu": f"{self.cost.mfu:.0%}",
             # Bytes and memory do not show that devices are idle, but the largest cause does.
             "largest_cause": self.cost.limits.largest,
-            "exposed": ", ".join(
-                f"{axes} {seconds_text(s)}" for axes, s in self.exposed_s.items() if s
-            ),
+            **{
+                name: ", ".join(f"{axes} {seconds_text(s)}" for axes, s in along.items() if s)
+                for name, along in (("exposed", self.exposed_s), ("idle", self.idle_s))
+            },
             "peak": bytes_text(self.peak_bytes),
             "fits": "yes" if self.fits else f"no: {bytes_text(self.capacity_bytes)}",
         }

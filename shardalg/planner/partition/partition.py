@@ -18,6 +18,7 @@ from shardalg.costs.topology import machine
 from shardalg.graph.ir import Node
 from shardalg.planner.partition.bodies import BodyPartitioner
 from shardalg.planner.partition.choose import node_classes
+from shardalg.planner.partition.choose.co_operands import meetings
 from shardalg.planner.partition.choose.key import NodeKey
 from shardalg.planner.partition.choose.node_classes import (
     KEPT,
@@ -94,6 +95,7 @@ class Partitioner(BodyPartitioner):
         self.context.repeat = self._repeat
         self.hoisted: list[Copied] = []
         self.rates = lru_cache(maxsize=None)(given.chip.rates)
+        self._adopt_forward_shardings()
 
     def run(self) -> SpmdProgram:
         """Emit all nodes and return the program; the passes of `planner/pipeline.py` come later."""
@@ -199,6 +201,40 @@ class Partitioner(BodyPartitioner):
             divides = is_even and contracts(graph.nodes[made].signature)
             if returned[value] == 1 and not divides:
                 value_shardings[value] = result
+
+    def _adopt_forward_shardings(self) -> None:
+        """Set the sharding of products of the backward pass to that of the values they meet.
+
+        Only where the product and its readers then take less time (`choose/co_operands.py`).
+        Annotated values keep their sharding, and so does every value under policy "cost", which
+        compared these shardings before.
+        """
+        if self.sharded.loops:
+            return
+        for meeting in meetings(self.graph, tuple(self.value_shardings)):
+            if meeting.value not in self.sharded.fixed:
+                self.value_shardings[meeting.value] = meeting.cheapest(self._completed_key)
+
+    def _completed_key(self, node: Node, value: int, layout: Sharding) -> NodeKey:
+        """Return the inputs of the choice at a node whose other values have completed shardings.
+
+        Args:
+          value, layout: an operand or result of the node, and its sharding.
+        """
+
+        def at(number: int) -> Sharding:
+            return layout if number == value else self.value_shardings[number]
+
+        number, options = self.alike.number(node), self.options
+        return NodeKey(
+            node.signature,
+            self.alike.reads[number],
+            tuple([(at(v),) for v in node.operands]),
+            tuple(map(at, node.results)),
+            self.rates(operand_type(node.signature)),
+            padded=options.pad_blocks,
+            finite=options.finite_sums,
+        )
 
     def _classes(self) -> list[int | None]:
         """Return a class number per node, None for nodes without an operator class.

@@ -306,6 +306,16 @@ def _is_beside_experts(named: NamedGraph, site: Site) -> bool:
 def _notes(placing: Placing, sites: Sequence[SiteLayout]) -> tuple[str, ...]:
     """Return sentences on what the strategy cannot express, or leaves to completion."""
     notes = []
+    named = {axis for part in placing.parts for axis in part.axes}
+    named |= {axis for _, dims in placing.wishes.pins for axes in dims for axis in axes}
+    for axis, size in placing.mesh.axes:
+        if size != 1 and axis not in named:
+            notes.append(
+                f"the recipe does not name mesh axis {axis}, so that the {size} devices along it "
+                "repeat the same work. A product may still use the axis, and send along it: where "
+                "two of its tensors are sharded along one axis, the partitioner (as XLA's) moves a "
+                "tensor to an idle axis of the same size"
+            )
     if placing.parts_axes("expert"):
         skipped = [site.name for site in sites if site.dims is None]
         if skipped:
