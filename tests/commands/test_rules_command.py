@@ -127,5 +127,9 @@ def test_writing_rules_says_what_is_missing(step, capsys):
     assert "write needs --function" in capsys.readouterr().err
     assert main([*given, "--function", f"{step}:step"]) == 2
     assert "because the same rule for 'embed' applies to both" in capsys.readouterr().err
+    assert main([*given, "--function", f"{step}:step", "--leave-out", "--style", "haliax"]) == 0
+    told = capsys.readouterr()
+    assert told.err.startswith("warning: the rules leave these layouts out:\n  0/")
+    assert told.out.startswith("axis_mapping = {")
     assert main([*given, "--function", f"{step}:step", "--recipe", "fsd:data"]) == 2
     assert "Did you mean fsdp?" in capsys.readouterr().err

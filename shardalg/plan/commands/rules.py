@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
+import warnings
 from typing import Any
 
 from shardalg.algebra.notation.read import mesh_of
@@ -64,6 +66,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--recipe", metavar="fsdp:data+tensor:model",
         help=f"write: kind and mesh axes, joined by '+' (kinds: {', '.join(RECIPES)}; "
         "default: `strategy` in the function's module)",
+    )  # fmt: skip
+    option(
+        "--leave-out", action="store_true",
+        help="write: leave out arrays whose layouts no rules give, and name them",
     )  # fmt: skip
     option("--style", choices=STYLES, default="linen", help="write: the library; default linen")
     add_json(parser)
@@ -144,7 +150,12 @@ def _written(options: argparse.Namespace) -> LogicalRules:
         given.pop("donate_argnums", None)
         mesh = mesh_of(options.mesh)
         strategy = recipe(options.recipe).strategy(fn, *arguments(specs), mesh=mesh, **given)
-    return sa.rules_of(strategy, names, style=options.style)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = sa.rules_of(strategy, names, style=options.style, leave_out=options.leave_out)
+    for one in told:
+        print(f"warning: {one.message}", file=sys.stderr)
+    return found
 
 
 RULES = Command(HELP, add_options, run)

@@ -72,7 +72,7 @@ def rules_of(
       0/scale: 'embed' whole
         against 0/down: 'mlp' on model, 'embed' on data
         because the same rule for 'embed' applies to both
-    Give the dimensions different names, or the arrays layouts that agree.
+    Give the dimensions different names, or the arrays layouts that agree. leave_out=True ...
     """
     if style not in STYLES:
         near = get_close_matches(str(style), list(STYLES), 1)
@@ -90,7 +90,11 @@ def rules_of(
     if found and not conflicts(every := _grouped(layouts), style):
         wanted, found = every, ()
     if found and not leave_out:
-        raise StrategyError(f"no rules of {style} give these layouts:\n{_listed(found)}")
+        raise StrategyError(
+            f"no rules of {style} give these layouts:\n{_listed(found)}\nGive the dimensions "
+            "different names, or the arrays layouts that agree. leave_out=True writes the rules of "
+            "the other arrays."
+        )
     if found:
         warnings.warn(f"the rules leave these layouts out:\n{_listed(found)}", stacklevel=2)
     without = [one.arrays for one in found]
@@ -113,7 +117,7 @@ def _live(mesh: Mesh, axes: Axes) -> Axes:
 
 
 def _listed(found: Sequence[Conflict]) -> str:
-    """Return the arrays without rules as text, each with its witness, and the remedy."""
+    """Return the arrays without rules as text, each with its witness."""
     lines = []
     for one in found[:MOST_CONFLICTS]:
         lines.append(f"  {one.arrays}")
@@ -121,7 +125,6 @@ def _listed(found: Sequence[Conflict]) -> str:
         lines.append(f"    because {one.why}")
     if len(found) > MOST_CONFLICTS:
         lines.append(f"  and {len(found) - MOST_CONFLICTS} more")
-    lines.append("Give the dimensions different names, or the arrays layouts that agree.")
     return "\n".join(lines)
 
 
