@@ -10,7 +10,7 @@ sharded along the batch's axis (FSDP):
 
 One of the two values is moved, whichever sharding the product computes. The product's own choice
 counts the move to the completed sharding alone. It would gather the activation `dy`, and its reader
-would move `dh` or the forward value. Here the shardings are compared with the bytes that the
+would move dh or the forward value. Here the shardings are compared with the bytes that the
 readers send.
 """
 
