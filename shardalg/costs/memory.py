@@ -388,6 +388,8 @@ class Scan:
                 line.drop(value)
             for value in results:
                 held = NOTHING if value in lives.never else whole[value]
+                # The readers of a broadcast repeat it, so it takes only the memory of its operand,
+                # unless it is in memory for another reason (`written`).
                 if bits[i] & EXPANDS and value not in lives.written:
                     held = self.repeated(instruction, held, line.alive)
                 line.add(value, held)
@@ -426,6 +428,8 @@ class Scan:
             return None
         if isinstance(control, CollectiveMatmul):
             return self.travelling(control)
+        # A loop cuts slices out of its other operands, and these need memory of their own. The
+        # bodies of all other instructions read the operands themselves (None: all of them).
         outside = control.num_consts + control.num_carry if type(control) is Loop else None
         lines = [self.body(block, outside) for block in blocks]
         most = first_largest([line.peak[0] for line in lines])
@@ -496,6 +500,8 @@ class Scan:
           dying: values that this instruction is the last to need.
           alive: the bytes of each value that is alive.
         """
+        # `held` has the bytes of each value, and `free` the values that a fused operator may
+        # overwrite. No value is overwritten twice, and no result takes over two values.
         held, written, free = self.whole, set(), set(dying) - lives.shielded
         # A donated argument and its result were paired beforehand, as XLA aliases them.
         for result in instruction.results if lives.reused else ():
@@ -509,6 +515,7 @@ class Scan:
         for operand, result in self.in_place(instruction, free, lives) if free else ():
             if operand not in free or result in written or operand not in alive:
                 continue
+            # A buffer is taken over only by a result of the same size that is in memory at all.
             if alive[operand].bytes == held[result].bytes and result not in lives.never:
                 free.remove(operand)
                 written.add(result)

@@ -154,6 +154,8 @@ def _kept(program: SpmdProgram, block: Block, bits: bytes, border: int) -> froze
     """
     forward, backward = block.instructions[:border], block.instructions[border:]
     made = {
+        # Fused operators without a sum are repeated in each reader: those may compute a value
+        # again.
         value: (ins, bit & _REPEATS == FUSES)
         for ins, bit in zip(forward, bits, strict=False)
         for value in ins.results

@@ -117,6 +117,7 @@ class _Ends:
         The node is an operator that changes a value in place, such as a `scatter-add`
         (`_IN_PLACE`).
         """
+        # The result of a `concatenate` or a `pad` is larger than the operand, and contains it.
         if reader.primitive in _PLACED:
             return reader.results
         # The updates are cotangents of activations, for example of the rows of an embedding.

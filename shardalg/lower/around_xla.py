@@ -129,6 +129,8 @@ def repeated(graph: Graph, block: Block) -> dict[int, tuple[int, ...]]:
         }
         done = [copy for copy in before if last_reads[copy] < at]
         open_copies = [copy for copy in open_copies if copy not in done]
+        # A copy is really done only when the values that are computed from it and are read later
+        # exist. The compiler could run their instructions, and keep the copy, until then.
         became = (local for copy in done for local in _became(block, copy, at, readers))
         waits[at] = tuple(dict.fromkeys((*_latest_beside(block, at, made), *became)))
     return waits
@@ -200,7 +202,8 @@ def _there(block: Block, local: int, position: int, made: Made) -> Iterator[int]
     """Yield the nearest locals that a local is computed from and that exist before a position.
 
     If `local` itself is computed before the position, it is the only one. If it is computed later,
-    its operands are searched. Arguments of the block are left out.
+    its operands are searched. Arguments of the block are left out, and so is the result of the
+    instruction at the position: it cannot wait for itself.
 
     Args:
       position: the number of an instruction in the block.

@@ -166,6 +166,8 @@ def sorts(lowered: Lowered, seconds: Mapping[int, float]) -> list[InstructionKin
         axes = axis_names(lowered.program.mesh, getattr(group[0].attributes, "digits", ()))
         mine = seconds.get(id(step.instruction))
         place = id(step.instruction)
+        # A new group has 0 executions, and 0 predicted seconds if there is a prediction. Both are
+        # added up.
         one = found.get(key, InstructionKind(group, kind, axes, 0, 0.0 if seconds else None, place))
         predicted = None if one.predicted_s is None else one.predicted_s + (mine or 0.0)
         found[key] = replace(one, count=one.count + step.count, predicted_s=predicted)

@@ -274,6 +274,8 @@ def _failure(question: _Question, solver: z3.Solver, literals: Sequence[z3.BoolR
     # agrees with both operands.
     for (place, _), literal in zip(question.places, literals, strict=True):
         if solver.check(literal) == z3.unsat:
+            # A place that is no dimension is a class, such as "unreduced". If one operand alone
+            # splits the dimension, the other one is closed there: completion may not refine it.
             if not isinstance(place, int):
                 return Failure("class", (place,))
             split = [s for s in question.pair if digits_at(s, place)]

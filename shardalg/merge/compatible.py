@@ -281,6 +281,7 @@ def _differs_by_device(first: Rows, second: Rows) -> Failure | None:
     for place in {**first.parts, **second.parts}:
         both = place in first.parts and place in second.parts
         equal_ids = both and np.array_equal(first.ids[place], second.ids[place])
+        # Devices along a replicated axis hold equal blocks, so their ids make no difference.
         if place != "replicated" and not equal_ids:
             return Failure("class" if place in CLASSES else "offset", (place,))
     return None

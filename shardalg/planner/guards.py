@@ -225,6 +225,8 @@ def _found(stages: Stages, options: Options, named: Symbolised) -> tuple[Guards 
         # A recorded size is no `int`. If some step of planning needs one, guards cannot be found.
         return None, f"planning on recorded sizes ends with {type(error).__name__}: {error}"
     lines = (p.text(stages.graph).splitlines() for p in (program, stages.program))
+    # The first line names the mesh, which has recorded sizes in the second program; all other lines
+    # must be equal.
     for again, first in zip_longest(*(tuple(text)[1:] for text in lines), fillvalue=""):
         if again != first:
             return None, f"planning on recorded sizes gives {again.strip()}, not {first.strip()}"

@@ -64,10 +64,13 @@ class Checked:
         """
         points = Points(values)
         ranges = {n: (float(a.min()), float(a.max())) for n, a in points.arrays.items() if a.size}
+        # `never` is True if a fact without sizes is false, so that no point can pass.
         found = np.full(points.inner, not self.never)
         if among is not None:
             found &= among.reshape(points.inner)
         if found.size and found.any():
+            # Facts that follow from the ranges of the sizes need no check. Each of the others has a
+            # bound of the numbers in its evaluation, which tells where floating point is exact.
             largest = {name: most for name, (_, most) in ranges.items()}
             checks = [
                 _AskedFact(check, _largest_intermediate(largest, check.fact.formula))

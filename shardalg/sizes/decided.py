@@ -339,6 +339,8 @@ class Guards:
         while waiting.any():
             first = int(np.argmax(waiting))
             point = exact.points[first]
+            # A computation after the run (`beside`), or a call that cannot be recorded again, is
+            # repeated with the numbers of this point, and decides this point alone.
             found = None if call in self.beside else _record_again(call, point)
             if found is None:
                 same[first], waiting[first] = _PointCalls(point).same(call), False

@@ -367,6 +367,9 @@ class Verifier:
         # key, it is named by its place among the node's operands.
         filler = operand_names(reads).get(f"value {given[-1]}", f"value {given[-1]}")
         step = CheckedInstruction(mesh, attributes, operands, made[0], str(filler), count=len(made))
+        # Most instructions move or change their first operand, and each result is that graph value.
+        # The exceptions: result k of `Top` and `Fold` belongs to operand k, a reading of a halo
+        # exchange names its operand, and a named `Regroup` makes its node's result.
         if isinstance(attributes, Top | Fold):
             return step, given[: len(made)]
         if isinstance(attributes, HaloExchange):

@@ -249,6 +249,9 @@ class HloSide:
     def _found(self, instruction: HloInstruction, element: int | None) -> Above:
         """Compute the result of `above` for an instruction; `above` caches it.
 
+        It has the signatures of the nearest anchors (operators such as products) from which the
+        instruction is computed.
+
         Args:
           element: the element of the instruction's tuple; None for all elements.
         """

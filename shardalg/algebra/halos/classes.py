@@ -446,6 +446,8 @@ def _period(exchange: Exchange) -> tuple[int, int] | None:
             slope += coefficient
         elif any(overlap(a, b) for a in digits[name] for b in whole):
             return None
+    # T ids further on, the start `(slope*p + c) / div` is S blocks further on if `slope * T = div *
+    # block * S`. T = size / gcd is the smallest such number.
     size = exchange.want.start.div * exchange.block
     common = math.gcd(slope, size)
     return (size // common, slope // common) if slope else None

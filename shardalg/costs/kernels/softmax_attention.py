@@ -108,6 +108,7 @@ class _Search:
         while waiting:
             target = waiting.pop()
             recorded = self.roots.get(target, NONE)
+            # Nothing new: without this test, the search would not end in a loop of equal values.
             if products <= recorded and (not is_power or target in self.powers):
                 continue
             self.roots[target] = recorded | products

@@ -98,6 +98,8 @@ def local_params(
           dim: the dimension of operand 0.
           span: the interval of this dimension that the device reads.
         """
+        # The windows cover `needed` places. Element k of the interval is at place `phase + base*k`;
+        # the places before the first element and behind the last one are padding.
         needed = reach(rule.operands[0][dim], blocks)
         return span.phase, needed - span.phase - max((span.length - 1) * span.base + 1, 0)
 

@@ -50,6 +50,7 @@ def grouped_rows(equation: Any) -> Callable[..., Any] | None:
 
     def run(x: Any, w: Any, sizes: Any) -> Any:
         shape = (*sizes.shape[:-1], left.shape[dim])
+        # The rows are numbered from 0 here; on a device, its block's first row replaces the 0.
         group = row_groups_p.bind(np.int32(0), sizes, shape=shape)
         return grouped_dot_p.bind(
             x, w, group, ragged_dot_dimension_numbers=numbers, count=count, is_shifted=False, **kept

@@ -133,6 +133,8 @@ def _draw(above: Axes, below: Axes, place: int, name: str, points: Sequence[Poin
         chosen = [p for p in points if p.fitted is fitted]
         style: dict[str, Any] = {"facecolors": "none" if fitted else color, "edgecolors": color}
         style |= {"marker": marker, "s": 30, "lw": 1.1}
+        # The legend names a series once: at its plain points, or at hollow ones if it has no
+        # others.
         named: dict[str, Any] = (
             {"label": name} if chosen and (not fitted or len(chosen) == len(points)) else {}
         )

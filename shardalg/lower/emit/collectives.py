@@ -378,6 +378,8 @@ def _reduce_scatters(
             x = pieces(x, dim + leading, parts(digits))
         return x.reshape(-1, *x.shape[len(a.along) :])
 
+    # `lax.psum_scatter` only adds numbers. For other combinations, an all-to-all sends the pieces,
+    # and the receiver combines them. A pick adds bits, which keeps the sign of -0.
     if a.combine not in ("sum", "pick") or x.dtype == jnp.bool_:
         return [folded(swapped(cut(x), names), a.combine)]
 

@@ -109,7 +109,9 @@ class LocalProcesses:
             seen = _forwarded(logs[0], seen, show)
             failed = [index for index, state in enumerate(states) if state]
             if failed:
-                # A killed process makes the others fail or abort, so it is the one to report.
+                # A killed process makes the others abort or fail, so it is the one to report. Its
+                # status is negative (a signal). The order: killed processes, aborted ones, then
+                # failed ones.
                 first = min(failed, key=lambda i: ((states[i] or 0) > 0, states[i] == _ABORTED, i))
                 raise self._lost(first, states[first] or 0, logs[first], show)
             if all(state == 0 for state in states):

@@ -97,6 +97,7 @@ def group_axes(groups: Sequence[Sequence[int]], mesh: Mesh) -> tuple[str, ...] |
     digits = _radix(members)
     same = {frozenset(g) for g in digit_groups(digits, mesh.size)} == set(map(frozenset, groups))
     try:
+        # A digit of the groups may span several axes, so it is cut where an axis ends.
         found = [repr(mesh.axis_ref(d)) for digit in digits for d in _cut(digit, mesh)]
     except MeshError:
         return None
@@ -430,6 +431,8 @@ def trip_count(module: HloModule, loop: HloInstruction) -> int | None:
         inner = root.attributes.get("calls", "").lstrip("%")
         bounds = _constants(module, name) + _constants(module, inner)
         return max(bounds, default=None)
+    # JAX counts from 0 while the counter is less than the number of iterations. Any other
+    # comparison is not a counter.
     if root is None or root.attributes.get("direction") != "LT":
         return None
     return _constant(module, name, root.operands[1], loop)

@@ -208,6 +208,8 @@ def _batch_axes(strategy: str, mesh: Mesh) -> tuple[tuple[tuple[str, ...], int],
     The result is ((axes, number of devices) of the batch, the same of a microbatch).
     """
     piped = strategy == PIPELINED
+    # In a pipeline, the batch is also sharded over the stages (L), which hold different
+    # microbatches. All devices along X work on one microbatch.
     axes = ("X", "L") if piped else layout_on(strategy, mesh).batch
     both = axes, axes[:1] if piped else axes
     return tuple((a, math.prod(mesh.shape.get(axis, 1) for axis in a)) for a in both)

@@ -22,9 +22,8 @@ def visiting_facts(graph: Graph, annotations: Annotations, policy: str) -> Visit
 
     Returns:
       For GSPMD, whether some result is annotated. For Shardy, the annotated values, and a triple
-        for
-      each annotated site: its node, a number that sites with equal annotations share, and whether
-      the annotation leaves no dimension open.
+      for each annotated site: its node, a number that sites with equal annotations share, and
+      whether the annotation leaves no dimension open.
     """
     # GSPMD counts the readers of results only if results are annotated. Shardy's order of visits
     # depends on the annotations themselves.
@@ -233,7 +232,6 @@ def _loose_arguments(graph: Graph, annotations: Annotations, policy: str) -> lis
     pairs = [*zip(graph.arguments, annotations.arguments, strict=True)]
     used = {tie.source for tie in graph.region_arguments} | set(graph.results)
     free = [v for v, s in pairs if s is None and (graph.users[v] or v in used)]
-    # A single open argument lets GSPMD refine all arguments during the sweeps (provided_shardings).
     if policy != "gspmd" or not free:
         return []
     return [v for v, s in pairs if s is not None and not s.unspecified_dims and not s.priorities]

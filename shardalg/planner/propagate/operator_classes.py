@@ -345,6 +345,8 @@ def pass_through(shape: Shape, single: bool, drop: tuple[int, int] = (0, 0)) -> 
     """
     rank = len(shape)
     inner = tuple(((f"d{i}", 0),) for i in range(rank))
+    # An additional leading dimension has no loop, so that no sharding passes along it. Its size is
+    # not used, and neither are the bytes: 0.
     maps = tuple(((),) * extra + inner for extra in drop)
     shapes = tuple((0,) * extra + shape for extra in drop)
     role = image.STACK if any(drop) else image.LOOP

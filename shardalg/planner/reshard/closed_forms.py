@@ -114,6 +114,7 @@ def _one_swap(shape: Shape, ends: tuple[Dims, Dims, Dims], arc: tuple[int, int])
     new = tuple(digit for digit in rest if digit not in held)
     # If the source cannot be cut by the new digits first, the target is sliced after the exchange.
     # The new digits must then be its most minor ones.
+    # `leaving` and `arriving` must be the same digits, because an all-to-all only moves them.
     for early in (new, ()):
         leaving = held[at:] + early
         arriving = rest[: len(rest) - len(new)] if new and not early else rest

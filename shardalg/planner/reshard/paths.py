@@ -377,6 +377,8 @@ def usable(sources: tuple[Sharding, ...], target: Sharding) -> tuple[Sharding, .
     # A target without partial sums can be reached from any sharding: sums are only reduced.
     if not target.unreduced or len(sources) == 1:
         return sources
+    # No move makes a partial sum, so the target's pending digits (entry 1 of a state) must be
+    # pending in the source. Both are first cut into digits that are equal or do not overlap.
     ends = ((source, *_common_states(source, target)) for source in sources)
     return tuple([source for source, start, goal in ends if set(goal[1]) <= set(start[1])])
 

@@ -210,6 +210,9 @@ class _IndexSorter:
         """Yield a shift for each operand dimension that is read at `stride * loop + constant`."""
         for place, index, rule in self.shifted:
             names = [v for v in index.variables if v in rule.result_loops]
+            # Only an operand (tensors before `count`) that one loop of the result walks over gives
+            # a shift. The loop must have a dimension of its own, whose size is then the shift's
+            # target.
             if place[0] < self.count and len(names) == 1 and names[0] in self.loop_at:
                 stride = abs(dict(index.terms)[names[0]])
                 base = index.div if index.exact else 1
@@ -223,6 +226,7 @@ class _IndexSorter:
                 # "SAME" padding depends on n, so a usual case comes first for a plain image. For a
                 # dilated image (a transposed convolution) the stated padding comes first.
                 slack = (*stated, *usual) if base > 1 else (*usual, *stated)
+                # An index `loop + constant` alone reads every element from the constant on.
                 plain = stride == base == len(index.terms) == 1
                 start = index.constant if plain else None
                 yield Shift(place, self.loop_at[names[0]], stride, base, slack, start=start)

@@ -148,6 +148,8 @@ class Names:
         first = len(self.number)
         # Equations may contain a loop that no dimension runs over alone, so it needs a slot too.
         for size in found.inner:
+            # A new slot is a class of its own (`parent`). It has the loop's size (`number`), and
+            # neither a size in the second trace (`other`) nor a formula (`name`) yet.
             self.parent.append(len(self.number))
             self.number.append(size)
             self.other.append(None)

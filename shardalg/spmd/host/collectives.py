@@ -74,6 +74,7 @@ def _reduce(array: np.ndarray, combine: str) -> np.ndarray:
     # Rounding after every addition would depend on the order of the members.
     if array.dtype.itemsize == 2 and array.dtype.kind in "fV":
         return _UFUNCS[combine].reduce(array.astype(np.float32)).astype(array.dtype)
+    # numpy has no maximum and minimum of integers with fewer than eight bits.
     if array.dtype.name in _PARTS_OF_BYTES:
         return _UFUNCS[combine].reduce(array.astype(np.int32)).astype(array.dtype)
     if array.dtype.kind == "c" and combine == "logsumexp":

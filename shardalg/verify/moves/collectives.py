@@ -166,6 +166,7 @@ def _summed(step: CheckedInstruction[AllReduce | ReduceScatter | ReduceScatters]
     rest = remove_digits(operand.unreduced, a.digits)
     words = f"{a.combine} is the pending combination: {operand.combine}"
     matches = a.combine == operand.combine and a.combine not in _BY_OTHERS
+    # A pick has the number on one device and 0 on all others, so a sum returns it, too.
     matches = matches or (a.combine, operand.combine) == (SUM, PICK)
     # Members without an element contribute zero bits, which are not 0 in every item type.
     matches = matches and (has_zero(step.declared.dtype) or a.combine not in (SUM, PICK))

@@ -161,6 +161,7 @@ def _choose(op: CheckedOperator[Choose]) -> Outcome:
         alone, more = chosen_part(step, number)
         kept.append(alone)
         claims += more
+    # A choice runs no operator with changed parameters, so its `Emission` is empty.
     claims += _row_claims(replace(op, operands=tuple(kept)), run, Emission())
     contents, more = _result(op, run, Emission(), 0, op.declared[0])
     return (contents,), [*claims, *more]

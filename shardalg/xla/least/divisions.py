@@ -50,6 +50,7 @@ class Affine(NamedTuple):
             if found.size * values.size > MOST_READ:
                 return None
             found = np.unique(found[:, None] + values[None, :])
+        # The index is `sum / div % mod`; an exact division skips sums that `div` does not divide.
         if self.at.exact:
             found = found[found % self.at.div == 0]
         found = found // self.at.div
@@ -88,6 +89,7 @@ def lengths(size: int, held: Digits, wanted: Goal, devices: int) -> Lengths | No
         goal = np.minimum(partition_ids(wanted, positions) * goal_block, size)
         goal_end = np.minimum(goal + goal_block, size)
         return goal_end - goal, np.maximum(np.minimum(end, goal_end) - np.maximum(start, goal), 0)
+    # If a loop is divided, each device reads other elements, which are counted device by device.
     if devices > MOST_APART and any(digits for *_, digits in wanted.loops):
         return None
     counts = []

@@ -138,6 +138,8 @@ def _batched_params(node: Node, dims: dict[int, int]) -> Params:
     )
     pairs = dict(zip(fields["operand_batching_dims"], fields[PAIRED[name]], strict=True)) | dims
     changed = {
+        # The tables have JAX's names, such as `collapsed_slice_dims` for `DROPPED["gather"]`. A
+        # batch dimension is neither dropped nor selected by an index any more.
         DROPPED[name]: tuple(d for d in fields[DROPPED[name]] if d not in dims),
         SELECTED[name]: tuple(d for d in fields[SELECTED[name]] if d not in dims),
         "operand_batching_dims": tuple(sorted(pairs)),

@@ -181,6 +181,7 @@ class KnownValues:
 
         Return None if they are not known before the program runs.
         """
+        # In a loop's body, a constant of the loop is only another name of the value outside.
         value = self._outermost(value)
         if value in self.arrays:
             return tuple(int(n) for n in np.asarray(self.arrays[value]))

@@ -163,6 +163,8 @@ def kinds(graph: Graph) -> Kinds:
             unread_results = tuple([k for k, read in enumerate(is_read) if not read])
         is_remade = len(node.results) == 1 and node.results[0] in again
         also = later.get(node.index, ())
+        # The entries are the attributes `reads`, `unread`, `remade`, `shared` and `read_again` of
+        # `Kinds`. For example, `reads` is (0, 0) for x * x and (0, 1) for x * y.
         key = (node.signature, reads, unread_results, is_remade, also, _is_read_again(graph, node))
         numbers.append(found.setdefault(key, len(found)))
     # The keys of `found` are in the order of the class numbers. Each is a signature and the five

@@ -335,6 +335,7 @@ def _selected_window(
             want=want, size=size, block=block, held=held, ids=source.exchange.ids, devices=devices
         )
     )
+    # The interval begins at `want.start`. It has no base dilation (1), so it has `needed` indices.
     return ShardedWindow(
         operand,
         dim,

@@ -137,6 +137,7 @@ def image_of(rule: Rule, shapes: tuple[tuple[int, ...], ...]) -> Image:
         # A loop in image, kernel and result numbers groups: it is summed in none of them.
         is_grouped=bool(shared & results & loops_of_image),
         is_small=_is_small(sizes),
+        # The loops of each spatial dimension, for Shardy: it treats a window like a reshape.
         nests=tuple((d, _nest(rule, image.dims[d], shapes[image.operand][d])) for d in spatial),
     )
 

@@ -68,6 +68,8 @@ def hlo_class(node: Node, rules: Rules, source: str = "") -> OperatorClass | Non
         # XLA offers the sharding of the update, operand 1, before that of the updated tensor.
         others = [k for k in range(kind.num_operands) if k != 1]
         return replace(kind, role=image.STACK, first=(1, *others))
+    # By their loops these operators would pass shardings on like pointwise ones, from level 0 on.
+    # XLA propagates through them from level 1 on.
     if node.primitive in LATER and kind.role in PASSING:
         return replace(kind, role=image.WINDOW)
     return kind

@@ -40,6 +40,8 @@ def keeps_numbers(node: Node, kind: OperatorClass | None) -> bool:
     if not node.operands:
         return node.primitive == "iota"
     is_pointwise = kind is not None and kind.role == image.POINTWISE
+    # Shardy copies scalars for each reader, as it copies constants
+    # (`constant_or_scalar_splitter.cc`).
     scalar = not node.results or all(not t.shape for t in node.signature.results)
     return node.primitive in NUMBERS_THROUGH or is_pointwise or scalar
 
@@ -165,6 +167,7 @@ def widening_steps(small: Shape, wide: Shape, node: Node) -> list[OperatorClass]
     kept = [i for i, size in enumerate(small) if not (size == 1 and wide[at[i]] != 1)]
     if len(kept) == len(small):
         return []
+    # A copy has equal dimensions on both sides, like a step across a border (`pass_through`).
     copy = with_all_passing(replace(pass_through(small, False), role=image.BROADCAST))
     rest = tuple(small[i] for i in kept)
     whole: Map = tuple(((f"d{i}", 0),) if i in kept else () for i in range(len(small)))

@@ -281,6 +281,7 @@ class ShardyModuleBuilder(Instructions):
         for number, (left, right) in enumerate(products, 1):
             is_last = number == len(products) and not is_divided
             made.append(result if is_last else self.place(result, shape))
+            # A product has 2 operands and 1 result of this shape, and the division below 1 and 1.
             kind = edge(shape, 2, 1, role=image.POINTWISE, alone=False)
             yield ShardyOperator(kind, (made[left], made[right]), (made[-1],), node.index)
         if is_divided:
