@@ -222,7 +222,6 @@ def check_depth(data: object) -> None:
     # Level by level without recursion, because deep data would exceed the recursion limit.
     level: list[object] = [data]
     for _ in range(DEEPEST):
-        # The next level has the dicts and lists inside of this one. Numbers and texts have none.
         held = (x.values() if isinstance(x, dict) else x for x in level)
         level = [
             item

@@ -119,8 +119,6 @@ def overlap(first: Digit, second: Digit) -> bool:
         return first.size > 1
     if nested(first, second):
         return False
-    # The docstring's criterion: without overlap, the gcd of both periods divides one of the
-    # strides.
     common = math.gcd(first.stride * first.size, second.stride * second.size)
     return bool(first.stride % common and second.stride % common)
 

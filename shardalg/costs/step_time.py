@@ -333,6 +333,9 @@ class Pricing:
         codes = [~kind if v in self.fused else kind for v, kind in enumerate(types)]
         first: dict[Any, int] = {}
         found: list[int] = []
+        # Three tables add to the price of some steps: an all-reduce may share its message with
+        # others (`combined`), a collective may overlap with a product (`rings`), and a kernel of
+        # attention may compute its scores a second time (`again`).
         combined, rings, nodes = self.together, self.rings, self.operators
         again = fused_attention(self.graph).again
         for place, step in enumerate(self.steps):

@@ -254,7 +254,13 @@ _MANY = 1 << 20  # bytes; any number gives the same speed
 
 @lru_cache(maxsize=256)
 def _spans(topology: Topology, mesh: Mesh) -> dict[str, tuple[DigitSpan, ...]]:
-    """Return the result of `Topology.spans`, cached, because each price of a mesh asks for it."""
+    """Return, for each axis of a mesh, the links that it uses, as spans (`Topology.spans`).
+
+    The result is cached, because each price of a mesh asks for it.
+
+    Raises:
+      HardwareError: the mesh does not tile the topology.
+    """
     sizes = mesh.shape
     levels = topology.levels
     counts = [level.size for level in levels]

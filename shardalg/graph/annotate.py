@@ -149,7 +149,6 @@ def mapping_spec(mesh: Mesh, dims_mapping: Sequence[int], *, rank: int) -> Spec:
             f"{rank} dimensions: give each dimension a mesh axis, or -1."
         )
     spec = tuple(_axis_names(mesh, entry, dims_mapping) for entry in dims_mapping)
-    # A device has one block: an axis cannot split two dimensions of one tensor.
     used = [axis for axes in spec for axis in axes]
     twice = sorted({axis for axis in used if used.count(axis) > 1})
     if twice:

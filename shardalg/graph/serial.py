@@ -177,7 +177,8 @@ class _Interned:
     def __call__(self, item: Any) -> int:
         """Return the number of an item in the table; add the item if it is new."""
         if item not in self._numbers:
-            # Writing an item may intern others in another table, never in this one.
+            # Writing an item may add items to another table, but never to this one. So the next
+            # number is still free afterwards.
             written = self._write(item)
             self._numbers[item] = len(self.items)
             self.items.append(written)

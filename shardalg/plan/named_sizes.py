@@ -248,6 +248,8 @@ def _sweeper(
     totals = cost.totals
     peaks = totals.peaks() if totals.peaks else (Formula.of(totals.peak_bytes),)
     guards = plan._guards
+    # `asked` is a pair. Where a condition of planning's own code fails, the plan is another one.
+    # Where a condition of a called function fails, the call may still have the same result.
     if guards is None:
         # 0 != 0 never holds. Without recorded guards, the plan could change at any other size, so
         # no point may be reported as certain.

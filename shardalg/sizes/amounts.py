@@ -107,7 +107,6 @@ def given(formula: Formula, divides: Divides) -> Formula:
         ratio = given(factor.ratio, divides_again)
         if is_whole(ratio, facts):
             return ratio
-        # ceil(k + r) = k + ceil(r) for a whole number k: only the rest keeps its ceiling.
         alone = {m: c for m, c in ratio.terms.items() if is_whole(Formula({m: c}), facts)}
         return Formula(alone) + ceiling(ratio - Formula(alone))
 

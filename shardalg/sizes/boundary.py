@@ -43,7 +43,6 @@ def branch(formula: Formula, values: Mapping[str, Number]) -> Formula:
             return branch(factor.ratio, values)
         if type(factor) is SumFactor:
             return branch(factor.inside, values)
-        # The factor is a maximum: near the point, it equals the side that is larger there.
         return branch(max(factor.first, factor.second, key=lambda side: side.at(values)), values)
 
     return formula.replace(near) if formula.atoms else formula

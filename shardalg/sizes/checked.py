@@ -209,13 +209,19 @@ class _AskedFact(NamedTuple):
     most: float
 
     def at(self, known_values: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return an array of booleans: whether the fact is true, at each of a row of points."""
+        """Return an array of booleans: whether the fact is true, at each of a row of points.
+
+        All points are computed together in double precision. Where rounding could change the
+        answer, the fact is decided again with exact numbers, point by point.
+        """
         fact, (code, root) = self.check.fact, self.check.program
         number = run_row(code, root, known_values)
         good = _COMPARE[fact.relation](number)
         if self.most < _EXACT:
             return good
-        # Double precision is inexact beyond 2**52: there, decide doubtful points by the formula.
+        # Double precision is inexact beyond 2**52, and `most` bounds all numbers that occur. A sign
+        # is still certain if the number is further from 0 than all rounding errors. For a question
+        # of divisibility, and for a formula with ceilings or maxima, every point is doubtful.
         is_clear = fact.relation not in (WHOLE, BROKEN) and not fact.formula.atoms
         doubtful = np.abs(number) <= self.most * _ROUNDED if is_clear else np.full(good.shape, True)
         for at in np.flatnonzero(doubtful):

@@ -72,7 +72,6 @@ class FieldTests:
             complex: lambda value: type(value) in (complex, float, int, bool),
             NoneType: lambda value: value is None,
             Mesh: lambda value: type(value) is Mesh and (value == mesh or value.is_turned(mesh)),
-            # A parameter is a pair of a name and plain data, as in the signature of a node.
             Parameters: lambda value: (
                 type(value) is tuple
                 and all(

@@ -343,6 +343,7 @@ def infer_types(attributes: Attributes, operands: Sequence[Type]) -> list[Type]:
 
 def _check_dims(attributes: Attributes, shape: Shape) -> None:
     """Raise unless the first operand has the dimensions that the attributes name and cut."""
+    # An instruction may name a dimension that only its result has (`lacks_dim`).
     rank = len(shape) + attributes.lacks_dim
     for dim in attributes.dims:
         if not 0 <= dim < rank:

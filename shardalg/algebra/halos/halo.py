@@ -301,8 +301,8 @@ class Halo:
         window = self.window
         rows = []
         for p in range(self.parts):
-            # Case 3 of base dilation: the window is longer by the largest low padding, and the
-            # kernel is at a different place in it on each partition.
+            # With base dilation the low padding may differ by partition (case 3). All windows get
+            # the length for the largest one, and each partition puts its kernel at its own place.
             most, low = (self.max_padding_low, self.padding_low(p)) if kernel_placement else (0, 0)
             outputs = range(p * self.out_block, (p + 1) * self.out_block)
             windows = tuple(window.stride * o - window.padding_low for o in outputs)

@@ -339,7 +339,8 @@ def _join(groups: list[_Group], slot: Slot) -> None:
     """
     new = _New.of(slot)
     own = _Group(new)
-    # The best place so far: (saving, group, number of the slot to join in the group).
+    # (saving, group, number of the slot to join in it). The search starts with a group of its own,
+    # which saves nothing, so that a slot joins another one only if this saves something.
     best: tuple[tuple[int, int], _Group | None, int] = ((0, 0), None, 0)
     # A slot without pairs sends nothing, so joining it, or joining to it, saves nothing.
     for group in groups if new.pairs else ():

@@ -293,8 +293,6 @@ def _sharding(read: _Tiles, shape: tuple[int, ...]) -> Layout:
     Otherwise the mesh has the order of the list of devices, and the digits are those of the place
     in this list.
     """
-    # Rows of an iota are digits of the device id. If an extent cuts a digit unevenly, or devices
-    # are listed, rows are digits of the place in the list, which is then the order of the mesh.
     size, rows = math.prod(read.extents), None
     if read.order is None:
         rows = _cut(read.digits, read.extents)

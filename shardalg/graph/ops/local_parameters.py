@@ -374,6 +374,8 @@ def selections(
         if loop is not None and loop in split:
             names = guard.index.variables
             (symbol,) = (symbols[name] for name in names if name in symbols)
+            # The guard of a window has a loop over the window, whose extent is the width. The guard
+            # of a single element has no loop, and the width is 0.
             width = max((rule.extents[name] for name in names if name in rule.extents), default=0)
             # The start along operand dimension d is the symbol `$td`.
             dim = int(symbol.name[2:])

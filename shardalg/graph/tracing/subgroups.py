@@ -313,7 +313,14 @@ def _to_blocks(x: Any, dims: Dims, order: Sequence[str], sizes: Mapping[str, int
 
 
 def _from_blocks(x: Any, dims: Dims, order: Sequence[str], sizes: Mapping[str, int]) -> Any:
-    """Return the whole value from its blocks: the inverse of `_to_blocks`."""
+    """Return the whole value from its blocks: the inverse of `_to_blocks`.
+
+    Args:
+      x: the blocks, with a leading dimension for each axis that splits the value.
+      dims: the axes that split each dimension of the value.
+      order: all manual axes; the leading dimensions of `x` have this order.
+      sizes: the size of each axis.
+    """
     x = _on_axes(x, dims, order)
     leading = [name for name in order if name in chain.from_iterable(dims)]
     places, shape, rest = [], [], x.shape[len(leading) :]

@@ -280,8 +280,8 @@ class Template:
         found: set[str] = set()
         for one in self.varying:
             key = one.kind, one.at(sizes)
-            # A program has one value for equal scalars, so a coincidence changes its form.
             other = known.setdefault(key, one)
+            # The number may also be that of a scalar which is the same in all traces (`fixed`).
             if other is not one or key in self.fixed:
                 found.update(one.names, other.names)
         # T follows from R, Q and L: fixing these three fixes T.

@@ -256,8 +256,6 @@ class BodyPartitioner(ABC):
             list of local values. Its changes of `value_shardings` (`_place_constants`) are kept,
             because that list is shared.
         """
-        # A body starts with the program's constants: other copies of its surroundings are not
-        # available.
         inner, (available, first, count) = copy(self), self.begin
         locals_ = self.context.locals[:count] if is_draft else self.context.locals
         waits = frozenset().union(*(one.waits for one, _ in sums))

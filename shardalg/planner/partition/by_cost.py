@@ -191,6 +191,8 @@ class CostProblem:
         # A value with one reader may reach it as partial sums.
         alone = {v for v, users in enumerate(self.graph.users) if len(users) == 1}
         alone -= required_outside
+        # `given` has the values that no unit computes, `value_shardings` those whose result
+        # sharding is fixed, and `wanted` what other readers require, such as the results.
         return UnitProblem(
             tuple(units), given, value_shardings, wanted,
             move=self._move, first_move=partial(self._moved, is_first=True),

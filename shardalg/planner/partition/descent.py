@@ -283,7 +283,6 @@ def descend_together(problem: UnitProblem, start: Sequence[int]) -> tuple[int, .
     for _ in range(SWEEPS):
         before = best
         for unit, options in enumerate(problem.units):
-            # The neighbours adapt before the trial is judged.
             answering = _nearest(problem, unit)
             for option in range(len(options) if len(options) > 1 else 0):
                 trial = [*taken[:unit], option, *taken[unit + 1 :]]

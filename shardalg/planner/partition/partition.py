@@ -117,6 +117,7 @@ class Partitioner(BodyPartitioner):
         # Entry 0 of `deferrable` is right for all numbers, entry 1 only if all numbers are finite,
         # which the user states by `finite_sums`.
         context.deferrable = self.alike.deferrable[self.options.finite_sums]
+        # The body of a call starts with these copies: others of its surroundings are not available.
         self.begin = list(context.available), list(context.first), len(context.locals)
         self._region(0)
         results_at = self._plain(self.sharded.results)
@@ -275,6 +276,8 @@ class Partitioner(BodyPartitioner):
             if found is None:
                 found = recipes[kind][key] = self._recipe(node)
             found.emit(context, node, found)
+            # Every device can compute some results in any sharding (`is_remade`), others in one
+            # with larger blocks (`again`). Readers can then have this copy without communication.
             if found.is_remade:
                 context.hold_remade(node.results[0], partial(self._remade, node))
             elif found.again is not None:

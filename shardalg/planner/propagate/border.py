@@ -264,7 +264,6 @@ def _make_even(
     keeps the longest prefix of its axes that divides the sizes. For results Shardy does this only
     where they leave the program, so that the value inside may stay uneven and is not changed here.
     """
-    # Shardy cuts an uneven result only at the border (`results`), so its value is not listed.
     ends = [*zip(graph.arguments, annotations.arguments, strict=True)]
     if layouts.policy == "gspmd":
         ends += zip(graph.results, annotations.results, strict=True)

@@ -133,8 +133,6 @@ def _without(
       stages: for each digit of a stage axis, the (value, dimension) of the stages.
     """
     layout = sharded.shardings[value]
-    # A dimension that operators connect with another dimension of the shifted carry must not have
-    # the axis of the stages.
     dims = tuple(
         tuple(
             digit

@@ -403,7 +403,6 @@ class MoveSequence:
         A slice sends nothing. It is possible along digits that no dimension uses, if a dimension
         already has the major digits of `wanted`.
         """
-        # A slice adds minor digits, so a dimension must hold the major part of its wanted digits.
         for dim, digits in enumerate(wanted):
             held = self.dims[dim]
             more = digits[len(held) :] if digits[: len(held)] == held else ()

@@ -156,8 +156,6 @@ class _Grids:
         """
         found = self.known.get((dim, n))
         if found is None:
-            # A block may consist of k/n blocks of the finer grid of k parts, `ceil(size/k)` each.
-            # Then it can be cut into them without a retile.
             size, last = self.shape[dim], self.devices if self.padded else n
             finer = [k for k in range(n, last + 1, n) if self.devices % k == 0]
             every = {-(-size // k) * (k // n) for k in finer}

@@ -272,7 +272,8 @@ class _IndexSorter:
                 if name in self.loop_at and name not in rule.result_loops:
                     yield Shift(place, self.loop_at[name], abs(stride), free=True)
         # A block that is read and another that is written: a real Fourier transform returns
-        # n//2 + 1 of n elements, and its inverse 2n - 2.
+        # n//2 + 1 of n elements, and its inverse 2n - 2. Both relations are yielded, as (stride,
+        # base): the second trace tells which one is true.
         for rule in self.rules:
             for read in sorted(rule.whole & rule.operand_loops - rule.result_loops):
                 for made in sorted(rule.whole & rule.result_loops - rule.operand_loops):
@@ -322,11 +323,9 @@ def _tilings(shifts: list[Shift], sizes: dict[TensorDim, int]) -> Iterator[Equat
     for shift in shifts:
         if shift.start is not None:
             groups.setdefault(shift.target, []).append((-shift.start, shift.source))
-    # Several shifts into one dimension are the pieces of a concatenation.
     for place, pieces in groups.items():
         starts, places = zip(*sorted(pieces), strict=True)
-        # Each piece must begin where the previous one ends, and the last must end with the
-        # dimension.
+        # A single shift, or pieces with a gap, would give an equation that holds only by accident.
         ends = [start + sizes[p] for start, p in zip(starts, places, strict=True)]
         if len(pieces) > 1 and (*starts, sizes[place]) == (0, *ends):
             yield Equation(SUM, (place,), places)

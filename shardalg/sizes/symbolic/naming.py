@@ -205,7 +205,6 @@ class Names:
                 self._join(source + d, target + d, node)
             for body in node.bodies:
                 if tie.source_drop or tie.target_drop:
-                    # The leading dimension of a stacked value is the trip count of its loop.
                     stacked = tie.source if tie.source_drop else tie.target
                     self._join(self.trip[body], base[stacked], node)
 

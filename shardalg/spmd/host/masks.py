@@ -16,7 +16,11 @@ def _offset(a: Offset, x: Stack) -> Stack:
     """Shift run-time indices, so that they count from the first element of the device's block."""
 
     def shift(position: int, block: np.ndarray) -> np.ndarray:
-        """Return one device's indices, shifted by its partition id; -1 for those outside."""
+        """Return one device's indices, shifted by its partition id; -1 for those outside.
+
+        An index is clamped first. Then `p * scale + more` is added, for the partition id p. With
+        `component`, only this component of each index vector is shifted.
+        """
         result = np.array(block)
         part = np.asarray(result if a.component is None else result[..., a.component], np.int64)
         if a.clamp is not None:

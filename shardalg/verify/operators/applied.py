@@ -270,6 +270,7 @@ class Filling:
             number = self.along(index.loop, contents)
             # Zero is written as the identity of a sum, so that equal fills compare equal.
             dims.append(replace(contents, fill=SUM if number == 0 else number))
+        # The loop "" asks for the number that all elements of the result are equal to.
         return replace(declared, dims=tuple(dims), number=self.along("", None))
 
     def along(self, loop: str, beside: DimensionContents | None) -> FillNumber | None:

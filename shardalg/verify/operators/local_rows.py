@@ -148,7 +148,8 @@ def local_signature(
 def extent_claims(run: LocalOperator) -> Iterator[Goal]:
     """Yield the claim that a device's operator has the global operator's loops, cut to blocks.
 
-    The way to combine iterations must be the same.
+    The way to combine iterations must be the same: the same combination, as many addends (`terms`),
+    and the same loop of a cumulative operator (`prefix`).
     """
     extents = run.local.extents
     # A loop of one iteration may be missing in either row, for example a group of size one.
@@ -504,8 +505,6 @@ def rule_of_blocks(rule: Rule, blocks: Mapping[str, int]) -> Rule:
         A coefficient that is the product of the extents of all minor loops becomes the product of
         their block sizes. In the example j has 4 iterations, in blocks of 2.
         """
-        # Major loops first: a coefficient that is the product of all minor extents is a stride. For
-        # j of extent 4 in blocks of 2, the index 4*i + j becomes 2*i + j.
         ordered = sorted(index.terms, key=lambda term: -term[1])
         terms = []
         for k, (name, coefficient) in enumerate(ordered):

@@ -131,7 +131,6 @@ def _move_down(graph: Graph, chain: list[Node], join: Join) -> list[Node] | None
     )
     dtype = last.signature.operands[0].dtype
     moved = _typed(first, ValueType(shape, dtype), kept)
-    # Otherwise the pointwise operators would compute more elements than the result has.
     grown = prod(last.signature.results[0].shape) >= prod(shape)
     if first.primitive != "slice" or not early or not grown or join(last, moved) is None:
         return None

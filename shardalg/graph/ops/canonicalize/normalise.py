@@ -147,6 +147,9 @@ def live_nodes(graph: Graph, known: dict[int, np.ndarray] | None = None) -> byte
 def unread(graph: Graph, lost: Sequence[str] = ()) -> Unread | None:
     """Return a summary of traced nodes that no result needs; None if they are negligible.
 
+    They are negligible if there are no products among them, no argument is lost, and at most the
+    share `LEFT_OVER` of all nodes are dead operators of the backward pass.
+
     Every trace has some dead nodes: the loss in addition to its gradient, casts, broadcasts. Dead
     products and dead operators of the backward pass are different: the user probably needs their
     results.

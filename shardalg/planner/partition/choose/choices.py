@@ -72,8 +72,8 @@ def _assignments(key: NodeKey, component: Component) -> Iterator[Assigned]:
     mesh = key.value_shardings[0].mesh
     digits = [mesh.digit(name) for name, size in mesh.axes if size > 1]
     extents = {name: extent for rule in component.rules for name, extent in rule.loops}
-    # Every function from mesh axes to loops: (loops + 1)**axes assignments, where None leaves an
-    # axis unused.
+    # All (loops + 1)**axes assignments are tried, because the price of an axis on one loop depends
+    # on the loops of the other axes. None leaves an axis unused, which may save communication.
     for picked in itertools.product((None, *component.loops), repeat=len(digits)):
         assigned = {
             name: tuple(d for d, at in zip(digits, picked, strict=True) if at == name)

@@ -167,7 +167,6 @@ def _matches(key: NodeKey, component: Component) -> tuple[LoopSets, LoopSets]:
     have on it; a contracting loop by digits that all operands have on it. Usable digits are those
     of the result that no contracting loop uses, and the matched digits of contracting loops.
     """
-    # Batch and non-contracting loops match by digits of the result that an operand has there too.
     result_digits = _suggested_digits(key, component, of_result=True)
     operand_digits = _suggested_digits(key, component, of_result=False)
     of_result = {name: set().union(*found) for name, found in result_digits.items()}

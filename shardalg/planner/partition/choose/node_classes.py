@@ -150,8 +150,8 @@ def kinds(graph: Graph) -> Kinds:
     found: dict[tuple[Any, ...], int] = {}
     again, later = remade_values(graph), _read_later(graph)
     numbers: list[int | None] = []
-    # A class is a tuple of the operator and of all properties on which the decision at a node
-    # depends. Nodes with equal tuples get equal numbers.
+    # Nodes of one class share one decision. So the tuple of a class must have every property that
+    # a decision reads, or one node would get the decision of another one.
     for node in graph.nodes:
         if node.bodies or node.signature.primitive in USER_COLLECTIVES:
             numbers.append(None)

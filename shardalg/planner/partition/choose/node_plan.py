@@ -216,7 +216,8 @@ def _local(
     """
     loops = dict(choice.loops)
     if emission.boxed:
-        # A box at run-time starts is read or written in the blocks that contain it.
+        # A box at run-time starts is read or written in the blocks that contain it. An operator
+        # that writes a box starts from the array that it updates (`rule.init`).
         places = tuple((dim, loops[loop], high) for dim, loop, high in boxes(rule, loops))
         if rule.init is not None:
             return Insert(places, choice.loops)

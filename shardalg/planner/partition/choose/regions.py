@@ -399,7 +399,8 @@ def layouts(completed: Sharding) -> Iterator[Sharding]:
     yield completed
     mesh, shape = completed.mesh, completed.shape
     digits = [mesh.digit(name) for name, size in mesh.axes if size > 1]
-    # Every function from axes to dimensions, where None leaves an axis unused.
+    # All combinations are tried, because only the prices of the operators around the call tell
+    # which one is best. An axis shards one dimension at most, and none if `at` is None.
     for picked in itertools.product((None, *range(len(shape))), repeat=len(digits)):
         pairs = tuple(zip(digits, picked, strict=True))
         dims = tuple(tuple(d for d, at in pairs if at == dim) for dim in range(len(shape)))

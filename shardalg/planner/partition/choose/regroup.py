@@ -186,10 +186,11 @@ def _dims(
     out: list[Digits] = [()] * sum(len(group.out_sizes) for group in every)
     for group in every:
         first, second = group.leads
-        # A kept dimension has one sharding on both sides.
         if group.is_kept:
             dims[first] = out[second] = home[second] if kept is None else kept[first]
         else:
+            # If the operand does not shard its leading dimension, the result's stays whole, too. An
+            # empty entry of `led` means the operand's digits.
             dims[first] = held[first]
             out[second] = (led[second] if led and held[first] else ()) or held[first]
     return tuple(dims), tuple(out)

@@ -83,6 +83,8 @@ def _combine_bytes(key: NodeKey, choice: Choice) -> Any:
 def window_bytes(key: NodeKey, choice: Choice) -> int:
     """Return the bytes that a device sends in halo exchanges of windowed dimensions."""
     total = 0
+    # `windows` finds the dimensions that need an exchange, `together` groups those that share
+    # permutes, and `elements` counts what one group sends.
     for rule in through_windows(key.signature):
         loops = tuple((n, d) for n, d in choice.loops if n in rule.extents)
         held = tuple((k, choice.required_shardings[k].dims) for k in rule.operands)

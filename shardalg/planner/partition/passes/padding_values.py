@@ -96,7 +96,8 @@ class Fills:
         """Record which numbers the padding of an instruction's results is known to hold."""
         kind = type(instruction.attributes)
         made = _MAKES.get(kind)
-        # Most instructions read no known value, so that nothing is known of their padding.
+        # Only a mask or a resize (`FILLS`) writes a number into padding by itself. Any other
+        # instruction must read a value whose padding is known, which most do not.
         if made is None or (
             kind not in FILLS and self.known.keys().isdisjoint(instruction.operands)
         ):

@@ -159,7 +159,7 @@ class ScatterReductions(Rewriter):
             )
             if cuts:
                 # The cuts are the only readers of the values in between, so the reduction may move
-                # down to the last cut.
+                # down to the last cut. A padding is directly before its cut, and moves with it.
                 gone = [placed[number], *(placed[c.number] for c in cuts)]
                 gone += [placed[c.number - 1] for c in cuts if c.pad]
                 for place in gone:

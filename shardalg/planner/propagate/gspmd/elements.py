@@ -187,8 +187,6 @@ class _Loop:
             # A scalar has no dimension to shard.
             if not shape:
                 continue
-            # XLA has a tuple before an HLO `while`, after it, as the parameter of body and of
-            # condition, and at the end of the body. Steps relate two of them, so each has a place.
             element.tuples = [self.place(name, shape)]
             element.loop = self.place(name, shape)
             for body in self.bodies:

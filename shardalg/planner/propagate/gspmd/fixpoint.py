@@ -172,7 +172,6 @@ class Fixpoint:
         Args:
           first_step, end: the computation has the steps `first_step` to `end - 1`.
         """
-        # `pick` gives the layout numbers of a step's tensors, the key of its memo.
         due, index, level = self.due_steps, self.index, self.level
         kind_of_step, pick, numbers = index.kind_of_step, index.pick, self.numbers
         memos, first = self.memos[FORWARD, self.merging], self.first[FORWARD]

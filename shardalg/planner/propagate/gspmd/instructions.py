@@ -59,8 +59,7 @@ class Instructions:
 
         The order goes down from the results; instructions that no result needs come last.
         """
-        # The root is on top of the stack, so that everything it needs comes first. Instructions
-        # that no result needs follow in the order of the program.
+        # The root is on top of the stack, so that everything it needs comes first.
         nodes: list[Key] = [self._made_by(node) for node in self._nodes(region)]
         done: set[Key] = set()
         opened: set[Key] = set()

@@ -209,6 +209,8 @@ class Computations(Instructions):
             yield from self._argument(node, kind)
             return
         yield self._numbered(kind), node.operands + node.results, number
+        # A constant that is a full tensor in XLA (`_join_literals`) exchanges shardings with the
+        # result of its reader.
         for literal in self.read.get(number, ()):
             yield self._tie(image.LOOP, (literal, node.results[0]), number)
 
@@ -415,7 +417,8 @@ class Computations(Instructions):
                 element = self._element_of_result(found.node, region, number)
                 yield from self._return_element(found.node, region, element, value)
         # Values that a loop only reads are returned unchanged, because an HLO `while` takes and
-        # returns the same tuple.
+        # returns the same tuple. Of a stack the whole is returned (`stacks`), not the slice that
+        # the body reads (`inside`).
         for element in self.elements[found.node]:
             if element.numbers.get(region) is None and region in element.roots:
                 inner = element.stacks.get(region) or element.inside.get(region)

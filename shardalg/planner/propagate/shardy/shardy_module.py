@@ -216,6 +216,7 @@ class ShardyModuleBuilder(Instructions):
         if node.primitive == "broadcast_in_dim" and kind is not None:
             yield from self._widened(node, operands, node.results[0], kind)
             return
+        # JAX makes some broadcasts anew for each reader, where the graph has one node for all.
         for position, value in enumerate(operands):
             if value in self.shared:
                 operands, copies = self._own_copy(operands, position)
@@ -458,8 +459,8 @@ class ShardyModuleBuilder(Instructions):
         Args:
           region: the computation, which is the function or the body of a loop or branch.
         """
-        # Shardy's first stage visits an operator only if no operand has another user, and the
-        # return of a body counts as a user.
+        # `_part` makes the operators that write a result into its stack. The computation then
+        # returns the written stack. It does not return a value that a loop only reads (`captured`).
         results = self.graph.regions[region].results
         if not self._returns_tuple(region):
             for number in range(len(results)):
