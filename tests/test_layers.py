@@ -58,6 +58,7 @@ PLACES = {
         "graph/ops/judged.py",
         "graph/tracing/manual.py",
         "graph/tracing/parts.py",
+        "graph/tracing/remat.py",
         "graph/tracing/opened.py",
         "graph/tracing/written.py",
         "graph/tracing/refused.py",
@@ -97,7 +98,7 @@ MAX_FUNCTION_LINES = 80
 MAX_FILE_LINES = 400
 MAX_PARAMETERS = 6
 # The face of the library: keyword arguments as in `jax.jit`.
-MANY_PARAMETERS = {"plan", "pipeline", "strategies", "compare", "search"}
+MANY_PARAMETERS = {"plan", "pipeline", "strategies", "compare", "search", "sweep"}
 
 
 def sources():

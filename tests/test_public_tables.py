@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pandas as pd
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -202,8 +203,8 @@ def test_a_chip_of_the_options_is_named_as_such(plan, named):
     other = sa.plan(jnp.sin, x, mesh=plan.mesh, options=sa.Options(hardware="tpu_v3"))
     for text in (repr(other.timeline()), repr(other), other.draw().axes[0].texts[0].get_text()):
         assert "8 x tpu_v3 (the chip of the plan's options; " in text.replace("\n", " ")
-    assert ASKED in repr(named.sweep("h100", B=[64]))
-    assert "X*Y x h100 (as asked for; " in repr(named.sweep("h100", X=[2, 4]))
+    assert ASKED in repr(named.sweep("h100", B=np.array([64])))
+    assert "X*Y x h100 (as asked for; " in repr(named.sweep("h100", X=np.array([2, 4])))
 
 
 def test_text_is_printed_whole():

@@ -473,6 +473,38 @@ def _check_slices(chip: Hardware, slices: Any) -> None:
         )
 
 
+@dataclass(frozen=True)
+class PlacedTopology:
+    """A topology on which another mesh is placed than that of the priced program.
+
+    The formulas of a program with named axis sizes hold at many meshes, and its instructions have
+    the digits of one. The axes have the same names on all of them, and other links.
+
+    Attributes:
+      mesh: the mesh whose axes have the links.
+    """
+
+    topology: Topology
+    mesh: Mesh
+
+    @property
+    def chip(self) -> Hardware:
+        """The chip that the topology consists of."""
+        return self.topology.chip
+
+    def shared(self, devices: int) -> PlacedTopology:
+        """Return the topology unchanged."""
+        return self
+
+    def wiring(self, mesh: Mesh) -> Wiring:
+        """Return the links under the axes, for instructions on another mesh of these axes.
+
+        Raises:
+          HardwareError: the placed mesh does not tile the topology.
+        """
+        return Wiring(mesh, self.topology.spans(self.mesh))
+
+
 Machine = Hardware | Topology
 """Prices need either; a bare `Hardware` gives each mesh axis separate links."""
 
@@ -489,7 +521,7 @@ def machine(given: str | Machine) -> Machine:
     >>> machine("v3:8x8"), machine("v3").name
     (Topology(tpu_v3:8x8), 'tpu_v3')
     """
-    if isinstance(given, Topology):
+    if isinstance(given, Topology | PlacedTopology):
         return given
     # The path of a hardware file may contain a colon too.
     if isinstance(given, str) and ":" in given and not given.endswith(".json"):

@@ -11,15 +11,16 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shardalg.costs.topology import Topology, machine, machine_text
+from shardalg.costs.topology import PlacedTopology, Topology, machine, machine_text
 from shardalg.errors import ShardalgError, StrategyError
 from shardalg.plan.planning import refuse_fallbacks
-from shardalg.planner.stages import NO_CHANGES, planned_at
+from shardalg.planner.stages import NO_CHANGES, planned_at, priced
 from shardalg.tables import Table
 
 if TYPE_CHECKING:
     from shardalg.algebra.dims import Size
-    from shardalg.costs.analyses.sweep import Sweep, Sweeper
+    from shardalg.algebra.mesh import Mesh
+    from shardalg.costs.analyses.sweep import StepFormulas, Sweep, Sweeper
     from shardalg.costs.hardware import Hardware
     from shardalg.costs.symbolic import Symbolised
     from shardalg.plan.plan import Plan
@@ -199,7 +200,10 @@ def conditions_table(plan: Plan) -> Table:
 
 
 def sweep(
-    plan: Plan, hardware: str | Hardware | Topology, overlap: str | None, sizes: Mapping[str, Any]
+    plan: Plan,
+    hardware: str | Hardware | Topology | None,
+    overlap: str | None,
+    sizes: Mapping[str, Any],
 ) -> Sweep:
     """Return step time, peak memory and validity at arrays of named sizes; see `Plan.sweep`.
 
@@ -212,6 +216,7 @@ def sweep(
 
     # A formula with fewer names is faster at each point, so single numbers are put in once.
     known, swept = points_of(plan.sizes, sizes)
+    hardware = plan.options.hardware if hardware is None else hardware
     chip = machine(hardware)
     # Chip, overlap and fixed sizes are part of the formulas; swept arrays are only their arguments.
     key = (chip, overlap, tuple(known.items()))
@@ -265,3 +270,27 @@ def _sweeper(
         axes = [Fact(symbol(name) - size, ZERO) for name, size in plan.mesh.axes]
         asked = ([*asked[0], *axes], asked[1])
     return Sweeper(cost._time(totals), peaks, asked, known)
+
+
+def step_formulas(
+    plan: Plan, chip: Hardware | Topology, overlap: str | None, links: Mesh | None
+) -> StepFormulas:
+    """Return formulas of seconds, peak memory and sent bytes in all named sizes of a plan.
+
+    Args:
+      links: on a topology, the mesh at whose axis sizes the formulas are used.
+
+    Raises:
+      FormulaError: `overlap` is a schedule.
+    """
+    from shardalg.costs.analyses.sweep import StepFormulas
+    from shardalg.sizes.formula import Formula
+
+    assert plan._symbolised is not None, "a plan in numbers has no formulas"
+    on: Any = chip
+    if links is not None and isinstance(chip, Topology):
+        on = PlacedTopology(chip, links)
+    cost = priced(plan._traced, plan._symbolised, on, overlap=overlap)
+    totals = cost.totals
+    peaks = totals.peaks() if totals.peaks else (Formula.of(totals.peak_bytes),)
+    return StepFormulas(cost._time(totals), peaks, totals.sum("wire_bytes"))

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from functools import cached_property
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import StrategyError
@@ -36,6 +36,7 @@ from shardalg.spmd.program import SpmdProgram
 from shardalg.tables import Table
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.figure import Figure
 
     from shardalg.algebra.dims import Size
@@ -49,6 +50,9 @@ if TYPE_CHECKING:
     from shardalg.lower.isolated import OneShard
     from shardalg.lower.three_ways import Comparison
     from shardalg.plan.compare_xla import BesideXla
+    from shardalg.plan.comparing.given import Progress
+    from shardalg.plan.comparing.jobs import Executor
+    from shardalg.plan.comparing.sweep_rows import SweepComparison
     from shardalg.plan.explain.collective import CollectiveExplanation
     from shardalg.plan.explain.decisions import PlanDifference
     from shardalg.plan.explain.explained import ValueExplanation
@@ -795,23 +799,83 @@ class Plan:
 
         return guards(self._stages, self.options, lambda: self._symbolised)
 
+    @overload
     def sweep(
-        self, hardware: str | Hardware | Topology, *, overlap: str | None = None, **sizes: Any
-    ) -> Sweep:
-        """Return step time, peak memory and validity of the plan at arrays of named sizes.
+        self,
+        hardware: str | Hardware | Topology | None = None,
+        *,
+        overlap: str | None = None,
+        **sizes: np.ndarray | int,
+    ) -> Sweep: ...
+    @overload
+    def sweep(
+        self,
+        hardware: str | Hardware | Topology | None = None,
+        *,
+        overlap: str | None = None,
+        mesh: Any = None,
+        remat: Any = None,
+        reserve: float = 0.0,
+        executor: Executor | None = None,
+        file: str | Path | None = None,
+        progress: Progress | bool | None = None,
+        **sizes: Any,
+    ) -> SweepComparison: ...
+    def sweep(
+        self,
+        hardware: Any = None,
+        *,
+        overlap: Any = None,
+        mesh: Any = None,
+        remat: Any = None,
+        reserve: Any = 0.0,
+        executor: Any = None,
+        file: Any = None,
+        progress: Any = None,
+        **sizes: Any,
+    ) -> Any:
+        """Return step time and memory at many meshes, policies of rematerialisation, and sizes.
 
-        Arrays broadcast against each other: a grid, `B=batches[:, None], X=axis`, is cheapest.
-        Other sizes have their hints. Seconds and bytes belong to the decisions at the hints.
-        `Sweep.holds` says where the planner decides the same; it is False everywhere if `unguarded`
-        has a reason. The peak is the largest number of bytes at any instruction, with the live
-        buffers of the hints.
+        Lists give a row per combination, a `SweepComparison`: ranked, with `.best`, `.pareto()`,
+        `.at(B=64)`, `.table`, `.draw()` and `.page(path)`. Numpy arrays of named sizes alone give
+        arrays, a `Sweep`, for millions of points.
+
+        A row has the source "formula" if all questions of planning have the same answers as at the
+        hints: its seconds and bytes equal those of a plan made there. Otherwise a plan is made, and
+        the source is "plan". A point without a plan is a row with the reason. Rows that fit come
+        first, the fastest first, per sample if the data arguments have a role. Ctrl-C returns what
+        is finished; `file` resumes it. Formulas over meshes need a plan on a mesh with named sizes,
+        `Mesh(..., symbolic=True)`.
+
+        In a `Sweep`, arrays broadcast against each other: a grid, `B=batches[:, None], X=axis`, is
+        cheapest. Other sizes have their hints. Seconds and bytes belong to the decisions at the
+        hints. `Sweep.holds` says where the planner decides the same; it is False everywhere if
+        `unguarded` has a reason. The peak is the largest number of bytes at any instruction, with
+        the live buffers of the hints.
 
         Args:
+          hardware: a chip or a topology; None is that of the plan's options.
           overlap: "measured", "none" or "full", as in `cost`.
+          mesh: a list of meshes or axis sizes, `[{"data": 8, "model": 4}, ...]`.
+          remat: a list of names in `jax.checkpoint_policies`, of tuples such as
+            `("save_only_these_names", "attention")`, and of None for the function as it is
+            written. A policy replaces that of each `jax.checkpoint` in the function. If there is
+            none, it is put around each `jax.lax.scan` that the function differentiates.
+          reserve: share of a device's memory that must stay free, 0 to 1.
+          executor: plans are made by its workers, for example those of a
+            `concurrent.futures.ProcessPoolExecutor`. Only `submit` and `result` are called. The
+            function is traced here, and need not be known to the workers.
+          file: a JSON file that keeps finished points; a later call goes on from there.
+          progress: called with the number of finished points, of all, and a name. True prints a
+            line to stderr; None does so if stderr is a terminal.
+          sizes: lists, arrays or numbers, by the names of sizes.
 
         Raises:
           SymbolError: no such name, or arrays that are not sizes or do not broadcast.
-            HardwareError: as in `cost`. FormulaError: overlap="dependences".
+            HardwareError: as in `cost`. FormulaError: overlap="dependences" for arrays.
+            StrategyError: an empty list, a value that is given twice, an unknown policy, or one
+            that has no place in the function. PlanFileError: the file is broken or is of another
+            sweep.
 
         >>> import jax, numpy as np, shardalg as sa
         >>> from jax.sharding import PartitionSpec as P
@@ -819,15 +883,22 @@ class Plan:
         >>> x = jax.ShapeDtypeStruct((B, M), "float32")
         >>> mesh = sa.Mesh({"X": 4}, symbolic=True)
         >>> plan = sa.plan(lambda x: x.sum(0), x, mesh=mesh, in_shardings=(P("X"),))
+        >>> found = plan.sweep("tpu_v3", mesh=[{"X": 4}, {"X": 2}], B=[64, 98])
+        >>> found.table.select("mesh", "B", "source", "peak_bytes").rows
+        (('X=2', 64, 'formula', 2176.0), ('X=2', 98, ...), ..., ('X=4', 98, 'plan', 1728.0))
         >>> found = plan.sweep("tpu_v3", B=np.array([64, 96, 98]), X=np.array([[4], [2]]))
         >>> found.peak_memory_bytes.astype(int).tolist()
         [[1152, 1664, 1696], [2176, 3200, 3264]]
         >>> found.holds.tolist(), found.doubtful.tolist(), plan.holds(B=98, X=2)
         ([[True, True, False], [False, False, False]], [[False, ...], [True, True, True]], True)
         """
+        from shardalg.plan.comparing.sweeping import SweepSettings, swept
         from shardalg.plan.named_sizes import sweep
 
-        return sweep(self, hardware, overlap, sizes)
+        settings = SweepSettings(hardware, overlap, mesh, remat, reserve, executor, file, progress)
+        if settings.is_for_arrays(sizes):
+            return sweep(self, hardware, overlap, sizes)
+        return swept(self, sizes, settings)
 
     @cached_property
     def _sweepers(self) -> dict[Any, Sweeper]:

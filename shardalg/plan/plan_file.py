@@ -130,7 +130,7 @@ def parsed(text: str, path: object) -> PlanFile:
     Raises:
       PlanFileError: cut short, edited, or of another schema.
     """
-    whole = _json(path, text)
+    whole = read_json(path, text)
     schema = whole.pop("schema", None) if isinstance(whole, dict) else None
     if schema not in (SCHEMA, *EARLIER):
         raise PlanFileError(f"{path} is not a plan file: its schema is {schema!r}, not {SCHEMA!r}.")
@@ -169,7 +169,7 @@ def _check_keys(path: object, content: Any, keys: tuple[str, ...]) -> None:
         )
 
 
-def _json(path: object, text: str) -> Any:
+def read_json(path: object, text: str) -> Any:
     """Return the JSON of a file; a text that is nested too deeply is refused."""
     try:
         # JSON has no NaN or Infinity, but Python's reader accepts them by default.

@@ -86,9 +86,17 @@ def planned_strategy(
 
     Return the results of all passes, and the options.
     """
+    return planned_annotations(traced, strategy_annotations(traced, strategy), options)
+
+
+def strategy_annotations(traced: Traced, strategy: Strategy) -> Annotations:
+    """Return the annotations of a strategy for a traced function, and its arguments' shardings.
+
+    Raises:
+      StrategyError: the strategy does not fit the function.
+    """
     flat = traced.with_layouts(strategy)
-    annotations = with_own_shardings(resolve(traced.graph, flat, traced.first_mesh), traced)
-    return planned_annotations(traced, annotations, options)
+    return with_own_shardings(resolve(traced.graph, flat, traced.first_mesh), traced)
 
 
 def planned_annotations(

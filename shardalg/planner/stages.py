@@ -530,20 +530,32 @@ def planned_at(
       SymbolError: the function is another program there, or cannot be traced there.
       StrategyError: an axis is manual, and the function is not available (a loaded plan).
     """
+    own = hints.mesh.symbolic or hints.has_own_links
+    traced, annotations, constant = inputs_at(hints.traced, hints.annotations, point)
+    return replace(planned(traced, annotations, options), has_own_links=own), constant
+
+
+def inputs_at(
+    traced: Traced, annotations: Annotations, point: Mapping[str, int]
+) -> tuple[Traced, Annotations, Difference | None]:
+    """Return a traced function and its annotations at other sizes, and the difference.
+
+    The difference is that of `planned_at`.
+
+    Raises:
+      SymbolError, StrategyError: as in `planned_at`.
+    """
     from shardalg.sizes.symbolic.symbols import mesh_at
 
-    own = hints.mesh.symbolic or hints.has_own_links
-    mesh = mesh_at(hints.mesh, point)
-    there = hints.traced.on(mesh, before=hints.mesh)
-    traced, constant = _traced_at(there, point)
+    mesh = mesh_at(annotations.mesh, point)
+    there = traced.on(mesh, before=annotations.mesh)
+    made, constant = _traced_at(there, point)
     # Within one trace, annotations move by axis names. A new trace has sites of its own.
-    if there is hints.traced:
-        annotations = annotations_at(hints.annotations, traced.graph, mesh)
-        return replace(planned(traced, annotations, options), has_own_links=own), constant
-    graphs = hints.graph, traced.graph
-    annotations = annotations_on_mesh(graphs, hints.annotations, mesh, traced.first_mesh)
-    constant = other_blocks(*graphs, mesh.shape) or constant
-    return replace(planned(traced, annotations, options), has_own_links=own), constant
+    if there is traced:
+        return made, annotations_at(annotations, made.graph, mesh), constant
+    graphs = traced.graph, made.graph
+    moved = annotations_on_mesh(graphs, annotations, mesh, made.first_mesh)
+    return made, moved, other_blocks(*graphs, mesh.shape) or constant
 
 
 def _traced_at(traced: Traced, point: Mapping[str, int]) -> tuple[Traced, Difference | None]:

@@ -27,7 +27,7 @@ from shardalg.graph.ops.roles import roles
 from shardalg.graph.ops.rows import BUILDERS
 from shardalg.graph.serial import from_json, graph_hash, to_json
 from shardalg.graph.tracing.trace import Explicit, trace
-from shardalg.planner.calls.call import Call, Given, result_paths
+from shardalg.planner.calls.call import Call, Given, Inner, result_paths
 from shardalg.planner.calls.meshes import flat_layouts
 from shardalg.planner.calls.user_call import opened
 from shardalg.planner.kernel_prices import (
@@ -67,6 +67,8 @@ class Traced:
       whole: the graph before these rewrites; None if there was none.
       again: a function that traces it for other sizes of mesh axes. None if the graph does not
         depend on them (it has no `shard_map`), and in a loaded plan.
+      changed: a function that traces it with another function in place of the user's. Its argument
+        takes the user's function and returns the other one. None in a loaded plan.
     """
 
     graph: Graph
@@ -80,6 +82,7 @@ class Traced:
     orders: tuple[tuple[tuple[int, Order], ...] | Padding, ...] = ()
     whole: Graph | None = None
     again: Callable[[Axes], Traced] | None = None
+    changed: Callable[[Callable[[Inner], Inner]], Traced] | None = None
 
     def __post_init__(self) -> None:
         count = len(self.graph.arguments)
@@ -329,11 +332,10 @@ def trace_call(
         graph = tracer({})
         symbols = name_sizes(graph, declared, tracer)
     made = Traced(graph, leaf_roles, own, call.donated, kept, symbols)
+    later = partial(trace_call, given=_types(given), roles=roles, explicit=explicit)
+    made = replace(made, changed=lambda change: later(replace(kept, fn=change(kept.fn)), axes))
     # A `shard_map` fixes the sizes of its axes in the graph; only then is a mesh traced again.
-    if not graph.traced_axes:
-        return made
-    again = partial(trace_call, kept, given=_types(given), roles=roles, explicit=explicit)
-    return replace(made, again=again)
+    return replace(made, again=partial(later, kept)) if graph.traced_axes else made
 
 
 def _types(given: Given) -> Given:

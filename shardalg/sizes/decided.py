@@ -294,7 +294,9 @@ class Guards:
                 changed.add(call)
         return not changed.isdisjoint({*self.whole.uses, *self.beside})
 
-    def holding(self, points: Sequence[Mapping[str, int]]) -> np.ndarray:
+    def holding(
+        self, points: Sequence[Mapping[str, int]], *, attempts: int | None = None
+    ) -> np.ndarray:
         """Return, per point, whether the recorded run of planning has the same result there.
 
         This is `hold` at each point, computed for all points together. The facts of the run itself
@@ -303,6 +305,8 @@ class Guards:
 
         Args:
           points: a number for each named size, per point.
+          attempts: how often each call is made again at most. Points that still have no answer are
+            False. None makes it as often as needed. Computations after the run have no limit.
         """
         exact = ExactPoints(points)
         arrays = {name: exact.of(symbol(name)) for name in points[0]}
@@ -319,13 +323,17 @@ class Guards:
             for places in (*(~holds[f] for f in call.facts), *(changed[c] for c in call.uses)):
                 doubtful |= places
             doubtful &= holding_points
-            changed[call] = doubtful & ~self._same(call, exact, doubtful)
+            same, unknown = self._same(call, exact, doubtful, attempts)
+            changed[call] = doubtful & ~same
+            holding_points &= ~unknown
         for call in (*self.whole.uses, *self.beside):
             holding_points &= ~changed[call]
         return holding_points
 
-    def _same(self, call: DecidedCall, exact: ExactPoints, places: np.ndarray) -> np.ndarray:
-        """Return an array: whether a call has its recorded result at each of some points.
+    def _same(
+        self, call: DecidedCall, exact: ExactPoints, places: np.ndarray, attempts: int | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return two masks: where a call has its recorded result, and where that is not known.
 
         A call is a memoised decision of the planner. It is recorded again at the first point that
         waits. That record, result and facts, is valid at all points at which its facts are true, so
@@ -333,10 +341,15 @@ class Guards:
 
         Args:
           exact: the points.
-          places: the points that are checked, as a mask; the result is False at all others.
+          places: the points that are checked, as a mask; both results are False at all others.
+          attempts: as in `holding`.
         """
         same, waiting = np.zeros(len(places), bool), places.copy()
-        while waiting.any():
+        if attempts is None or call in self.beside:
+            attempts = len(places)
+        for _ in range(attempts):
+            if not waiting.any():
+                break
             first = int(np.argmax(waiting))
             point = exact.points[first]
             # A computation after the run (`beside`), or a call that cannot be recorded again, is
@@ -356,7 +369,7 @@ class Guards:
                 for recorded, size in pairs:
                     here &= exact.of(recorded) == exact.of(size)
                 same |= here
-        return same
+        return same, waiting
 
     @property
     def decisive(self) -> list[Fact]:

@@ -180,14 +180,17 @@ WRONG = {
     "unknown": (lambda p: p.sweep("tpu_v3", Q=np.arange(1, 3)), sa.SymbolError, "Q is in no arg"),
     "no array": (lambda p: p.sweep("tpu_v3", B=8), sa.SymbolError, "needs an array of some size"),
     "zero": (lambda p: p.sweep("tpu_v3", B=np.arange(3)), sa.SymbolError, "integers of at least 1"),
-    "NaN": (lambda p: p.sweep("tpu_v3", B=[1.0, np.nan]), sa.SymbolError, "of float64: give int"),
+    "NaN": (
+        lambda p: p.sweep("tpu_v3", B=np.array([1.0, np.nan])),
+        sa.SymbolError, "of float64: give int",
+    ),
     "shapes": (
-        lambda p: p.sweep("tpu_v3", B=[1, 2], M=[1, 2, 3]),
+        lambda p: p.sweep("tpu_v3", B=np.arange(1, 3), M=np.arange(1, 4)),
         sa.SymbolError, r"shapes B \(2,\), M \(3,\) do not broadcast: give all points",
     ),
-    "chip": (lambda p: p.sweep("v9", B=[1, 2]), sa.HardwareError, "no hardware 'v9'"),
+    "chip": (lambda p: p.sweep("v9", B=np.arange(1, 3)), sa.HardwareError, "no hardware 'v9'"),
     "schedule": (
-        lambda p: p.sweep("tpu_v3", overlap="dependences", B=[1, 2]),
+        lambda p: p.sweep("tpu_v3", overlap="dependences", B=np.arange(1, 3)),
         FormulaError, "take 'none' or 'full'",
     ),
 }  # fmt: skip
@@ -204,7 +207,7 @@ def test_a_plan_in_numbers_has_nothing_to_sweep():
     x = jax.ShapeDtypeStruct((8,), "float32")
     plan = sa.plan(jnp.sin, x, mesh=sa.Mesh({"X": 2}), in_shardings=(P("X"),))
     with pytest.raises(sa.SymbolError, match="plan with sa"):
-        plan.sweep("tpu_v3", B=[1, 2])
+        plan.sweep("tpu_v3", B=np.array([1, 2]))
 
 
 FORMULAS = [

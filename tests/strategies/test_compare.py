@@ -1,7 +1,9 @@
 """`sa.compare`: every row equals the plan made alone; ranking, reasons, and bad input."""
 
+import pickle
 import subprocess
 import sys
+from concurrent.futures import Future
 from functools import cache
 
 import jax
@@ -64,6 +66,31 @@ def test_each_row_is_the_plan_made_alone():
         assert record["wire_bytes"] == float(cost.wire_bytes)
         assert row.plan.program == alone.program
     assert found.best is found.rows[0]
+
+
+class Here:
+    """An executor that runs each job at once, on a copy as another process gets it."""
+
+    def submit(self, fn, job):
+        future = Future()
+        future.set_result(pickle.loads(pickle.dumps(fn(pickle.loads(pickle.dumps(job))))))
+        return future
+
+
+def test_an_executor_gives_the_same_rows_and_plans():
+    few = sa.Strategy(sa.Mesh({"data": 4}), (P(), P("data")))
+    asked = {"strategies": {**STRATEGIES, "few": few, "fsdp2": sa.recipes.fsdp("data")}}
+    said = []
+    found = compared(**asked, executor=Here(), progress=lambda *words: said.append(words[:2]))
+    here = compared(**asked)
+    assert found.table == here.table
+    assert found.by_axis() == here.by_axis()
+    assert found.memory() == here.memory()
+    assert said[-1][0] == said[-1][1] == len(said) + 1
+    assert found.best.plan.program == here.best.plan.program
+    assert found.why("data", "tensor").sentence == here.why("data", "tensor").sentence
+    with pytest.raises(sa.StrategyError, match="executor is 4: give an object with submit"):
+        compared(executor=4)
 
 
 def test_samples_are_those_of_the_data_and_tokens_those_of_integers():

@@ -97,12 +97,7 @@ class Sweeper:
         """Compile the formulas; the arguments are those of the class."""
         self.code = Code()
         self.time = self.code.polynomial(Formula.of(step_time_s).subs(known).terms)
-        first, *others = undominated(peak.subs(known) for peak in peaks)
-        self.peak = self.code.polynomial(first.terms)
-        # The maximum is part of the compiled code, so one evaluation gives the peak of all
-        # candidates.
-        for other in others:
-            self.peak = self.code.step("max", self.peak, self.code.polynomial(other.terms))
+        self.peak = _maximum(self.code, (peak.subs(known) for peak in peaks))
         self.own, self.called = (Checked(facts, known) for facts in asked)
 
     def at(self, sizes: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
@@ -121,3 +116,55 @@ class Sweeper:
         own = self.own.hold(sizes)
         holds = self.called.hold(sizes, own)
         return seconds, peak, holds, own & ~holds
+
+
+class StepFormulas:
+    """Formulas of a step's seconds, peak memory and sent bytes, compiled for arrays of sizes.
+
+    Args:
+      step_time_s: seconds of a step.
+      peaks: formulas whose largest is the peak of memory, in bytes.
+      wire_bytes: bytes that a device sends.
+
+    >>> from shardalg.sizes.formula import symbols
+    >>> B, X = symbols("B X")
+    >>> formulas = StepFormulas(B / X, [B + X, 2 * B], 4 * B)
+    >>> formulas.at({"B": np.array([2, 8]), "X": np.array([4, 4])})
+    (array([0.5, 2. ]), array([ 6., 16.]), array([ 8., 32.]))
+    """
+
+    def __init__(self, step_time_s: Any, peaks: Iterable[Formula], wire_bytes: Any) -> None:
+        """Compile the formulas; the arguments are those of the class."""
+        self.code = Code()
+        self.places = [
+            self.code.polynomial(Formula.of(step_time_s).terms),
+            _maximum(self.code, peaks),
+            self.code.polynomial(Formula.of(wire_bytes).terms),
+        ]
+
+    def at(self, sizes: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+        """Return (seconds, peak bytes, sent bytes) at arrays of sizes that have one shape.
+
+        Double precision misses whole numbers of bytes by its rounding, which is corrected. Uneven
+        blocks send a fraction of a byte on average.
+        """
+        shape = next(iter(sizes.values())).shape
+        found = [np.broadcast_to(array, shape) for array in run(self.code, self.places, sizes)]
+        seconds, *amounts = found
+        return seconds, *map(_near_whole, amounts)
+
+
+def _near_whole(amounts: np.ndarray) -> np.ndarray:
+    """Return numbers, with the nearest whole number in place of one that is almost whole."""
+    whole = np.rint(amounts)
+    return np.where(np.isclose(amounts, whole, rtol=1e-12, atol=1e-6), whole, amounts)
+
+
+def _maximum(code: Code, formulas: Iterable[Formula]) -> Any:
+    """Return the place in compiled code of the largest of several formulas."""
+    # The maximum is part of the compiled code, so one evaluation gives that of all candidates.
+    first, *others = undominated(formulas)
+    found = code.polynomial(first.terms)
+    for other in others:
+        found = code.step("max", found, code.polynomial(other.terms))
+    return found

@@ -3,28 +3,51 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.hardware import names
-from shardalg.costs.topology import Machine, Topology, arranged, machine
+from shardalg.costs.topology import Machine, arranged, machine
 from shardalg.errors import ShardalgError, StrategyError
 from shardalg.graph.ops.roles import check_roles
 from shardalg.plan.comparing.compared import ComparedStrategy, StrategyComparison
+from shardalg.plan.comparing.given import (
+    Progress,
+    check_devices,
+    check_share,
+    devices_of,
+    machine_name,
+    machines_of,
+    mesh_text,
+    meshes_of,
+    reporter,
+)
+from shardalg.plan.comparing.jobs import (
+    Executor,
+    Failed,
+    PlanInputs,
+    check_executor,
+    check_failures,
+    reason,
+    results,
+)
 from shardalg.plan.comparing.largest_batch import BatchSearch
+from shardalg.plan.comparing.step_figures import StrategyFigures
 from shardalg.plan.plan import Plan, plan_of
-from shardalg.plan.planning import one_strategy, planned_strategy, traced_call
+from shardalg.plan.planning import (
+    one_strategy,
+    planned_strategy,
+    strategy_annotations,
+    traced_call,
+)
 from shardalg.planner.propagate.options import Options
 from shardalg.planner.propagate.strategy import Strategy
 from shardalg.planner.traced import Traced
 
 CURRENT = "current"
-Progress = Callable[[int, int, str], None]
-"""Called with the number of a finished strategy, the number of all, and its name."""
 
 
 class _Entry(NamedTuple):
@@ -49,6 +72,7 @@ def compare(
     samples: int | None = None,
     tokens: int | None = None,
     reserve: float = 0.0,
+    executor: Executor | None = None,
     progress: Progress | bool | None = None,
 ) -> StrategyComparison:
     """Plan and price a function under several strategies, and rank them.
@@ -71,6 +95,10 @@ def compare(
         the data arguments, and the elements of the first data argument of 32-bit or 64-bit
         integers with two dimensions, if roles are known.
       reserve: share of a device's memory that must stay free, 0 to 1.
+      executor: plans in numbers are made by its workers, for example those of a
+        `concurrent.futures.ProcessPoolExecutor`. Only `submit` and `result` are called. The
+        function is traced here, and need not be known to the workers. Plans with named sizes are
+        made here.
       progress: called after each strategy with its number, the number of all, and its name. True
         prints a line to stderr; None does so if stderr is a terminal.
 
@@ -88,26 +116,25 @@ def compare(
     >>> found.best.name, [row.name for row in found.rows]
     ('batch', ['batch', 'none'])
     """
-    is_share = isinstance(reserve, int | float) and 0 <= reserve < 1
-    if not is_share:
-        raise StrategyError(f"reserve is {reserve!r}: give a share from 0 to below 1.")
+    check_share(reserve)
+    check_executor(executor)
     for what, count in (("samples", samples), ("tokens", tokens)):
         if count is not None and not (type(count) is int and count > 0):
             raise StrategyError(f"{what} is {count!r}: give a whole number from 1 on.")
-    say = _printed if progress is True or (progress is None and sys.stderr.isatty()) else progress
+    say = reporter(progress)
     counts = _Counts(samples, tokens, float(reserve))
     if isinstance(fn, Mapping):
         if strategies:
             raise StrategyError("compare() got plans and strategies: give one of both.")
-        return _of_plans(fn, _machines(hardware), counts)
+        return _of_plans(fn, machines_of(hardware), counts)
     if not strategies or not isinstance(strategies, Mapping):
         raise StrategyError(
             f"strategies is {strategies!r:.60}: give a dict from names to strategies or recipes, "
             'as in {"fsdp": sa.recipes.fsdp("data")}.'
         )
-    on = _machines(hardware) or (machine((options or Options()).hardware),)
+    on = machines_of(hardware) or (machine((options or Options()).hardware),)
     _check_names(strategies)
-    entries, refused = _entries(strategies, on, _meshes(meshes))
+    entries, refused = _entries(strategies, on, meshes_of(meshes))
     rows = [_refused(*each) for each in refused]
     given = (args, kwargs or {})
     has_own = False
@@ -120,10 +147,10 @@ def compare(
         specs = (site.spec for site in made.graph.sites)
         own = (*made.own_shardings, *specs)
         has_own = hasattr(fn, "lower") or any(each is not None for each in own)
-        for number, entry in enumerate(entries, 1):
-            rows.append(_row(made, entry, (options, base), counts))
-            if callable(say):
-                say(number, len(entries), entry.name)
+        planned = _Rows(made, (options, base), counts)
+        rows += (
+            planned.here(entries, say) if executor is None else planned.by(executor, entries, say)
+        )
     if has_own:
         current = _current(fn, given, (roles, donate_argnums, options), on, counts)
         rows += [] if current is None else [current]
@@ -164,39 +191,6 @@ class _Counts:
         }
 
 
-def _machines(hardware: Any) -> tuple[Machine, ...]:
-    """Return the machines that the user named: none, one or several."""
-    if hardware is None:
-        return ()
-    several = hardware if isinstance(hardware, list | tuple) else (hardware,)
-    return tuple(machine(each) for each in several)
-
-
-def _meshes(given: Any) -> tuple[Mesh, ...]:
-    """Return the meshes that the user gave: none, one or several.
-
-    Raises:
-      StrategyError: a value is neither a mesh nor axis sizes.
-    """
-    if given is None:
-        return ()
-    several = given if isinstance(given, list | tuple) else (given,)
-    found = []
-    for each in several:
-        if isinstance(each, Mesh):
-            found.append(each)
-        elif isinstance(each, Mapping):
-            found.append(Mesh(dict(each)))
-        elif hasattr(each, "axis_types"):
-            found.append(Mesh.from_jax(each))
-        else:
-            raise StrategyError(
-                f"meshes has {each!r:.60}: give a Mesh, or axis sizes as "
-                "{'data': 16, 'model': 4}."
-            )
-    return tuple(found)
-
-
 def _check_names(strategies: Mapping[str, Any]) -> None:
     """Raise an error unless every entry is a strategy or a recipe, under a name that is text."""
     for name, strategy in strategies.items():
@@ -213,11 +207,6 @@ def _check_names(strategies: Mapping[str, Any]) -> None:
                 f"strategy {name!r} is {strategy!r:.60}: give a Strategy, or a recipe such as "
                 f'sa.recipes.fsdp("data").{hint}'
             )
-
-
-def _devices(on: Machine) -> int | None:
-    """Return the number of devices of a machine; None for a chip alone."""
-    return on.devices if isinstance(on, Topology) else None
 
 
 def _entries(
@@ -239,7 +228,7 @@ def _entries(
                 # A recipe names axes without sizes, so it is planned on every mesh that has them.
                 axes = tuple(strategy.axes)
                 fitting = [m for m in meshes if set(axes) <= set(m.axis_names)]
-                several = fitting or ([] if meshes else _splits(axes, _devices(machine_)))
+                several = fitting or ([] if meshes else _splits(axes, devices_of(machine_)))
                 why = (
                     f"no mesh of meshes= has the axes {', '.join(axes)}"
                     if meshes
@@ -277,7 +266,7 @@ def _splits(axes: tuple[str, ...], devices: int | None) -> list[Mesh]:
 
 
 def _refused(name: str, mesh: str, on: Machine, why: str) -> ComparedStrategy:
-    return ComparedStrategy(name, mesh, _machine_text(on), None, None, why)
+    return ComparedStrategy(name, mesh, machine_name(on), None, None, why)
 
 
 def hardware_text(on: Machine) -> str:
@@ -285,34 +274,75 @@ def hardware_text(on: Machine) -> str:
 
     If the user built the chip in Python, no name finds it, and the text names the default chip.
     """
-    return _machine_text(on) if on.chip.name in names() else Options().hardware
+    return machine_name(on) if on.chip.name in names() else Options().hardware
 
 
-def _machine_text(on: Machine) -> str:
-    return on.text if isinstance(on, Topology) else on.name
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of strategies of one traced function.
 
-
-def _mesh_text(mesh: Mesh) -> str:
-    """Return the axis sizes, as in "data=16, model=4"."""
-    return ", ".join(f"{name}={size}" for name, size in mesh.axes)
-
-
-def _row(
-    traced: Traced,
-    entry: _Entry,
-    options: tuple[Options | None, Options],
-    counts: _Counts,
-) -> ComparedStrategy:
-    """Plan and price one strategy on a mesh; a strategy without a plan has the reason.
-
-    Args:
+    Attributes:
       options: the options as the user gave them or None, and the options to plan with.
       counts: samples and tokens of a step.
     """
-    asked, base = options
-    try:
-        _check_devices(entry.mesh, entry.machine)
-        there = traced.on(entry.mesh, before=traced.first_mesh or entry.mesh)
+
+    traced: Traced
+    options: tuple[Options | None, Options]
+    counts: _Counts
+
+    def here(self, entries: Sequence[_Entry], say: Progress | None) -> Iterator[ComparedStrategy]:
+        """Yield a row per entry, planned and priced in this process."""
+        for number, entry in enumerate(entries, 1):
+            try:
+                strategy, inputs = self.inputs(entry)
+                yield self.row(entry, strategy, inputs, inputs.strategy())
+            except ShardalgError as error:
+                yield self.refused(entry, reason(error))
+            if say is not None:
+                say(number, len(entries), entry.name)
+
+    def by(
+        self, executor: Executor, entries: Sequence[_Entry], say: Progress | None
+    ) -> Iterator[ComparedStrategy]:
+        """Yield a row per entry; the workers of an executor plan and price those in numbers.
+
+        Raises:
+          StrategyError: the executor fails for all of them.
+        """
+        waiting: list[tuple[_Entry, Strategy, PlanInputs]] = []
+        rows: list[ComparedStrategy] = []
+        for entry in entries:
+            try:
+                strategy, inputs = self.inputs(entry)
+                if inputs.is_named:
+                    rows.append(self.row(entry, strategy, inputs, inputs.strategy()))
+                else:
+                    waiting.append((entry, strategy, inputs))
+            except ShardalgError as error:
+                rows.append(self.refused(entry, reason(error)))
+        jobs = ((place, place[2].job("strategy")) for place in waiting)
+        failures = []
+        done = enumerate(results(executor, jobs), 1 + len(rows))
+        for number, ((entry, strategy, inputs), found) in done:
+            if isinstance(found, StrategyFigures):
+                rows.append(self.row(entry, strategy, inputs, found))
+            else:
+                failures += [str(found)] if isinstance(found, Failed) else []
+                rows.append(self.refused(entry, str(found)))
+            if say is not None:
+                say(number, len(entries), entry.name)
+        check_failures(failures, len(waiting))
+        yield from rows
+
+    def inputs(self, entry: _Entry) -> tuple[Strategy, PlanInputs]:
+        """Return the strategy of an entry, and the inputs of its plan.
+
+        Raises:
+          ShardalgError: the strategy does not fit the function, the mesh or the machine.
+        """
+        asked, base = self.options
+        check_devices(entry.mesh, entry.machine)
+        there = self.traced.on(entry.mesh, before=self.traced.first_mesh or entry.mesh)
         strategy = entry.strategy
         if isinstance(strategy, Strategy):
             strategy = replace(strategy, mesh=entry.mesh)
@@ -320,24 +350,37 @@ def _row(
             strategy = strategy.strategy_of(there, entry.mesh)
         # Decisions of the planner are compared by the rates of the chip that the row is priced on.
         chip = base if asked is not None else replace(base, hardware=hardware_text(entry.machine))
-        plan = plan_of(*planned_strategy(there, strategy, chip))
-        row = _priced(entry.name, plan, entry.machine, counts.of(there))
-        return replace(row, strategy=strategy)
-    except ShardalgError as error:
-        why = " ".join(str(error).split())
-        return _refused(entry.name, _mesh_text(entry.mesh), entry.machine, why)
+        annotations = strategy_annotations(there, strategy)
+        return strategy, PlanInputs(Plan, there, annotations, chip, entry.machine)
+
+    def row(
+        self, entry: _Entry, strategy: Strategy, inputs: PlanInputs, figures: StrategyFigures
+    ) -> ComparedStrategy:
+        """Return the row of an entry that has a plan."""
+        counts = self.counts.of(inputs.traced)
+        found = _row(entry.name, inputs.plan, entry.mesh, figures, entry.machine, counts)
+        return replace(found, strategy=strategy)
+
+    def refused(self, entry: _Entry, why: str) -> ComparedStrategy:
+        """Return the row of an entry that has no plan."""
+        return _refused(entry.name, mesh_text(entry.mesh), entry.machine, why)
 
 
-def _check_devices(mesh: Mesh, on: Machine) -> None:
-    """Raise unless a mesh has as many devices as a machine.
+def _row(
+    name: str,
+    plan: Plan,
+    mesh: Mesh,
+    figures: StrategyFigures,
+    on: Machine,
+    counts: Mapping[str, Any],
+) -> ComparedStrategy:
+    """Return the row of a plan with its figures on a machine.
 
-    Raises:
-      StrategyError: the numbers differ.
+    Args:
+      mesh: the mesh of the plan, which may not be made yet.
     """
-    if _devices(on) not in (None, mesh.size):
-        raise StrategyError(
-            f"the mesh has {mesh.size} devices, and {_machine_text(on)} has {_devices(on)}."
-        )
+    found = machine_name(arranged(on, mesh))
+    return ComparedStrategy(name, mesh_text(mesh), found, plan, figures, on=on, **counts)
 
 
 def _priced(name: str, plan: Plan, on: Machine, counts: Mapping[str, Any]) -> ComparedStrategy:
@@ -346,12 +389,9 @@ def _priced(name: str, plan: Plan, on: Machine, counts: Mapping[str, Any]) -> Co
     Raises:
       HardwareError: the mesh does not tile the machine, or has another number of devices.
     """
-    _check_devices(plan.mesh, on)
-    cost = plan.cost(on)
-    found = arranged(on, plan.mesh)
-    return ComparedStrategy(
-        name, _mesh_text(plan.mesh), _machine_text(found), plan, cost, on=on, **counts
-    )
+    check_devices(plan.mesh, on)
+    figures = StrategyFigures.of(plan.cost(on))
+    return _row(name, plan, plan.mesh, figures, on, counts)
 
 
 def _of_plans(
@@ -375,7 +415,7 @@ def _of_plans(
                 rows.append(_priced(name, plan, machine_, counts.of(plan._traced)))
             except ShardalgError as error:
                 why = " ".join(str(error).split())
-                rows.append(_refused(name, _mesh_text(plan.mesh), machine_, why))
+                rows.append(_refused(name, mesh_text(plan.mesh), machine_, why))
     return StrategyComparison.of(rows)
 
 
@@ -406,10 +446,4 @@ def _current(
         plan = plan_of(*planned_strategy(traced, strategy, own))
         return _priced(CURRENT, plan, on[0], counts.of(traced))
     except ShardalgError as error:
-        return _refused(CURRENT, _mesh_text(strategy.mesh), on[0], " ".join(str(error).split()))
-
-
-def _printed(number: int, count: int, name: str) -> None:
-    """Print how many strategies are done, on one line of stderr."""
-    end = "\r\033[K" if number == count else ""
-    print(f"\r\033[K{number} of {count}: {name}{end}", end="", file=sys.stderr, flush=True)
+        return _refused(CURRENT, mesh_text(strategy.mesh), on[0], " ".join(str(error).split()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardalg.costs.analyses.limits import EXPOSED, IDLE
-from shardalg.costs.cost import Cost
 from shardalg.errors import TableError
 from shardalg.tables import Answer, Parts, Table, bytes_text, seconds_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from shardalg.costs.cost import Cost
     from shardalg.plan.comparing.fastest_regions import StrategyRegions
     from shardalg.plan.comparing.largest_batch import BatchSearch
+    from shardalg.plan.comparing.step_figures import StrategyFigures
     from shardalg.plan.plan import Plan
     from shardalg.plan.rules.logical_rules import LogicalRules
     from shardalg.planner.propagate.strategy import Strategy
@@ -64,7 +65,9 @@ class ComparedStrategy:
     Attributes:
       name: the name in the comparison.
       mesh, chip: the mesh and the machine, as text.
-      plan, cost: None if the strategy is refused.
+      plan: None if the strategy is refused. If a worker of an executor made it, it is made again
+        here as soon as one of its methods needs the program.
+      figures: the numbers of the plan at its price; None if the strategy is refused.
       refused: the reason; "" if there is a plan.
       samples, tokens: samples and tokens of a step of all devices; None if unknown.
       reserve: the share of a device's memory that must stay free.
@@ -76,7 +79,7 @@ class ComparedStrategy:
     mesh: str
     chip: str
     plan: Plan | None
-    cost: Cost | None
+    figures: StrategyFigures | None
     refused: str = ""
     samples: int | None = None
     tokens: int | None = None
@@ -85,32 +88,37 @@ class ComparedStrategy:
     strategy: Strategy | None = None
 
     @cached_property
+    def cost(self) -> Cost | None:
+        """The price of the plan on the chip; None if the strategy is refused."""
+        return None if self.plan is None else self.plan.cost(self.on)
+
+    @property
     def step_s(self) -> float:
         """Seconds of a step; infinite if the strategy is refused.
 
         Named sizes have the numbers at which the strategy was planned.
         """
-        return float("inf") if self.cost is None else float(self.cost.at_hints.step_time_s)
+        return float("inf") if self.figures is None else self.figures.step.step_s
 
     @property
     def order(self) -> float:
         """Seconds by which strategies are ranked: per sample if samples are known, or per step."""
         return self.step_s / (self.samples or 1)
 
-    @cached_property
+    @property
     def capacity_bytes(self) -> float:
         """Bytes of a device that a step may use: its memory without the reserve."""
-        return 0.0 if self.cost is None else self.cost.hardware.hbm_bytes * (1 - self.reserve)
+        return 0.0 if self.figures is None else self.figures.memory_bytes * (1 - self.reserve)
 
-    @cached_property
+    @property
     def peak_bytes(self) -> float:
         """Peak memory of a device in bytes."""
-        return 0.0 if self.cost is None else float(self.cost.at_hints.peak_memory_bytes)
+        return 0.0 if self.figures is None else self.figures.step.peak_bytes
 
     @property
     def fits(self) -> bool:
         """True if there is a plan, and its peak is within the capacity."""
-        return self.cost is not None and self.peak_bytes <= self.capacity_bytes
+        return self.figures is not None and self.peak_bytes <= self.capacity_bytes
 
     @property
     def exposed_s(self) -> dict[str, float]:
@@ -134,25 +142,15 @@ class ComparedStrategy:
     @property
     def limits(self) -> Mapping[str, float]:
         """Seconds of each cause of the step's time (`Cost.limits`)."""
-        return {} if self.cost is None else self.cost.limits.seconds
+        return {} if self.figures is None else self.figures.limits.seconds
 
-    def by_axis(self) -> dict[str, dict[str, float]]:
+    def by_axis(self) -> Mapping[str, Mapping[str, float]]:
         """Return executions, bytes and seconds of the collectives along each set of mesh axes.
 
         The seconds are split by network: "link" within a slice or island, "network" between
         islands, "dcn" between slices, and "latency".
         """
-        found: dict[str, dict[str, float]] = {}
-        if self.cost is None:
-            return found
-        for item in self.cost.at_hints.items:
-            if item.is_communication:
-                sums = found.setdefault(",".join(item.axes), defaultdict(float))
-                sums["executions"] += float(item.count)
-                sums["wire_bytes"] += float(item.wire_bytes)
-                for cause, seconds in item.seconds:
-                    sums[cause] += float(seconds)
-        return found
+        return {} if self.figures is None else self.figures.by_axis
 
     def rules(self, arrays: Any, **more: Any) -> LogicalRules:
         """Return the logical-axis rules that give the strategy's layouts (`sa.rules_of`).
@@ -180,7 +178,7 @@ class ComparedStrategy:
     def record(self) -> dict[str, Any]:
         """Return the row of the comparison's table."""
         row: dict[str, Any] = {"strategy": self.name, "mesh": self.mesh, "chip": self.chip}
-        if self.cost is None:
+        if self.figures is None:
             return {**row, "fits": False, "limited_by": f"refused: {self.refused}"}
         step = self.step_s
         return {
@@ -188,14 +186,14 @@ class ComparedStrategy:
             "step_s": step,
             "seconds_per_sample": step / self.samples if self.samples else None,
             "tokens_per_s": self.tokens / step if self.tokens and step else None,
-            "mfu": self.cost.mfu,
+            "mfu": self.figures.mfu,
             "exposed_s": sum(self.exposed_s.values()),
             "idle_s": sum(self.idle_s.values()),
-            "wire_bytes": float(self.cost.at_hints.wire_bytes),
+            "wire_bytes": self.figures.step.wire_bytes,
             "peak_bytes": self.peak_bytes,
             "capacity_bytes": self.capacity_bytes,
             "fits": self.fits,
-            "limited_by": repr(self.cost.limits),
+            "limited_by": repr(self.figures.limits),
         }
 
     def bar(self) -> StrategyBar:
@@ -209,16 +207,16 @@ class ComparedStrategy:
     def shown(self) -> dict[str, Any]:
         """Return the row of `SHOWN` columns as text with units: 12 ms, 3.8 GB, 41 %."""
         row: dict[str, Any] = {"strategy": self.name, "mesh": self.mesh, "chip": self.chip}
-        if self.cost is None:
+        if self.figures is None:
             return {**row, "step": "refused", "fits": "no"}
         tokens = self.tokens / self.step_s if self.tokens and self.step_s else None
         return {
             **row,
             "step": seconds_text(self.step_s),
             "tokens_per_s": f"{tokens:,.0f}" if tokens else "",
-            "mfu": f"{self.cost.mfu:.0%}",
+            "mfu": f"{self.figures.mfu:.0%}",
             # Bytes and memory do not show that devices are idle, but the largest cause does.
-            "largest_cause": self.cost.limits.largest,
+            "largest_cause": self.figures.limits.largest,
             **{
                 name: ", ".join(f"{axes} {seconds_text(s)}" for axes, s in along.items() if s)
                 for name, along in (("exposed", self.exposed_s), ("idle", self.idle_s))
@@ -228,7 +226,7 @@ class ComparedStrategy:
         }
 
     def __repr__(self) -> str:
-        if self.cost is None:
+        if self.figures is None:
             return f"{self.name} on {self.mesh}: refused, {self.refused}"
         held = f"peak {bytes_text(self.peak_bytes)} of {bytes_text(self.capacity_bytes)}"
         return f"{self.name} on {self.mesh}: step {seconds_text(self.step_s)}, {held}"
@@ -344,8 +342,8 @@ class StrategyComparison(Answer):
         """
         records = []
         for row in self.rows:
-            if row.plan is not None:
-                held = {f"{name}_bytes": n for name, n in row.plan.memory.by_class.items()}
+            if row.figures is not None:
+                held = {f"{name}_bytes": n for name, n in row.figures.memory_by_class.items()}
                 ends = {"peak_bytes": row.peak_bytes, "capacity_bytes": row.capacity_bytes}
                 records.append({"strategy": row.name, "mesh": row.mesh, **held, **ends})
         return Table.from_records(records)

@@ -1,0 +1,104 @@
+"""Arguments of comparisons: machines, meshes, executors and progress; their texts and checks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.costs.topology import Machine, Topology, machine
+from shardalg.errors import StrategyError
+
+Progress = Callable[[int, int, str], None]
+"""Called with the number of a finished strategy or point, the number of all, and its name."""
+
+
+def machines_of(hardware: Any) -> tuple[Machine, ...]:
+    """Return the machines that the user named: none, one or several."""
+    if hardware is None:
+        return ()
+    several = hardware if isinstance(hardware, list | tuple) else (hardware,)
+    return tuple(machine(each) for each in several)
+
+
+def meshes_of(given: Any, *, what: str = "meshes") -> tuple[Mesh, ...]:
+    """Return the meshes that the user gave: none, one or several.
+
+    Args:
+      what: the name of the argument, for the error.
+
+    Raises:
+      StrategyError: a value is neither a mesh nor axis sizes.
+    """
+    if given is None:
+        return ()
+    several = given if isinstance(given, list | tuple) else (given,)
+    found = []
+    for each in several:
+        if isinstance(each, Mesh):
+            found.append(each)
+        elif isinstance(each, Mapping):
+            found.append(Mesh(dict(each)))
+        elif hasattr(each, "axis_types"):
+            found.append(Mesh.from_jax(each))
+        else:
+            raise StrategyError(
+                f"{what} has {each!r:.60}: give a Mesh, or axis sizes as "
+                "{'data': 16, 'model': 4}."
+            )
+    return tuple(found)
+
+
+def devices_of(on: Machine) -> int | None:
+    """Return the number of devices of a machine; None for a chip alone."""
+    return on.devices if isinstance(on, Topology) else None
+
+
+def machine_name(on: Machine) -> str:
+    """Return the text that names a chip or a topology."""
+    return on.text if isinstance(on, Topology) else on.name
+
+
+def mesh_text(mesh: Mesh) -> str:
+    """Return the axis sizes, as in "data=16, model=4"."""
+    return ", ".join(f"{name}={size}" for name, size in mesh.axes)
+
+
+def check_devices(mesh: Mesh, on: Machine) -> None:
+    """Raise unless a mesh has as many devices as a machine.
+
+    Raises:
+      StrategyError: the numbers differ.
+    """
+    if devices_of(on) not in (None, mesh.size):
+        raise StrategyError(
+            f"the mesh has {mesh.size} devices, and {machine_name(on)} has {devices_of(on)}."
+        )
+
+
+def print_progress(number: int, count: int, name: str) -> None:
+    """Print how many strategies are done, on one line of stderr."""
+    end = "\r\033[K" if number == count else ""
+    print(f"\r\033[K{number} of {count}: {name}{end}", end="", file=sys.stderr, flush=True)
+
+
+def reporter(progress: Progress | bool | None) -> Progress | None:
+    """Return the function that is called after each strategy or point; None for none.
+
+    Args:
+      progress: a function; True for a line on stderr; None for a line if stderr is a terminal.
+    """
+    if progress is True or (progress is None and sys.stderr.isatty()):
+        return print_progress
+    return progress if callable(progress) else None
+
+
+def check_share(reserve: object) -> None:
+    """Raise unless `reserve` is a share of the memory.
+
+    Raises:
+      StrategyError: it is no number from 0 to below 1.
+    """
+    if not (isinstance(reserve, int | float) and 0 <= reserve < 1):
+        raise StrategyError(f"reserve is {reserve!r}: give a share from 0 to below 1.")

@@ -1,0 +1,168 @@
+"""The file of a sweep: its finished points, so that an interrupted sweep goes on from there.
+
+It is JSON under one SHA-256, written atomically. It names all that the figures depend on: the
+function's graph, annotations and options, the machine, and the versions. Reading evaluates no text.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, make_dataclass
+from pathlib import Path
+from typing import Any
+
+from shardalg import files
+from shardalg.errors import PlanFileError
+from shardalg.files import write_whole
+from shardalg.plan import plan_file
+from shardalg.plan.comparing.step_figures import StepFigures
+
+SCHEMA = "shardalg.sweep/1"
+PARTS = ("made_of", "points", "schema")
+EVERY_S = 2.0
+"""Seconds between two writes of the file, so that many quick points do not rewrite it each time."""
+
+_Saved: Any = make_dataclass(
+    "_Saved",
+    [
+        ("step_s", float | int | None),
+        ("peak_bytes", float | int | None),
+        ("wire_bytes", float | int | None),
+        ("source", str),
+        ("refused", str),
+    ],
+    frozen=True,
+)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished point: figures with their source, or the reason why there are none."""
+
+    figures: StepFigures | None
+    source: str = ""
+    refused: str = ""
+
+
+@dataclass
+class SweepFile:
+    """Finished points of a sweep, and the file that has them.
+
+    Attributes:
+      path: the file; None keeps the points in memory alone.
+      made_of: digests and texts of all that the figures depend on, by name.
+      points: the finished points, by the text of the point.
+    """
+
+    path: Path | None
+    made_of: dict[str, str]
+    points: dict[str, Finished] = field(default_factory=dict)
+    _written_s: float = 0.0
+
+    @staticmethod
+    def opened(path: str | Path | None, made_of: Mapping[str, str]) -> SweepFile:
+        """Return the points of a file; none if there is no such file yet.
+
+        Args:
+          made_of: as the attribute. Names that the file does not have are added to it.
+
+        Raises:
+          PlanFileError: the file cannot be read, was edited or cut short, is no file of a sweep, or
+            is of another function, machine or version.
+        """
+        if path is None:
+            return SweepFile(None, dict(made_of))
+        place = Path(path)
+        if not place.exists():
+            if not place.parent.is_dir():
+                raise PlanFileError(f"file={str(path)!r}: the folder {place.parent} is missing.")
+            return SweepFile(place, dict(made_of))
+        told, points = _read(place)
+        apart = [name for name in made_of if told.get(name, made_of[name]) != made_of[name]]
+        if apart:
+            was = "; ".join(f"{n} {told[n]:.60} in the file, {made_of[n]:.60} here" for n in apart)
+            raise PlanFileError(
+                f"{path} has the points of another sweep ({was}): give another file, or delete it."
+            )
+        return SweepFile(place, {**told, **made_of}, points)
+
+    def add(self, key: str, point: Finished) -> None:
+        """Add a finished point; the file is written again if the last time is long ago."""
+        self.points[key] = point
+        if time.monotonic() - self._written_s > EVERY_S:
+            self.write()
+
+    def write(self) -> None:
+        """Write the file, atomically; nothing without a path.
+
+        Raises:
+          PlanFileError: the file cannot be written.
+        """
+        if self.path is None:
+            return
+        content = {
+            "made_of": self.made_of,
+            "points": {key: _record(point) for key, point in self.points.items()},
+            "schema": SCHEMA,
+        }
+        text = json.dumps({**content, "sha256": plan_file.digest(plan_file.body(content))})
+        try:
+            write_whole(self.path, text + "\n")
+        except OSError as error:
+            raise PlanFileError(f"{self.path} cannot be written: {error.strerror}.") from None
+        self._written_s = time.monotonic()
+
+
+def _record(point: Finished) -> dict[str, Any]:
+    """Return a point as plain data."""
+    figures = point.figures
+    amounts = (None,) * 3 if figures is None else vars(figures).values()
+    names = ("step_s", "peak_bytes", "wire_bytes")
+    return {
+        **dict(zip(names, amounts, strict=True)), "source": point.source, "refused": point.refused,
+    }  # fmt: skip
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, Finished]]:
+    """Return the parts `made_of` and `points` of a file.
+
+    Raises:
+      PlanFileError: as in `SweepFile.opened`.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise PlanFileError(f"{path} cannot be read: {error}.") from None
+    try:
+        whole = plan_file.read_json(path, text)
+    except PlanFileError:
+        raise PlanFileError(
+            f"{path} is no file of a sweep, or it was cut short: it is not JSON. Delete it, and "
+            "sweep again."
+        ) from None
+    told = whole.pop("sha256", None) if isinstance(whole, dict) else None
+    if not isinstance(whole, dict) or whole.get("schema") != SCHEMA or set(whole) != {*PARTS}:
+        raise PlanFileError(f"{path} is not a file of a sweep ({SCHEMA}): give another file.")
+    if plan_file.digest(plan_file.body(whole)) != told:
+        raise PlanFileError(
+            f"{path} was edited: its digest is not that of its content. Delete it, and sweep again."
+        )
+    made_of = files.read(dict[str, str], whole["made_of"], f"{path}: made_of")
+    saved = files.read(dict[str, _Saved], whole["points"], f"{path}: points")
+    return made_of, {key: _finished(path, key, point) for key, point in saved.items()}
+
+
+def _finished(path: Path, key: str, saved: Any) -> Finished:
+    """Return a point of a file.
+
+    Raises:
+      PlanFileError: it has neither figures nor a reason.
+    """
+    amounts = (saved.step_s, saved.peak_bytes, saved.wire_bytes)
+    if saved.refused and amounts == (None, None, None):
+        return Finished(None, refused=saved.refused)
+    if saved.refused or None in amounts:
+        raise PlanFileError(f"{path}: the point {key} needs three figures or a reason.")
+    return Finished(StepFigures(*map(float, amounts)), saved.source)

@@ -1,0 +1,309 @@
+"""Points of a sweep side by side: meshes, policies of rematerialisation, and named sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardalg.errors import TableError
+from shardalg.plan.comparing.step_figures import StepFigures
+from shardalg.tables import Answer, Parts, Table, bytes_text, counted, seconds_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from shardalg.plan.plan import Plan
+    from shardalg.show.sweep_points import SweepDot
+
+FORMULA, PLAN = "formula", "plan"
+COLUMNS = (
+    "source",
+    "step_s",
+    "seconds_per_sample",
+    "wire_bytes",
+    "peak_bytes",
+    "capacity_bytes",
+    "fits",
+    "refused",
+)
+MOST_SHOWN = 20
+"""Rows of the printed table: the best ones."""
+
+
+@dataclass(frozen=True, eq=False)
+class SweptPoint:
+    """One point of a sweep: its figures, or the reason why there are none.
+
+    Attributes:
+      mesh: the axis sizes, as text.
+      remat: the policy of rematerialisation, as text; "as written" if it was not changed.
+      sizes: the swept sizes.
+      figures: seconds and bytes of a step; None if the point is refused or was not finished.
+      source: "formula" if formulas were evaluated, "plan" if a plan was made; "" without figures.
+      refused: the reason why there are no figures; "" otherwise.
+      capacity_bytes: bytes of a device that a step may use.
+      samples: samples of a step of all devices; None if unknown.
+    """
+
+    mesh: str
+    remat: str
+    sizes: Mapping[str, int]
+    figures: StepFigures | None
+    source: str
+    refused: str
+    capacity_bytes: float
+    samples: int | None
+    _make: Callable[[], Plan]
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan at this point, which is made on first use.
+
+        Raises:
+          TableError: the point is refused, with its reason.
+        """
+        if self.refused:
+            raise TableError(f"{self.name} has no plan: {self.refused}")
+        return self._make()
+
+    @property
+    def name(self) -> str:
+        """The mesh, the policy and the swept sizes, as text."""
+        sizes = [f"{name}={size}" for name, size in self.sizes.items()]
+        remat = [] if self.remat == "as written" else [f"remat {self.remat}"]
+        return ", ".join([self.mesh, *sizes, *remat])
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step; infinite without figures."""
+        return float("inf") if self.figures is None else self.figures.step_s
+
+    @property
+    def order(self) -> float:
+        """Seconds by which points are ranked: per sample if samples are known, or per step."""
+        return self.step_s / (self.samples or 1)
+
+    @property
+    def peak_bytes(self) -> float:
+        """Peak memory of a device in bytes; infinite without figures."""
+        return float("inf") if self.figures is None else self.figures.peak_bytes
+
+    @property
+    def fits(self) -> bool:
+        """True if there are figures, and the peak is within the capacity."""
+        return self.peak_bytes <= self.capacity_bytes
+
+    def dot(self) -> SweepDot:
+        """Return the quantities that the figure shows."""
+        from shardalg.show.sweep_points import SweepDot
+
+        sizes = (self.order, self.peak_bytes, self.capacity_bytes)
+        return SweepDot(self.name, self.remat, *sizes, self.fits)
+
+    def record(self) -> dict[str, Any]:
+        """Return the row of the table."""
+        row = {"mesh": self.mesh, "remat": self.remat, **self.sizes, "source": self.source}
+        if self.figures is None:
+            return {**row, "fits": False, "refused": self.refused}
+        return {
+            **row,
+            "step_s": self.step_s,
+            "seconds_per_sample": self.order if self.samples else None,
+            "wire_bytes": self.figures.wire_bytes,
+            "peak_bytes": self.peak_bytes,
+            "capacity_bytes": self.capacity_bytes,
+            "fits": self.fits,
+            "refused": "",
+        }
+
+    def shown(self) -> dict[str, Any]:
+        """Return the row of the printed table, with amounts in units that people say."""
+        row = {"mesh": self.mesh, "remat": self.remat, **self.sizes, "source": self.source}
+        if self.figures is None:
+            return {**row, "step": "none", "fits": "no"}
+        per_sample = seconds_text(self.order) if self.samples else ""
+        return {
+            **row,
+            "step": seconds_text(self.step_s),
+            "per_sample": per_sample,
+            "sent": bytes_text(self.figures.wire_bytes),
+            "peak": bytes_text(self.peak_bytes),
+            "fits": "yes" if self.fits else f"no: {bytes_text(self.capacity_bytes)}",
+        }
+
+    def __repr__(self) -> str:
+        if self.figures is None:
+            return f"{self.name}: {self.refused}"
+        held = f"peak {bytes_text(self.peak_bytes)} of {bytes_text(self.capacity_bytes)}"
+        return f"{self.name}: step {seconds_text(self.step_s)}, {held} ({self.source})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SweepComparison(Answer):
+    """Points of a sweep, ranked: those that fit first, the fastest first.
+
+    The order is by seconds per sample if the samples of a step are known, else by seconds per step.
+
+    Attributes:
+      rows: the points in their order; those without figures last.
+      machine: text that names the chip or the topology.
+      unfinished: the number of points that an interruption left without figures.
+    """
+
+    rows: tuple[SweptPoint, ...]
+    machine: str
+    unfinished: int = 0
+
+    @staticmethod
+    def of(rows: Iterable[SweptPoint], machine: str, unfinished: int = 0) -> SweepComparison:
+        """Rank points that are given in any order, and return their comparison."""
+        ranked = sorted(rows, key=lambda row: (row.figures is None, not row.fits, row.order))
+        return SweepComparison(tuple(ranked), machine, unfinished)
+
+    @cached_property
+    def table(self) -> Table:
+        """A row per point in numbers: mesh, policy, sizes, source, seconds, bytes."""
+        return Table.from_records(
+            (row.record() for row in self.rows), ("mesh", "remat", *self._sizes, *COLUMNS)
+        )
+
+    @property
+    def _sizes(self) -> tuple[str, ...]:
+        """The names of the swept sizes."""
+        return tuple(self.rows[0].sizes) if self.rows else ()
+
+    @property
+    def best(self) -> SweptPoint:
+        """The fastest point that fits.
+
+        Raises:
+          TableError: no point fits; the error names the one that needs the least memory.
+        """
+        if self.rows[0].fits:
+            return self.rows[0]
+        found = [row for row in self.rows if row.figures is not None]
+        if not found:
+            raise TableError(f"no point has a plan. {self.rows[0].name}: {self.rows[0].refused}")
+        least = min(found, key=lambda row: row.peak_bytes)
+        raise TableError(
+            f"no point fits. {least.name} needs the least memory, {bytes_text(least.peak_bytes)} "
+            f"of {bytes_text(least.capacity_bytes)} per device. Sweep more devices, a smaller "
+            "batch, or remat."
+        )
+
+    def at(self, **values: Any) -> SweptPoint:
+        """Return the point with these values: sizes, mesh="data=4, model=2", remat="...".
+
+        Raises:
+          TableError: no point or several ones have them, or a name is unknown.
+        """
+        known = ("mesh", "remat", *self._sizes)
+        wrong = [name for name in values if name not in known]
+        if wrong:
+            raise TableError(f"{', '.join(wrong)} was not swept: there are {', '.join(known)}.")
+        found = [
+            row
+            for row in self.rows
+            if all(
+                (row.sizes[n] if n in row.sizes else getattr(row, n)) == v
+                for n, v in values.items()
+            )
+        ]
+        if len(found) != 1:
+            asked = ", ".join(f"{name}={value!r}" for name, value in values.items())
+            raise TableError(
+                f"{counted(len(found), 'point')} of {len(self.rows)} have {asked or 'no value'}: "
+                "`.table` lists all points."
+            )
+        return found[0]
+
+    def pareto(self) -> SweepComparison:
+        """Return the points that no other one beats in both time and memory."""
+        found = [row for row in self.rows if row.figures is not None]
+        kept: list[SweptPoint] = []
+        least = (float("inf"), float("inf"))
+        # In ascending order of time, a point is beaten if an earlier one needs no more memory.
+        for row in sorted(found, key=lambda row: (row.order, row.peak_bytes)):
+            now = row.peak_bytes, row.order
+            if now[0] < least[0] or now == least:
+                kept.append(row)
+                least = now
+        return SweepComparison.of(kept, self.machine)
+
+    def draw(self) -> Figure:
+        """Draw time against memory, a dot per point, and the line of those that nothing beats."""
+        from shardalg.show.sweep_points import draw_sweep
+
+        dots, best = ([row.dot() for row in rows] for rows in (self.rows, self.pareto().rows))
+        return draw_sweep(dots, best, self._unit)
+
+    def page(self, path: str | Path) -> Path:
+        """Write the sweep as one HTML file: conclusion, picture and table; return its path.
+
+        Raises:
+          TableError: the path is neither text nor a `Path`.
+          OSError: the folder does not exist or is not writable, or the path is a folder.
+        """
+        from shardalg.show.sweep_points import write_sweep
+
+        if not isinstance(path, str | Path):
+            raise TableError(f"page() writes a file, and its path is {path!r:.60}: give text.")
+        sections = (
+            ("Not beaten in both time and memory", self.pareto()._ranking),
+            ("All points", self._ranking),
+        )
+        return write_sweep(self.draw(), self.conclusion, sections, Path(path))
+
+    @property
+    def _unit(self) -> str:
+        """The unit of the ranking."""
+        return "sample" if any(row.samples for row in self.rows) else "step"
+
+    @property
+    def conclusion(self) -> str:
+        """One or two sentences: the best point, how many fit, and what was not finished."""
+        found = [row for row in self.rows if row.figures is not None]
+        by = {source: sum(row.source == source for row in found) for source in (FORMULA, PLAN)}
+        counts = f"{by[FORMULA]:,} by formula and {by[PLAN]:,} by a plan"
+        said = f"{counted(len(self.rows), 'point')} on {self.machine}: {counts}."
+        if self.unfinished:
+            said += f" Interrupted: {counted(self.unfinished, 'point')} not finished."
+        if not found:
+            return f"{said} No point has a plan."
+        fitting = sum(row.fits for row in found)
+        if not fitting:
+            least = min(found, key=lambda row: row.peak_bytes)
+            held = f"{bytes_text(least.peak_bytes)} of {bytes_text(least.capacity_bytes)}"
+            return f"{said} No point fits: {least.name} needs the least memory, {held} per device."
+        first = self.rows[0]
+        held = f"{bytes_text(first.peak_bytes)} of {bytes_text(first.capacity_bytes)} per device"
+        time = f"{seconds_text(first.step_s)} per step"
+        if first.samples:
+            time += f", {seconds_text(first.order)} per sample"
+        return f"{said} {fitting:,} fit. Fastest per {self._unit}: {first.name}, {time}, {held}."
+
+    @property
+    def _ranking(self) -> Table:
+        """A row per point in units that people say."""
+        names = (*self._sizes, "source", "step", "per_sample", "sent", "peak", "fits")
+        columns = ("mesh", "remat", *names)
+        shown = Table.from_records((row.shown() for row in self.rows), columns)
+        # A column in which no row has a value, or all rows are as written, is left out.
+        used = [n for n in columns if any(shown[n]) and {*shown[n]} != {"as written"}]
+        return Table.from_records(iter(shown), used)
+
+    def parts(self) -> Parts:
+        """Return the conclusion, the best points, and the reasons of those without figures."""
+        shown = self._ranking
+        best = Table(shown.columns, shown.rows[:MOST_SHOWN])
+        more = len(shown.rows) - len(best.rows)
+        reasons = {row.refused: row for row in reversed(self.rows) if row.refused}
+        return (
+            self.conclusion,
+            best,
+            *([f"and {counted(more, 'point')} more: `.table` has all."] if more else []),
+            *(f"{row.name}: {reason}" for reason, row in list(reasons.items())[:5]),
+        )
