@@ -151,13 +151,11 @@ class StepFormulas:
         shape = next(iter(sizes.values())).shape
         found = [np.broadcast_to(array, shape) for array in run(self.code, self.places, sizes)]
         seconds, *amounts = found
-        return seconds, *map(_near_whole, amounts)
-
-
-def _near_whole(amounts: np.ndarray) -> np.ndarray:
-    """Return numbers, with the nearest whole number in place of one that is almost whole."""
-    whole = np.rint(amounts)
-    return np.where(np.isclose(amounts, whole, rtol=1e-12, atol=1e-6), whole, amounts)
+        for number, array in enumerate(amounts):
+            whole = np.rint(array)
+            is_near = np.isclose(array, whole, rtol=1e-12, atol=1e-6)
+            amounts[number] = np.where(is_near, whole, array)
+        return seconds, *amounts
 
 
 def _maximum(code: Code, formulas: Iterable[Formula]) -> Any:

@@ -147,7 +147,7 @@ def compare(
         specs = (site.spec for site in made.graph.sites)
         own = (*made.own_shardings, *specs)
         has_own = hasattr(fn, "lower") or any(each is not None for each in own)
-        planned = _Rows(made, (options, base), counts)
+        planned = _EntryRows(made, (options, base), counts)
         rows += (
             planned.here(entries, say) if executor is None else planned.by(executor, entries, say)
         )
@@ -278,7 +278,7 @@ def hardware_text(on: Machine) -> str:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _EntryRows:
     """Rows of strategies of one traced function.
 
     Attributes:

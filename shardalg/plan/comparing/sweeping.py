@@ -280,12 +280,9 @@ class _Sweep:
     def __post_init__(self) -> None:
         self.say = reporter(self.settings.progress)
         self.bases: dict[Any, _Base | str] = {}
-        self.variants = {policy: self._variant(policy) for policy in self._policies}
+        policies = dict.fromkeys(point.remat for point in self.points)
+        self.variants = {policy: self._variant(policy) for policy in policies}
         self.file = SweepFile.opened(self.settings.file, self._made_of())
-
-    @property
-    def _policies(self) -> list[Policy | None]:
-        return list(dict.fromkeys(point.remat for point in self.points))
 
     def run(self) -> None:
         """Find the figures of all points; an interruption leaves the rest without."""
@@ -333,11 +330,9 @@ class _Sweep:
         chip = plan_file.digest(plan_file.body(self.machine.chip.to_json()))
         made["hardware"] = f"{machine_name(self.machine)} (figures {chip[:12]})"
         made["overlap"] = str(self.settings.overlap)
-        own = (f"{name} {version}" for name, version in self._versions().items())
+        versions = plan_file.versions(self.plan.options)
+        own = (f"{name} {version}" for name, version in versions.items())
         return {**made, "versions": ", ".join(own)}
-
-    def _versions(self) -> dict[str, str]:
-        return plan_file.versions(self.plan.options)
 
     def _key(self, point: _Point) -> str:
         """Return the text of a point in the file: all numbers on which its figures depend."""
@@ -536,6 +531,10 @@ class _Sweep:
         sizes = dict(point.sizes)
         axes = {**self.plan.mesh.shape, **sizes}
         own = Mesh([(name, axes[name]) for name in self.plan.mesh.axis_names])
+        try:
+            samples = None if self._lead is None else evaluate(self._lead, sizes)
+        except ShardalgError:  # no whole number, so that the function has no plan there either
+            samples = None
         capacity = self.machine.chip.hbm_bytes * (1 - self.settings.reserve)
         return SweptPoint(
             mesh_text(point.mesh or own),
@@ -545,7 +544,7 @@ class _Sweep:
             found.source if found else "",
             refused,
             capacity,
-            self._samples(sizes),
+            samples,
             partial(self._plan_of, point),
         )
 
@@ -557,13 +556,6 @@ class _Sweep:
         if point.mesh is not None and base.mesh.symbolic:
             sizes |= point.mesh.shape
         return base.plan_at(sizes)
-
-    def _samples(self, sizes: Mapping[str, int]) -> int | None:
-        """Return the samples of a step: the leading dimension that the data arguments share."""
-        try:
-            return None if self._lead is None else evaluate(self._lead, sizes)
-        except ShardalgError:  # no whole number, so that the function has no plan there either
-            return None
 
     @cached_property
     def _lead(self) -> Any:
