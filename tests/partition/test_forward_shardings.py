@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 import shardalg as sa
 from shardalg.planner.partition.partition import Partitioner
 from shardalg.spmd.host.simulate import simulate
+from tests.golden.programs import programs
 
 ROLES = ("parameters", "optimizer_state", "optimizer_state", "data", "data")
 ACTIVATIONS = {
@@ -87,6 +88,22 @@ def test_roles_cost_the_second_gather_and_no_more(monkeypatch):
     before = planned("relu", 1, 8192, roles=ROLES)
     assert before.cost("h100:8").wire_bytes - kept.cost("h100:8").wire_bytes == 4 * one
     assert "activation" in set(before.collectives()["role"])
+
+
+def test_forward_values_decide_if_both_shardings_take_the_same_time():
+    """As many rows as hidden features: gathers of weight and activation send as many bytes."""
+    plan = planned("relu", 1, 2048, width=2048, hidden=2048)
+    assert plan.cost("h100:8").wire_bytes == 5 * 2048 * 2048 * 4 * 7 // 8
+
+
+def test_readers_count(monkeypatch):
+    """A recorded pipeline: its product alone would keep the completed sharding."""
+    plan = programs("paper")["sibling/pipeline_2"]
+    after = plan().cost("h100")
+    monkeypatch.setattr(Partitioner, "_adopt_forward_shardings", lambda self: None)
+    before = plan().cost("h100")
+    assert after.wire_bytes == before.wire_bytes
+    assert after.flops < 0.95 * before.flops
 
 
 @pytest.mark.parametrize("activation", ["relu", "none"])

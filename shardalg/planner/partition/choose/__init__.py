@@ -13,8 +13,10 @@ have the shardings of one assignment already, no other candidate is built
 available copies, then found by integers. `make xla-bytes` compares the result with XLA on random
 programs. A copy that one operator needed is available to the next choice of its phase
 (`PartitionContext.enter`): only the first operator pays for a gather that several ones need.
-Partial sums stay pending while their only reader can pass them on: `x + y` of two pending sums is
-one pending sum. Gradients of q, k and v are therefore reduced once.
+Completion may give the gradient of an activation another sharding than the forward values have that
+it is read with. Products are then compared with both shardings, readers included
+(`co_operands.py`). Partial sums stay pending while their only reader can pass them on: `x + y` of
+two pending sums is one pending sum. Gradients of q, k and v are therefore reduced once.
 
 Nesting: the paper partitions nested patterns by groups of devices (section 4.4): a context per
 group, whose collectives and partition ids are rewritten to the devices of all groups. Here digits
