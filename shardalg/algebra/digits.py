@@ -182,7 +182,6 @@ def starts_with(fine: Digits, coarse: Digits) -> bool:
     count = len(coarse)
     if fine[:count] == coarse:
         return True
-    # Only the last digit of `coarse` may be a part of a digit.
     if len(fine) < count or fine[: count - 1] != coarse[:-1]:
         return False
     return is_major(coarse[-1], fine[count - 1])

@@ -199,7 +199,6 @@ def _inside_named(index: Index, extents: Mapping[str, Any], size: Any) -> Any:
             f"a window of {index} slides over loops of {sizes} iterations: how many of them read "
             "an element has no formula. Give the size of the window or of the image as a number."
         )
-    # The loop whose extent is no integer cannot be enumerated, so it is counted in closed form.
     *rest, (counted, slope) = sorted(index.terms, key=lambda term: term[0] in named[:1])
     found = 0
     for point in product(*(range(extents[name]) for name, _ in rest)):

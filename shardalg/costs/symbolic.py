@@ -424,7 +424,6 @@ class _Symboliser:
         shape = list(self.shapes[given[0]])
         sizes = [self.shapes[g][attributes.dim] for g in given]
         length = sum(sizes) if type(attributes) is Concatenate else sizes[0]
-        # The planner chose the length of a cut, so its number at the hints is read first.
         if isinstance(attributes, (*CUT, OwnerSelect)):
             length = local.shape[attributes.dim]
         if isinstance(attributes, CUT) and not are_numbers(sizes[:1]):

@@ -253,6 +253,7 @@ def _graph(saved: _SavedGraph) -> Graph:
     Raises:
       PlanFileError: a number refers to no entry of a table, or tracing cannot produce the graph.
     """
+    # A file has each type and each signature once, and refers to them by number.
     types = [ValueType(*row) for row in saved.types]
     signatures = [
         Signature(name, params, _chosen(types, ins), _chosen(types, outs))

@@ -120,7 +120,6 @@ def planned_there(plan: Plan, point: Mapping[str, int]) -> Plan:
         changes = decisions.changes(
             plan._stages, stages, plan._named, point=point, constant=constant
         )
-        # `holds` and `at` ask about the same point one after the other: one plan is enough.
         plan._last_made.clear()
         plan._last_made[key] = replace(
             plan,

@@ -243,7 +243,6 @@ def reshard(
         raise ShardingError(
             f"reshard from {source!r} to {target!r}: the shapes differ. Reshape the tensor first."
         )
-    # Digits of the source's mesh may express the order of another mesh; then no permute is needed.
     stated = in_order(target, source.mesh)
     if stated is None:
         raise ShardingError(

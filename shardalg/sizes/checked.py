@@ -169,7 +169,6 @@ class _Check:
         the formula if the fact is about divisibility. For comparisons with 0 the numerator is
         enough, because the denominator is positive.
         """
-        # The denominator is positive, so comparisons with 0 need the numerator only.
         code, divides = Code(), self.fact.relation in (WHOLE, BROKEN)
         return code, (self.fact.formula if divides else self.sides[0]).steps(code)
 

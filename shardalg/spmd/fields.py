@@ -199,7 +199,6 @@ class FieldTests:
             pairs = enumerate(zip(value, each, strict=False))
             inner = (self.fault(v, h, f"{where}[{k}]") for k, (v, h) in pairs)
             return next(filter(None, inner), f"{where} has {len(value)} items, not as {hint}")
-        # For the same reason, the message names the field of a dataclass.
         if type(value) in (hint, *get_args(hint)) and is_dataclass(value):
             rows = declared_fields(kind)
             inner = (self.fault(getattr(value, n), h, f"{where}.{n}") for n, h in rows)

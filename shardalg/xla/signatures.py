@@ -330,7 +330,6 @@ class HloSide:
         """
         roots = [self.module.roots[n] for n in _callees(instruction) if n in self.module.roots]
         if instruction.opcode == "while":
-            # A loop without iterations returns its initial values.
             roots += self._operands(instruction)
         return NOTHING.union(*(self.above(root, element) for root in roots))
 

@@ -109,6 +109,7 @@ class Lists:
         for i, digits in enumerate(sharding.dims):
             names = self._names(digits, sharding)
             names += ["?"] if i in sharding.unspecified_dims else []
+            # Only Shardy's text has priorities (`self.priorities`), and 0 is the default there.
             suffix = f"p{priorities[i]}" if priorities[i] and self.priorities else ""
             shown.append(f"{{{', '.join(names)}}}{suffix}")
         return f"[{', '.join(shown)}]"

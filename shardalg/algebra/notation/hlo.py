@@ -104,7 +104,6 @@ def from_hlo_tuple(
     """
     reader = Reader(text, "the HLO tuple sharding", "{{replicated}, {devices=[2]<=[2]}}")
     reader.expect("{")
-    # Each element is read with its own shape, and too many are refused before they are read.
     rest = iter(shapes)
 
     def element() -> Layout:

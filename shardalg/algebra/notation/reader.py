@@ -154,7 +154,6 @@ class Reader:
 
     def metadata(self) -> None:
         """Skip the rest of `metadata={...}` after its opening brace; quoted braces do not count."""
-        # A quoted text is read as one token, so that braces inside of it do not count.
         depth = 1
         while depth:
             token = self.take(r'"(?:[^"\\]|\\.)*"|[^"{}]+|[{}]')

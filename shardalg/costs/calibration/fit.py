@@ -345,7 +345,6 @@ class _Problem:
         """Return the constants of each chip with the least squares of relative errors."""
         from scipy.optimize import least_squares
 
-        # Constants that share a value have the bounds and the typical value of the first one.
         firsts = [one.constants[0] for one in self.free]
         low = np.array([CONSTANTS[name].least for name in firsts])
         high = np.array([CONSTANTS[name].most for name in firsts])

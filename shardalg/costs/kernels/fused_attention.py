@@ -219,7 +219,6 @@ def _read_outside(graph: Graph, handed: Mapping[int, list[int]]) -> set[int]:
     for node in graph.nodes:
         if not node.kernel and not node.bodies and node.primitive not in ALIASES:
             outside.update(node.operands)
-    # If an argument of a loop body is read outside of kernels, so is the loop's operand.
     waiting = [v for v in handed if not outside.isdisjoint(handed[v])]
     givers: dict[int, list[int]] = defaultdict(list)
     for source, targets in handed.items():

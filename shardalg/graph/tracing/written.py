@@ -188,7 +188,6 @@ def _split(equation: Any) -> Any:
 def _stacked(equation: Any) -> Any:
     """Return a jaxpr that computes a `stack` by a concatenation, or an `unstack` by slices."""
     axis = equation.params["axis"]
-    # A stack is a concatenation of its operands, each with a new dimension of size 1.
     if equation.primitive.name == "stack":
         return _body(
             lambda *xs: lax.concatenate([lax.expand_dims(x, (axis,)) for x in xs], axis), equation

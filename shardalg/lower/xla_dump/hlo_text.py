@@ -431,8 +431,8 @@ def trip_count(module: HloModule, loop: HloInstruction) -> int | None:
         inner = root.attributes.get("calls", "").lstrip("%")
         bounds = _constants(module, name) + _constants(module, inner)
         return max(bounds, default=None)
-    # JAX counts from 0 while the counter is less than the number of iterations. Any other
-    # comparison is not a counter.
+    # A scan of JAX counts from 0 while the counter is less than the number of iterations. Any other
+    # comparison does not count so.
     if root is None or root.attributes.get("direction") != "LT":
         return None
     return _constant(module, name, root.operands[1], loop)

@@ -44,7 +44,8 @@ def encoded(claim: Any, encoding: str) -> list[Obligation]:
     """
     if type(claim) not in _OF_SHARDINGS:
         return _FORMULAS[type(claim)](claim, encoding == "all")
-    # Only a certificate can express that two shardings order their devices differently.
+    # Coordinates of a device are those of one device order. A certificate has a fact per device, so
+    # its shardings may have two orders.
     mixed = len({s.mesh.device_ids for s in claim.shardings}) > 1
     if encoding == "devices" or (mixed and encoding == "coordinates"):
         return [Obligation((), z3.BoolVal(False), text=certificate(claim))]

@@ -373,7 +373,6 @@ class _Rebuilt:
         Raises:
           NoTemplateError: the graphs differ in more than numbers.
         """
-        # In each row of the loops below, one value, node or region as it is in each of the graphs.
         first = self.graphs[0]
         values, nodes, regions = [], [], []
         for same_value in zip(*(graph.values for graph in self.graphs), strict=True):

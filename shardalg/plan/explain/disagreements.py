@@ -213,7 +213,6 @@ class _Reading:
         A value in a loop body is as near as the value outside that enters it.
         """
         graph, tied = self.graph, defaultdict(list)
-        # A value inside a loop body is as near as the value outside that enters it.
         for tie in graph.region_arguments:
             tied[tie.source].append(tie.target)
             tied[tie.target].append(tie.source)

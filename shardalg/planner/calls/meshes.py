@@ -198,8 +198,8 @@ def _only(meshes: list[Any]) -> Mesh:
       StrategyError: there is no mesh, or there are several.
     """
     found = {Mesh.from_jax(mesh) for mesh in meshes}
-    # An abstract mesh means any devices with its axes. It agrees with a concrete mesh of the same
-    # axes, which decides the devices.
+    # An abstract mesh says nothing about devices. If a concrete mesh has its axes, both can mean
+    # the same devices, and there is no conflict.
     if len(found) > 1:
         abstract = {mesh for mesh in found if mesh.device_ids is None}
         concrete = {mesh.axes for mesh in found - abstract}

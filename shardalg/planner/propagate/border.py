@@ -308,7 +308,6 @@ def _share_carries(graph: Graph, layouts: Layouts, numbers: list[int]) -> list[t
     carried = {
         (tie.call, tie.source): tie.target for tie in graph.region_arguments if tie.kind == "carry"
     }
-    # A carry has one sharding, so the body's result and the loop's result follow the argument.
     repairs = [(source, argument) for (_, source), argument in carried.items()]
     repairs += [
         (tie.target, carried[tie.call, tie.source])

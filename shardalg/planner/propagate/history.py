@@ -94,6 +94,7 @@ def _without_step(record: Record, change: ShardingChange, layout: Sharding) -> R
     The causes are an annotation, a product that is computed in another sharding than its result
     has, and an element of a loop's tuple that follows the other elements.
     """
+    # A product or a loop's tuple took the sharding from other values; an annotation has no sources.
     if change.sources:
         names = record.fixpoint.index.names
         kind = change.direction or "loop"

@@ -97,7 +97,8 @@ def _one_swap(shape: Shape, ends: tuple[Dims, Dims, Dims], arc: tuple[int, int])
 
     The source's minor digits move to the target. Blocks must stay contiguous, so the first digit
     that moves takes all digits minor to it along. Before the all-to-all, slices by unused digits
-    shorten dimensions where the goal has more digits than the start.
+    shorten dimensions where the goal has more digits than the start. For example, from `[x y, -]`
+    to `[x, y]`, the digit y leaves dimension 0 and arrives at dimension 1.
 
     Args:
       ends: (start, goal, longer): digits per dimension; `longer` has the longer of the two.
@@ -241,7 +242,6 @@ def shuffled(
     # blocks smaller.
     used = [tuple(d for digits in dims for d in digits) for dims in (start, goal)]
     free = [unused(digits + kept, axes) for digits in used]
-    # (price, route) of the best route so far; `_swapped` replaces it by a cheaper one.
     best = (None, None) if kept else fitted_then_permuted(shape, start, goal, axes)
     pool = tuple(sorted({*used[0], *free[0]}, reverse=True))
     # All-to-alls keep the set of digits, so both sides must consist of the same ones.

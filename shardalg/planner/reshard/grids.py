@@ -311,7 +311,6 @@ class _Grids:
         used.update(*[self.overlaps[digit] for held in dims for digit in held.digits])
         seen = set[int]()
         for digit, size in enumerate(self.sizes):
-            # Digits of one size that the goal does not name are interchangeable.
             if digit not in used and (digit in self.named or size not in seen):
                 seen.update(() if digit in self.named else (size,))
                 yield digit

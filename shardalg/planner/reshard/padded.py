@@ -86,7 +86,6 @@ class _PaddedMoves:
         """
         kind, local = move.sent_as if isinstance(move, Collective) else None, 1
         for dim, (held, made) in enumerate(zip(self.state[0], after[0], strict=True)):
-            # A whole dimension is padded before it is cut.
             cut = len(made) > len(held) and not held
             local *= grid[dim] if cut else self.block(dim)
             if held != made and parts(held) != parts(made):
@@ -123,7 +122,6 @@ def padded_path(shape: Shape, start: State, goal: State, axes: Digits) -> list[S
     Args:
       axes: digits of mesh axes that the path may use.
     """
-    # n parts become m parts: with a size that n and m divide, all blocks on the path are even.
     counts = [lcm(parts(a), parts(b)) for a, b in zip(start[0], goal[0], strict=True)]
     grid = tuple(tile(size, n) * n for size, n in zip(shape, counts, strict=True))
     found = list(_one_by_one(start, even_search(grid, start, goal, axes)))

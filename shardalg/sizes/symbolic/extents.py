@@ -113,6 +113,9 @@ class _IndexSorter:
         """Sort the dimensions of all operands and results by the form of their index."""
         self.count = len(signature.operands)
         self.padding = signature.param("padding", ())
+        # A table per form of index: one loop (`loop_at`, `equal`), several nested loops (`nested`),
+        # quotients and remainders (`folded`), a stride or an offset (`shifted`). `inner` has the
+        # extents of loops that no dimension has alone.
         self.loop_at: dict[str, TensorDim] = {}
         self.equal: list[tuple[TensorDim, TensorDim]] = []
         self.nested: list[tuple[TensorDim, tuple[tuple[str, int], ...]]] = []

@@ -57,8 +57,6 @@ class _SimulatedRing:
                 piece = self.permute(piece, direction.hop) if t else piece
                 starts = self.starts(direction, t, block)
                 product = self.multiply(direction, starts, {travels: piece})
-                # The result lacks the loop if it is contracted: the products of all blocks are
-                # added up.
                 if made is None:
                     whole = product if whole is None else self.add(whole, product)
                 else:

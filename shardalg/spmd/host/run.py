@@ -164,7 +164,8 @@ def check_copies(run: HostRun, stack: Stack, sharding: Sharding, what: str) -> N
     Raises:
       ProgramError: the copies differ; `what` begins the message, for example "the program returns".
     """
-    # Blocks are compared in the positions of the sharding's own mesh.
+    # The sharding may be on a mesh in another device order, in which the same position is another
+    # device.
     stack = in_order(stack, run.program.mesh, sharding.mesh)
     first: dict[tuple[int, ...], int] = {}
     for position in run.positions:

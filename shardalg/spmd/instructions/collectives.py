@@ -246,7 +246,6 @@ class AllToAlls(Collective):
         if len({*self.dims}) < len(self.dims) or len({*self.digits}) < len(self.digits):
             raise ProgramError(f" has exchanges that share a dimension or digits: {self}.")
         for one in self.exchanges:
-            # Each exchange reads the previous one's result.
             first = one.result_shape(first)
         return first
 

@@ -392,6 +392,8 @@ def _required_changes(
     """
     for shift in emission.shifts:
         if shift.operand == operand and run.digits[shift.loop]:
+            # A number n becomes `n + p*scale + more` on partition p, with the block size as scale.
+            # It is clamped first, and becomes -1 outside of the range `within`.
             where = (run.digits[shift.loop], shift.sign * run.blocks[shift.loop])
             yield p.Offset(*where, shift.component, shift.clamp, shift.more, shift.within)
     # A prefix over a split loop is correct inside each block, and needs the total of earlier

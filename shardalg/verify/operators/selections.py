@@ -54,7 +54,6 @@ def _point_claim(run: LocalOperator, name: str) -> IntegerClaim:
     """
     block, extent = run.blocks[name], run.rule.extents[name]
     t, own = Number.of("t"), partition_number(run.digits[name])
-    # The place of index t is in the block exactly if t's block number is the partition id.
     here, there = within(t - own * block, 0, block), equal(t // block, own)
     on_mesh = within(t // block, 0, parts(run.digits[name]))
     first = equal(dict(run.wider).get(name, own * block), own * block)

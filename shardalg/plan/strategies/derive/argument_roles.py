@@ -157,7 +157,8 @@ def _fill(graph: Graph, found: list[str | None], open_: list[int]) -> None:
       open_: positions of the arguments without a role.
     """
     updated = set(next_values(graph).values())
-    # Integers or booleans that a step does not update, such as tokens or masks, are data.
+    # A loss has no gradient by integers or booleans, so they are no parameters. A state of
+    # integers, such as a counter, is updated.
     for position in open_:
         if not _is_float(graph, position) and position not in updated:
             found[position] = DATA
@@ -166,6 +167,7 @@ def _fill(graph: Graph, found: list[str | None], open_: list[int]) -> None:
     if has_backward and updated:
         for position in waiting:
             if position in updated:
+                # The forward pass reads parameters. Optimizer state is read by the update alone.
                 is_early = _is_read_early(graph, position) and _is_float(graph, position)
                 found[position] = PARAMETERS if is_early else OPTIMIZER_STATE
         unchanged = [p for p in waiting if p not in updated and graph.users[graph.arguments[p]]]

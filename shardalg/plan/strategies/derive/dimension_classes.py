@@ -124,7 +124,6 @@ class DimensionClasses:
         if fine in self.iterated:
             return "a loop walks through this dimension"
         for loops in self.nests.get(fine, ()):
-            # Axes split the major loop first. Only the parts that remain split the next minor loop.
             left = parts
             for number, (extent, inner) in enumerate(loops):
                 if left == 1:

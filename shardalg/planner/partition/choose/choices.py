@@ -99,7 +99,8 @@ def _with_pending_operands(choice: Choice, component: Component, key: NodeKey) -
     mesh = key.value_shardings[0].mesh
     axes = [mesh.digit(n) for n, size in mesh.axes if size > 1]
     free = [axis for axis in axes if not any(overlap(axis, d) for d in used)]
-    # All addends are partial together; of factors only one may be.
+    # With a complete addend beside partial ones, the later sum would add it once per device. With
+    # two partial factors, it would lack the products of parts on different devices.
     groups = [rule.addends] if rule.addends else []
     groups += [frozenset({k}) for k in linear - rule.addends]
     for size in range(1, len(free) + 1):

@@ -80,7 +80,6 @@ class Tensor:
         loop that spans most of it.
         """
         found = list(self.dims)
-        # A windowed dimension has the blocks of the loop that spans most of it.
         for dim in self.windows:
             index = self.rule.indices(self.number)[dim]
             extents = self.rule.extents

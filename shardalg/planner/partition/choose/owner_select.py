@@ -47,7 +47,6 @@ def elements(signature: Signature, rule: Rule) -> tuple[int, ...]:
     if not moved or rule.init is not None or not is_number(signature.operands[0].dtype):
         return ()
     dims = rule.operands[0]
-    # A dimension counts if the indices of all iterations are one element.
     return tuple(
         dim
         for dim, index in enumerate(dims)

@@ -122,6 +122,7 @@ class MoveMasks(Rewriter):
         result can move to an operand instead, if the operator maps the mask's number to itself. It
         becomes a wish of the operand if it then replaces masks of at least two results.
         """
+        # Tables for this block: the number that each value's padding has, and the values in memory.
         self.fills = Fills(self.graph, self.locals, dict(self.numbers))
         self.stored = materialised(block, self.graph)
         # For each value, the masks that could move to it, and how many masks each would replace.

@@ -113,7 +113,8 @@ class Fills:
         """
         known, results = self.known.keys(), instruction.results
         even = all(self.locals[result].sharding.is_even for result in results)
-        # A result without padding is known only if all operands are known numbers.
+        # Without padding, the only fact can be one number everywhere (`everywhere`), and then every
+        # operand must be one number, too.
         if even and not known >= set(instruction.operands):
             return
         signature = self.signature(instruction)

@@ -210,8 +210,6 @@ class Fixpoint:
         outcome = step(known, key, layouts, direction=direction, merging=self.merging)
         if self.merging:
             return outcome
-        # Below the merging level, look whether merging would change more, so that the step is due
-        # again when that level begins.
         after, count = key, known.num_operands
         if outcome is not None and direction == FORWARD:
             after = key[:count] + outcome.layouts

@@ -66,8 +66,6 @@ class Image:
         known |= {loop for d in self.kernel_dims for loop, _ in maps[self.kernel][d]}
 
         def kept(loops: Loops) -> Loops:
-            # Only the loops of `nests` may carry the digits of a window. Elsewhere they get their
-            # extents, and the window's other loops are dropped, so that all tensors agree on them.
             return tuple(
                 (loop, extents.get(loop, extent))
                 for loop, extent in loops
@@ -99,8 +97,8 @@ class Image:
           dims: the sharding of the image, a tuple of digits per dimension.
           project: moves digits of the image's dimensions to those of the result by the row's loops.
         """
-        # A kernel as large as the result occurs in the gradient of a filter. The spatial dimensions
-        # of its result are the filter's, so that no block of the image is a block of them.
+        # The spatial dimensions of such a result are the filter's, so that no block of the image is
+        # a block of them.
         if not self.is_small:
             return tuple(digits if d == self.batch_dim else () for d, digits in enumerate(dims))
         return ((),) * len(dims) if any(dims[d] for d in self.feature_dims) else project(dims)

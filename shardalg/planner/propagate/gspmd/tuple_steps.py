@@ -229,8 +229,7 @@ class Computations(Instructions):
         self.late_backward.add(positions)
         for target, own in ((largest, operand), (result, positions)):
             for source in (operand, positions):
-                # Forward, both operands reach both results. A closed operand takes nothing
-                # backward, so that each result reaches only its own operand.
+                # A closed operand takes nothing backward, and gives forward as any other.
                 crossed = replace(kind, closed_operands=frozenset((0,)))
                 step_class = kind if source == own else crossed
                 yield self._numbered(step_class), (source, target), node.index
@@ -518,6 +517,4 @@ def _order_readers(graph: Graph, made: SweepIndex, region: int, span: Span) -> N
                 if made.nodes[step] == found.node and made.kind(step).role == image.TUPLE
             ]
             inner = [r for r in readers if r not in root]
-            # XLA removes the call from the list of readers by putting the last reader in its place
-            # (Users::RemoveUser), and the order of readers decides conflicts.
             made.reads[place] = [*inner[-1:], *root, *inner[:-1]]

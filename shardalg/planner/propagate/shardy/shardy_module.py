@@ -160,8 +160,6 @@ class ShardyModuleBuilder(Instructions):
         Args:
           call: the node of the loop.
         """
-        # An annotation outside must not fix the value inside, so the loop reads a copy of it whose
-        # sharding may change. A copy of an outer loop is copied again.
         outer = self.read(value)
         is_copy = any(outer == copy for copy in self.copies.values())
         if not (is_copy or outer in self.annotated) or not self.shape(outer):
