@@ -244,7 +244,8 @@ def argument_modules(graph: Graph) -> ArgumentModules:
         and (leaf.is_float or leaf.type.shape)
     ]
     names = _names(weights, leaves)
-    # The user's named scopes win over the path of the weight, if their endings match.
+    # The user's named scopes win over the path of the weight if their endings match, because the
+    # nodes in such a scope have its name already, and belong to the weight's module.
     known = by_ending({node.module for node in graph.nodes if node.module})
     scoped = {leaf.value: _scoped(leaf.words, known) or names[leaf.value] for leaf in weights}
     others = _others(leaves, scoped, known, {leaf.value for leaf in read})

@@ -286,6 +286,7 @@ def measure(
     """
     both = (ours, xla)
     placed = [executable.entering(*args) for executable in both]
+    # Both are compiled before the first run, so that no measured time contains a compilation.
     _ = [executable.compiled for executable in both]
     first = [once(*pair) for pair in zip(both, placed, strict=True)]
     pairs = zip(both, first, strict=True)

@@ -174,8 +174,7 @@ def overview(plan: Plan, hardware: str | Hardware | None) -> Overview:
     A chip that is asked for must have a peak for the item types of the function's products.
     """
     text = chip_of(plan, hardware)
-    # A chip that was asked for is refused if it has no peak for a product's type; the default chip
-    # is not, so that every plan can be printed.
+    # The default chip is not refused for a missing peak, so that every plan can be printed.
     if hardware is not None:
         return Overview(plan, plan.cost(hardware), hardware, text)
     chip = plan.options.hardware

@@ -72,6 +72,7 @@ def _substitute_quotients(formula: Formula, shardings: Shardings) -> Formula:
     """
 
     def degree(product: Formula) -> tuple[int, Number]:
+        """Return (number of factors, coefficient) of a product, by which products are compared."""
         [(monomial, coefficient)] = product.terms.items()
         return sum(e for _, e in monomial), coefficient
 

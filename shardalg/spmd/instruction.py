@@ -337,7 +337,7 @@ def infer_types(attributes: Attributes, operands: Sequence[Type]) -> list[Type]:
         raise ProgramError(f" has operands whose types do not match: {[*map(list, operands)]}.")
     if attributes.padding is not None:
         identity(attributes.padding, types[0])  # raises if the item type has no such number
-    # All results of an instruction have one shape.
+    # All results of an instruction have one shape, so it is inferred once.
     return [(shape, types[number]) for number in attributes.followed(count)]
 
 

@@ -235,6 +235,9 @@ class _Computed:
     def __call__(self, *amounts: Any) -> dict[str, float]:
         """Return the work of all executions: their number, flops, and seconds by cause.
 
+        An amount divided by its rate is in seconds; one without a rate is kept, such as flops. On a
+        roofline only the cause with the most seconds is kept.
+
         The arguments are the amounts of one execution, in the order of `rates`, and at last the
         number of executions.
         """

@@ -100,7 +100,8 @@ def backward(q: Any, k: Any, v: Any, bias: Any, *rest: Any, **params: Any) -> tu
     given_bias = bias
     sums, result, gradient = rest[-3:]
     q, k, v, result, gradient = (_by_length(x, params) for x in (q, k, v, result, gradient))
-    # Letters below: b batch, k group, g head in the group, t query, s key, h element of a head.
+    # The g query heads of a group k share one head of key and value, so these are two letters. The
+    # others are b batch, t query, s key, h element of a head.
     scores, seen = _scores(q, k, bias, rest[:2], params)
     batch, length, heads, size = q.shape
     groups = k.shape[2]

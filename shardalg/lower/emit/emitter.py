@@ -97,6 +97,9 @@ def emits(kind: type[A]) -> Callable[[Emit[A, Operands]], Emit[A, Operands]]:
 def run_block(emitter: Emitter, block: Block, env: dict[int, Array]) -> list[Array]:
     """Emit the instructions of `block` and return the arrays of its results.
 
+    A collective that repeats an earlier one, to save memory in between, gets an optimization
+    barrier before it: otherwise the compiler would merge it with the earlier one.
+
     Args:
       env: array per local; it has the block's arguments, and gets all other locals.
     """

@@ -131,7 +131,11 @@ def _plain(exact: Any) -> int | float:
 
 
 def _groups(instruction: HloInstruction, kind: str, mesh: Mesh) -> tuple[tuple[str, ...], int]:
-    """Return the mesh axes of a collective's groups, and the number of devices in a group."""
+    """Return the mesh axes of a collective's groups, and the number of devices in a group.
+
+    The axes are ("?",) if the groups are not along axes. A permute has pairs in place of groups:
+    they count as groups of 2 devices, or of 1 device if nothing moves.
+    """
     attributes = instruction.attributes
     if kind == "collective_permute":
         text = attributes.get("source_target_pairs", "")

@@ -89,6 +89,7 @@ def candidates(
             parts = _microbatches(model, mesh, strategy, choices["microbatches"])
             for values in product(parts, *(choices[name] for name in names)):
                 microbatches, batch, remat, optimizer, rounds = values
+                # Only a pipeline has rounds, so other strategies have one candidate for all.
                 if rounds > 1 and strategy != PIPELINED:
                     continue
                 found = model_with(batch, microbatches, remat, optimizer)

@@ -140,7 +140,7 @@ def differences(saved: PlanSummary, here: PlanSummary) -> tuple[tuple[str, str],
         found.append(
             ("step time", f"{saved.step_time_s:.6g} s in the file, {here.step_time_s:.6g} s here")
         )
-    # The digests differ although all figures agree: instructions, order or inputs changed.
+    # All figures can agree although the plans differ, for example in the order of instructions.
     if not found and saved.seal != here.seal:
         found.append(("program", "other inputs or instructions with the same figures"))
     return tuple(found)

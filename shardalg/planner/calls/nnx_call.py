@@ -190,7 +190,11 @@ def _returned(made: Call) -> Callable[[Any], Returned]:
     number = {path: leaf for leaf, path in enumerate(entered)}
 
     def returned(results: Any) -> Returned:
-        """Separate the new state of modules from the user's results, leaf by leaf."""
+        """Separate the new state of modules from the user's results, leaf by leaf.
+
+        A leaf of the results is either the new value of an argument's leaf (`Returned.states` has
+        its number), or a leaf of the user's own result (`Returned.places` has its number there).
+        """
         # In its graph mode, nnx returns (positional arguments, keyword arguments, user's result);
         # otherwise the result is the first element. State is paired with arguments by its path.
         graph_mode = isinstance(results, tuple) and len(results) == 3

@@ -61,9 +61,11 @@ def _framework() -> Framework:
 
     # equinox wraps the methods of a class in objects with the attribute `method`.
     def function(attribute: Any) -> FunctionType | None:
+        """Return the Python function of a class attribute; None if it is no method."""
         return plain_function(getattr(attribute, "method", attribute))
 
     def put(attribute: Any, function: Callable[..., Any]) -> Any:
+        """Return what replaces a class attribute, so that the method runs another function."""
         return function if isinstance(attribute, FunctionType) else type(attribute)(function)
 
     return Framework(base, inside, function, put)

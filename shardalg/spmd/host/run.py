@@ -135,7 +135,8 @@ def run_block(run: HostRun, block: Block, arguments: Iterable[Stack]) -> list[St
     for instruction in block.instructions:
         operands = [env[index] for index in instruction.operands]
         simulate = partial(SIMULATE[type(instruction.attributes)], run, instruction)
-        # JAX's primitives take keys as they are; moves are numpy, which has no keys.
+        # An instruction that only moves elements runs in numpy, which has no random keys, so it
+        # moves the words of a key (`by_word`). JAX's primitives take keys as they are.
         whole = isinstance(instruction.attributes, Apply | Control)
         stacks = simulate(*operands) if whole else by_word(simulate, *operands)
         for index, stack in zip(instruction.results, stacks, strict=True):

@@ -56,7 +56,7 @@ def _check_arguments(run: HostRun, arrays: Sequence[Any]) -> None:
     shardings = run.program.argument_shardings
     if len(arrays) != len(shardings):
         raise ProgramError(f"the program takes {len(shardings)} arrays, got {len(arrays)}.")
-    # Every wrong argument is listed, by the user's name for it.
+    # All wrong arguments are listed: a user who corrects one of several would meet the next error.
     paths = run.graph.argument_paths or tuple(f"argument {i}" for i in range(len(arrays)))
     bad = [
         f"{path}: shape {np.shape(array)}, planned for {sharding.shape}"

@@ -182,7 +182,8 @@ def _meshes(
 
     The mesh is the one of Shardy's that the shardings name, else HLO's common mesh, or None.
     """
-    # JAX may state meshes that no sharding names. If some are named, the others do not count.
+    # JAX may state meshes that no sharding names. If some are named, the others do not count. A
+    # sharding of Shardy names its mesh (`<@mesh`), or contains it as text (`<mesh<...`, INLINED).
     text = str(module)
     stated = [op.attributes for op in operators if op.name == "sdy.mesh"]
     read = {each["sym_name"].value: shardy_mesh(each["mesh"]) for each in stated}

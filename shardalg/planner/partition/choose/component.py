@@ -145,7 +145,8 @@ class Component:
         for operand, number, names in self.single_loops:
             dims = results[number] if operand is None else operands[operand]
             for name, own in zip(names, dims, strict=True):
-                # A dimension without a single loop must be whole; others must agree on their loop.
+                # Different digits on one loop would need a move. Digits on a dimension without a
+                # single loop (`name` is None) cannot be compared with those of other tensors.
                 if own if name is None else found.setdefault(name, own) != own:
                     return None
         if any(found.get(name) for loops in self.nests for name, _ in loops):

@@ -371,6 +371,8 @@ def with_sums(agreed: RegionBorder, sums: Mapping[int, Sharding], node: Node) ->
     ((arguments, results),) = agreed.bodies
     names = "num_consts", "num_carry", "length"
     consts, carry, length = (node.signature.param(name) for name in names)
+    # Four lists are changed: `taken` for the scan's operands, `given` and `ends` for the arguments
+    # and results of its body, and `made` for the scan's results.
     taken, given = list(agreed.operands), list(arguments)
     ends, made = list(results), list(agreed.results)
     for number, layout in sums.items():

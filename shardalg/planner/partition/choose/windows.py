@@ -270,7 +270,8 @@ def _window(
         numerator,
         index.div,
         reach(index, blocks),
-        # With several terms another one is chosen for elements that this operand does not have.
+        # `masked`: reads of elements that do not exist must be masked, unless the iterations or the
+        # exchange exclude them. With several terms (a concatenation) another one is chosen there.
         len(rule.terms) == 1
         and not exchange.exists
         and not _reads_elements_only(index, executed, size),

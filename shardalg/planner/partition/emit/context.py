@@ -383,6 +383,8 @@ class PartitionContext(BlockListing):
             # A block that is padded to another size is not a copy of the graph value.
             named = origin if layout.shape == target.shape else None
             because = Cause(cause.node, cause.phase, cause.role, cause.why.along(path, chain))
+            # A change of the block size is a small program: a margin of the neighbour's block is
+            # fetched, joined to the own block, and the new block is cut out.
             if isinstance(attributes, Retile):
                 program = retiled(attributes, source.mesh.size)
                 (local,) = self.run_along(program, (local,), because)

@@ -442,7 +442,8 @@ class Fixpoint:
         chain: list[tuple[int, int]] = []
         while len(chain) < LONGEST_CHAIN:
             readers = [r for r in self.index.readers[value] if not self._is_zeros(r[0])]
-            # An operator may read the value twice; it is still the only reader.
+            # An operator may read the value twice; it is still the only reader. Steps that only let
+            # stacks of zeros share a sharding (`_is_zeros`) do not read it.
             if not readers or any(position != readers[0][0] for position, _ in readers):
                 return None
             position, kind = readers[0][0], self.index.kind(readers[0][0])

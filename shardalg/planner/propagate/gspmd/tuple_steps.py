@@ -87,7 +87,12 @@ class Computations(Instructions):
         return self.first + len(self.names) - 1
 
     def _join_literals(self) -> None:
-        """Make equal constants of a computation one, including the zeros in which stacks begin."""
+        """Make equal constants of a computation one, including the zeros in which stacks begin.
+
+        Sets three tables: `read` has the constants that each operator reads as full tensors,
+        `first_of` has the constant that stands for each of its equals, and `related` lists for each
+        one the others, which share its sharding.
+        """
         groups: dict[int, dict[Literal, list[int]]] = literals(self.graph)
         self._join_stacks(groups)
         self.read: dict[int, list[int]] = {}
