@@ -123,8 +123,8 @@ def _script(question: _Question) -> Iterator[str]:
     partitions are possible, and that the ids agree with those of both operands.
     """
     # For place k: its number of partitions is n{k}, and its partition id on device d is id{k}_{d}.
-    # agree{k}, which demands that it agrees with the operands, is an assumption of its own: if there
-    # is no merge, places are tested one by one for the reason (`_failure`).
+    # agree{k}, which demands that it agrees with the operands, is an assumption of its own, so that
+    # places can be tested one by one if there is no merge (`_failure`).
     size, places = len(question.devices), range(len(question.places))
     for k in places:
         yield f"(declare-const agree{k} Bool)\n(declare-const n{k} Int)"
