@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from shardalg.costs.matrix_unit import check_products
 from shardalg.costs.topology import OF_OPTIONS, machine, machine_text
 from shardalg.errors import ShardalgError
+from shardalg.plan.planning import refuse_fallbacks
 from shardalg.planner.stages import planned_at, priced
 
 if TYPE_CHECKING:
@@ -65,11 +66,32 @@ def cost_on(
     )
 
 
+def cost_at(
+    plan: Plan,
+    chip: Hardware | Topology,
+    point: Mapping[str, int],
+    *,
+    overlap: str | None = None,
+) -> Cost:
+    """Return the cost of the plan that is made at other sizes, without its differences.
+
+    `plan.at(...)` also finds the decisions that differ, which takes as long as planning.
+
+    Args:
+      point: the number for each named size.
+
+    Raises:
+      ShardalgError: the function cannot be planned there.
+    """
+    here, _ = planned_at(plan._stages, point, plan.options)
+    refuse_fallbacks(here, plan.options)
+    return priced(here.traced, here.program, chip, overlap=overlap)
+
+
 def _fits(plan: Plan, chip: Hardware | Topology, point: Mapping[str, int]) -> bool:
     """Return whether a device holds the plan at other sizes; False where there is no plan."""
     try:
-        here, _ = planned_at(plan._stages, point, plan.options)
-        return bool(priced(here.traced, here.program, chip).fits)
+        return bool(cost_at(plan, chip, point).fits)
     # A size at which the function cannot be planned must not be reported as one that fits.
     except ShardalgError:
         return False

@@ -378,7 +378,7 @@ class _Sizes:
         symbols = self.stages.symbols
         if symbols.tracer is None:
             return None
-        return Retrace(symbols.tracer(symbols.second), symbols.second)
+        return Retrace(symbols.traced_graph(symbols.second), symbols.second)
 
     def manual(self) -> Iterator[Fact]:
         """Yield, per mesh axis of a `shard_map`, the condition that its size is as planned.

@@ -18,6 +18,7 @@ from shardalg.sizes.maximum import larger
 
 SEED = 37
 EVERY = ("X", "Y")
+MESH = sa.Mesh({"X": 4}, symbolic=True)
 BY_MODEL = {"up": P("X", "Y"), "down": P("Y", "X")}
 
 
@@ -174,6 +175,31 @@ def test_points_without_a_plan_have_a_reason():
     assert "no slice of h100" in repr(found)
 
 
+def test_strategies_share_the_trace_of_a_point():
+    """Plans of several strategies and meshes need one trace of the function for each batch."""
+    traced = []
+
+    def step(x, w):
+        traced.append(x.shape[0])
+        return x @ w
+
+    B = sa.dims("B M", hint=(96, 1))[0]
+    arrays = [jax.ShapeDtypeStruct(s, "float32") for s in ((B, 64), (64, 64))]
+    mesh = sa.Mesh({"X": 8}, symbolic=True)
+    rows = {
+        name: sa.Strategy(mesh, specs)
+        for name, specs in (("rows", (P("X"), P())), ("both", (P("X"), P("X"))))
+    }
+    found = sa.compare(step, *arrays, strategies=rows, hardware="h100:8")
+    before = len(traced)
+    # These batches do not divide, so that the function is planned at each of them.
+    regions = found.regions(B=[97, 101], X=[4, 8, 16])
+    assert not regions.formula_holds.any()
+    # The third trace is at the unrelated sizes that the guards compare with.
+    assert len(traced) - before == 3
+    assert {97, 101} < {*traced[before:]}
+
+
 @pytest.mark.parametrize(
     ("measured", "text"),
     [
@@ -211,6 +237,12 @@ def test_plans_in_numbers_have_no_regions():
     found = sa.compare(jnp.sin, x, strategies=rows, hardware="v5p")
     with pytest.raises(sa.TableError, match=r"none: use sa\.dims"):
         found.regions("B")
+    # A strategy that was refused explains why there are no named sizes.
+    refused = sa.compare(
+        jnp.sin, x, strategies={"two": sa.Strategy(MESH, (P("X"), P()))}, hardware="v5p"
+    )
+    with pytest.raises(sa.TableError, match=r"No strategy has a plan: two: "):
+        refused.regions("X")
     with pytest.raises(sa.TableError, match="is no point of the grid"):
         comparison_of_one().regions(B=[64]).at(B=3)
 

@@ -351,6 +351,9 @@ def regions(
     known = {n: size for row in planned for n, size in (row.plan.sizes if row.plan else {}).items()}
     wanted = tuple(dict.fromkeys((*names, *given)))
     unknown = [name for name in wanted if name not in known]
+    refused = "; ".join(f"{row.name}: {row.refused}" for row in rows if row.refused)
+    if refused and all(row.plan is None for row in rows):
+        raise TableError(f"regions over {', '.join(wanted)}. No strategy has a plan: {refused}")
     if not planned or unknown or not 1 <= len(wanted) <= 2:
         raise TableError(
             f"regions over {', '.join(wanted) or 'no sizes'}: give one or two of the named sizes "

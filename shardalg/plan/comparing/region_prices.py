@@ -10,6 +10,7 @@ import numpy as np
 
 from shardalg.costs.topology import Topology, rearranged
 from shardalg.errors import ShardalgError
+from shardalg.plan.pricing import cost_at
 from shardalg.sizes.formula import Formula
 
 if TYPE_CHECKING:
@@ -159,7 +160,8 @@ def _fill(
     for place in map(tuple, np.argwhere(places & ~found.formula_holds)):
         point = {name: int(arrays[name][place]) for name in swept}
         try:
-            found.put(place, plan.at(**point).cost(on, overlap=overlap), row.capacity_bytes)
+            there = cost_at(plan, on, {**hints, **point}, overlap=overlap)
+            found.put(place, there, row.capacity_bytes)
         except ShardalgError as error:
             found.step_s[place], found.fits[place] = np.inf, False
             found.refused.append((point, " ".join(str(error).split())))

@@ -32,6 +32,10 @@ Tracer = Callable[[Mapping[str, int]], Graph]
 All other sizes have their hints.
 """
 
+_KEPT = 16
+"""Number of graphs that are kept: a map of strategies has up to nine values of a size by default,
+and each strategy is planned at all of them."""
+
 CONSTANT_COLUMNS = ("dimension", "source", "value", "varies")
 
 
@@ -78,6 +82,26 @@ class Symbols:
             "second": dict(self.second),
         }
 
+    @cached_property
+    def _last_graphs(self) -> dict[tuple[int, ...], Graph]:
+        """The graphs of the last sizes, by a number for each named size; at most `_KEPT`."""
+        return {}
+
+    def traced_graph(self, point: Mapping[str, int]) -> Graph:
+        """Return the function's graph at other sizes; several strategies share it at one point.
+
+        Args:
+          point: a number for each named size.
+        """
+        assert self.tracer is not None
+        key = tuple(point.get(name, size.hint) for name, size in self.sizes.items())
+        graphs = self._last_graphs
+        # The graph that was asked for last is the last one of the dictionary.
+        graphs[key] = graphs.pop(key) if key in graphs else self.tracer(point)
+        while len(graphs) > _KEPT:
+            graphs.pop(next(iter(graphs)))
+        return graphs[key]
+
     def graph_at(self, point: Mapping[str, int]) -> tuple[Graph, Difference | None]:
         """Return the function's graph at other sizes, and the first constant that differs there.
 
@@ -99,7 +123,7 @@ class Symbols:
                 "a loaded plan has no function to trace at other dimensions "
                 f"({_text(point)}): plan the function again, or change the sizes of axes only."
             )
-        graph = self.tracer(point)
+        graph = self.traced_graph(point)
         found = compare(self.lifted, Retrace(graph, point))
         if found is not None and found.kind != "constant":
             place = f" ({found.source})" if found.source not in found.text else ""
