@@ -492,6 +492,7 @@ class Pricing:
         for (cause, rate), amount in sums.items():
             by_cause.setdefault(cause, []).append(self.seconds(amount, rate))
         seconds = tuple((cause, total(found)) for cause, found in by_cause.items())
+        # The slices are summed over the executions, so their mean is the number that one joins.
         joined = number(quotient(slices, count)) if slices else 1
         return Item(*key, count, flops, sent, seconds, joined)
 

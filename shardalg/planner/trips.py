@@ -57,6 +57,7 @@ def while_loops(graph: Graph) -> tuple[WhileLoop, ...]:
     found = []
     for place, node in enumerate(nodes, 1):
         name = f"trips_{place}"
+        # A source line stays valid if loops before it are added. It is no key of two loops, though.
         key = node.source if node.source and lines[node.source] == 1 else name
         found.append(WhileLoop(node, name, key, graph.iterations(node)))
     return tuple(found)

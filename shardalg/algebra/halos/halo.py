@@ -401,4 +401,6 @@ def halo(window: Window, *, size: int, parts: int) -> Halo:
     # so is the first one at or after the last window's end.
     start = Quotient.of(step, -low, base, up=True)
     limit = Quotient.of(step, reach - low, base, up=True)
+    # Block p has the elements from p*block to (p+1)*block, so that left(p) = p*block - start(p) and
+    # right(p) = limit(p) - p*block - block.
     return Halo(window, size, parts, (-start).plus(block), limit.plus(-block, -block))

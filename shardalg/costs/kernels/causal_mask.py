@@ -164,6 +164,7 @@ def _sources(
         if value in seen:
             continue
         seen.add(value)
+        # An argument of a loop body, for example, equals the values outside that enter the loop.
         if value in givers:
             waiting += givers[value]
             continue

@@ -141,6 +141,7 @@ def _statistics(added: Mapping[str, Scaling]) -> str:
     """
     values = (value for found in added.values() for value in found.values())
     names = {name for value in values for name in Formula.of(value).names}
+    # The paper's M, H, N and D are sizes of features: of the model, the hidden layer, heads.
     features = sorted(names & set("MHND"))
     if features:
         return f"values of (B, S) and of {', '.join(features)}"

@@ -46,6 +46,7 @@ def _read(text: str, n_devices: int) -> Groups:
         return [list(range(n_devices))]
     if text.startswith("{{"):
         return [[int(n) for n in g.split(",")] for g in re.findall(r"\{([\d,]+)\}", text)]
+    # For example, `[2,4]<=[8]` has 2 groups of 4 devices, in the order of the text after `<=`.
     iota = re.match(r"\[(\d+),(\d+)\]<=(.*)$", text)
     if iota:
         return _iota(iota[3]).reshape(int(iota[1]), int(iota[2])).tolist()
@@ -333,6 +334,7 @@ def _instruction(name: str, text: str, computation: str) -> HloInstruction:
     opcode, rest = text[: text.index("(")], text[text.index("(") :]
     end = _bracket_end(rest)
     inner = rest[1 : end - 1]
+    # The parentheses of a constant or a parameter have its literal instead of operands.
     has_operands = opcode not in _NO_OPERANDS
     return HloInstruction(
         name,

@@ -373,6 +373,7 @@ _FIRST = ("matrix_efficiency", "exposed", "memory")
 def _chosen(constants: Any, steps: int) -> list[tuple[str, ...]]:
     """Return the constants to fit for this number of steps; each tuple is fitted as one value."""
     if constants is None:
+        # One constant per four steps, because more constants would fit the noise of so few steps.
         constants = _FIRST[: max(1, steps // 4)]
     listed = isinstance(constants, Sequence) and not isinstance(constants, str)
     known = (*CONSTANTS, *TOGETHER)

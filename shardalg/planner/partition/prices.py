@@ -221,6 +221,7 @@ def move_s(
     # The price of the maker does not contain writing the value, so this price must.
     is_unwritten = around.made and around.is_first
     speed = hardware.shared(source.mesh.size).chip.hbm_bytes_per_s
+    # The moved value is value 0 of a graph of its own, whose program is only the move.
     value = Value(0, ValueType(source.shape, dtype), "argument", "x")
     # Nothing moves: only a write of the value may count.
     if source == target:

@@ -308,6 +308,8 @@ def _share_carries(graph: Graph, layouts: Layouts, numbers: list[int]) -> list[t
     carried = {
         (tie.call, tie.source): tie.target for tie in graph.region_arguments if tie.kind == "carry"
     }
+    # Initial values and constants are not listed, so they keep their shardings; annotated values
+    # are `fixed`.
     repairs = [(source, argument) for (_, source), argument in carried.items()]
     repairs += [
         (tie.target, carried[tie.call, tie.source])

@@ -344,6 +344,7 @@ def _read_site(
     """Return a site's sharding: the strategy's spec for its name, or the spec that it carries."""
     node = reader.graph.nodes[site.node]
     spec = given.get(site.name) if site.name is not None else None
+    # A strategy's spec has no entries for the dimensions that `vmap` added; a site's own spec has.
     added = () if spec is None else reader.graph.added_dims(site)
     if spec is None and site.spec is not None:
         spec = _own_spec(reader, site, first_mesh)

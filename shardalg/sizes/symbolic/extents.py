@@ -289,6 +289,7 @@ class _IndexSorter:
         found = {}
         for number, rule in enumerate(self.rules):
             for tensor in rule.tensors:
+                # A row numbers its results -1, -2, .... Of several rows, row k has only result k.
                 position = tensor if tensor >= 0 else self.count + number + ~tensor
                 for dim, size in enumerate(rule.shape(tensor) or ()):
                     found[position, dim] = size

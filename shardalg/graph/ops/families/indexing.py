@@ -361,7 +361,8 @@ def _dynamic(
     known = is_number(signature.results[0].dtype) or signature.results[0].dtype == "bool"
     addends = frozenset({0, 1} if updates else {0})
     # A guard ties each moving dimension `full[d]` to the window: `full[d] == part[d] + $t`, where
-    # the symbol `$t` is the start, clipped so that the window is inside the dimension.
+    # the symbol `$t` is the start: the scalar operand `first + d`, clipped to the largest start at
+    # which the window is inside the dimension.
     return Rule(
         signature.primitive,
         tuple(sorted(extents.items(), key=lambda loop: (loop[0][0] != "o", loop[0]))),

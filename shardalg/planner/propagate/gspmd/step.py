@@ -285,6 +285,7 @@ def _is_movable(kind: OperatorClass, source: int, dims: Dims) -> bool:
       source: the number of the tensor.
       dims: the digits of each dimension of the tensor.
     """
+    # A row is (size, digits, loops) of a dimension. The loop of the sorted one is in `blocks`.
     rows = [*zip(kind.shapes[source], dims, kind.maps[source], strict=True)]
     tiles = math.prod(parts(d) for _, d, entry in rows if entry and entry[0][0] in kind.blocks)
     others = [(n, d) for n, d, entry in rows if not (entry and entry[0][0] in kind.blocks)]
