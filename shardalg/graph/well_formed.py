@@ -64,6 +64,8 @@ def _wrong_order(graph: Graph) -> Iterator[str]:
     A node can see constants, the arguments of its body, and earlier results in its body. Also yield
     a message for each region that returns a value that it does not contain.
     """
+    # `made` has all values that are defined so far, and `visible`, per region, those of them that
+    # the nodes of the region may read. Every region may read the constants (`shared`).
     shared = {i for i, _ in graph.constants}
     made = {*shared, *(i for region in graph.regions for i in region.arguments)}
     visible = {region.index: {*shared, *region.arguments} for region in graph.regions}

@@ -229,8 +229,9 @@ class _Region:
           dim: its merged dimension.
           factor: the elements of one sample in this dimension.
         """
-        # The search goes to all readers and to the maker of each merged value. It ends where an
-        # operator reads or makes samples in a dimension of their own.
+        # All readers of a merged value and its maker must compute on padded samples, too, so the
+        # search visits them. It ends where an operator has the samples in a dimension of their own,
+        # which can be padded or cut there.
         graph, todo = self.graph, [(value, dim, factor)]
         ends = {*graph.results, *(v for region in graph.regions for v in region.results)}
         while todo:

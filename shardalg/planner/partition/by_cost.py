@@ -144,6 +144,8 @@ class CostProblem:
         for one in tied(self.graph):
             entering = self._body_arguments(one)
             fixed = [self.value_shardings[v] for v in entering if v in self.sharded.fixed]
+            # A stacked value has one more dimension. So candidates are made for an argument of the
+            # body, or for another member that has the shared sharding itself (`plain`).
             free = layouts(self.value_shardings[(entering or one.plain)[0]])
             # All values of a group have one sharding, so one annotated value fixes the others.
             found.append((one, tuple(dict.fromkeys(fixed or free))))

@@ -328,6 +328,8 @@ def dim_loops(rule: Rule, index: Index, blocks: frozenset[str] = frozenset()) ->
 
 def _nest(rule: Rule, index: Index, terms: list[tuple[str, int]]) -> Loops:
     """Return the loops of an index `n*i + j`, major first, or () for any other index."""
+    # A loop that is not in the result, such as the taps of a kernel, makes the index a window, and
+    # windows overlap. A local loop runs whole on each device, so it takes no digits.
     slides = any(name in rule.local or name not in rule.result_loops for name, _ in terms)
     if len(terms) == 1 or index.div > 1 or index.constant or slides:
         return ()

@@ -207,6 +207,6 @@ def _difference(first: np.ndarray, second: np.ndarray) -> str:
         return "other random keys"
     wide = np.complex128 if first.dtype.kind == "c" else np.float64
     a, b = first.astype(wide), second.astype(wide)
-    with np.errstate(invalid="ignore"):  # an infinity less itself
+    with np.errstate(invalid="ignore"):  # inf - inf, whose result is not used
         apart = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, np.abs(a - b))
         return f"up to {float(apart.max())}"

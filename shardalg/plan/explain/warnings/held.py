@@ -202,7 +202,8 @@ def _with_even(
         return None
     at = list(zip(layout.shape, layout.dims, strict=True)).index(uneven)
     dims[at] = split
-    # The digits `left` move to the first other dimension that they divide evenly.
+    # Without a place for the digits `left`, each device would hold more of the tensor. They move to
+    # the first other dimension that they divide evenly.
     if left:
         extents = enumerate(zip(layout.shape, dims, strict=True))
         room = (

@@ -122,7 +122,8 @@ class Fills:
             places = _places(signature, instruction.attributes.loops, nth)
             fills: dict[int, tuple[Padding, Number]] = {}
             everywhere = None
-            # A place is a padded dimension of the result, or the whole result (without `padding`).
+            # Without `padding` the place is the whole result: its number is the one that all of its
+            # elements are equal to.
             for dim, padding, along in places:
                 number = self.computed_number(instruction, along, padding)
                 if dim is None or padding is None:

@@ -390,7 +390,10 @@ def _finest(found: list[Offer]) -> list[Offer]:
 def _offers_from_results(
     kind: OperatorClass, numbers: Numbers, layouts: Layouts, target: int
 ) -> Iterator[Offer]:
-    """Yield the sharding that each result alone offers to an operand."""
+    """Yield the sharding that each result alone offers to an operand.
+
+    Nothing is yielded for a convolution whose window slides along some dimension (`_is_slid`).
+    """
     for source in () if _is_slid(kind) else kind.results:
         if layouts.tiles[numbers[source]] > 1:
             dims = kind.project(source, target, layouts.dims[numbers[source]])
