@@ -119,7 +119,9 @@ def _agreement(script: _Script, claim: MergeClaim, result: Sharding) -> None:
                     offsets = (script.offset(s, place, device) for s in (operand, result))
                     script.show(_equals(*offsets))
                     continue
-                # The operand's partition id need only be the major part of the result's.
+                # A merge under Shardy's policy may split a dimension further than an operand does,
+                # so its offsets can differ. The operand's id is then the major part of the
+                # result's.
                 ratio, rest = divmod(result.parts[place], operand.parts[place])
                 a, b = (script.partition_id(s, place, device) for s in (operand, result))
                 major = b if ratio == 1 else f"(div {b} {ratio})"
@@ -158,7 +160,8 @@ def _id(sharding: Sharding, place: DimOrClass, device: int) -> int:
 def _refusal(script: _Script, verdict: Verdict) -> None:
     """Add the facts of a refusal: a device with two offsets, or a tile on too few devices."""
     assert verdict.failure is not None and verdict.witness is not None
-    # The first of the two that clash may be a merge of operands: then it must be forced by them.
+    # Of more than two operands, the first ones are merged before one clashes with the merge. It is
+    # a refusal of all only if the operands allow no other merge.
     if verdict.clash:
         _forced(script, verdict)
     if verdict.witness.tile:

@@ -299,7 +299,6 @@ def _seconds(program: SpmdProgram, graph: Graph, hardware: Machine, inside: set[
     """
     priced = pricing(program, graph, hardware.on(DATASHEET))
     priced = replace(priced, fused=priced.fused | inside)
-    # `prices` has the seconds of one execution of each step, and `step.count` the executions.
     places = dict.fromkeys(range(len(priced.steps)), 1)
     prices = zip(priced.steps, priced.prices(places), strict=True)
     return float(sum(float(priced.took(price)) * step.count for step, price in prices))
