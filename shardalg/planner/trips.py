@@ -138,7 +138,8 @@ def without_trips(graph: Graph) -> Graph:
     loops = while_loops(graph)
     if all(loop.iterations is None for loop in loops):
         return graph
-    # The inverse of `with_trips`: condition and body count once per execution of their loop again.
+    # A trip count contains the counts of all loops around it, so regions inside these loops change,
+    # too: each keeps its ratio to its parent.
     inside = {body for loop in loops for body in loop.node.bodies}
     regions: list[Region] = []
     for region in graph.regions:

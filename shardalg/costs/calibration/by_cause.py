@@ -86,8 +86,8 @@ def chains(program: SpmdProgram, graph: Graph, inside: frozenset[int]) -> Chains
         for value in ins.operands:
             if value in producer and (value in inside or is_view(fusing[producer[value]])):
                 joined.join(place, producer[value])
-    # A chain is next to a product if it reads a product's result or a view of it, or computes
-    # a product's operand, which the product may read through a view.
+    # The kernel of a product can run a chain next to it, too: one that reads the product's result
+    # or a view of it, or that computes an operand, which the product may read through a view.
     by_product = {v for ins in products for v in ins.results}
     for_product = {v for ins in products for v in ins.operands}
     views = [ins for ins in fusing if is_view(ins)]

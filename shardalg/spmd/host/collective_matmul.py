@@ -80,8 +80,6 @@ class _SimulatedRing:
         for direction in self.a.directions:
             for t in range(direction.products):
                 piece = self.multiply(direction, self.starts(direction, t, block), {})
-                # The first product starts the sum; every later one is added to the sum that has
-                # just arrived.
                 if t:
                     arrived = self.permute(parts[direction.first], direction.hop)
                     piece = self.add(arrived, piece)

@@ -89,7 +89,8 @@ class JoinAsBits(Rewriter):
         a, (operand,), (made,) = instruction.attributes, instruction.operands, instruction.results
         if a.combine != SUM or operand not in self.alone:
             return instruction
-        # The rest of a pending sum still has one owner.
+        # If the collective combines only some of the members, the others' parts are still to be
+        # added. At most one of these parts has each element, so that sum can be of bits, too.
         if self.locals[made].sharding.unreduced:
             self.alone.add(made)
         combine = PICK if is_float(self.locals[made].dtype) else SUM
