@@ -445,9 +445,9 @@ def fitted_then_permuted(shape: Shape, start: Dims, goal: Dims, axes: Digits) ->
     first, last = filled_up(start, before, goal, axes), filled_up(goal, after, start, axes)
     if list(map(parts, last)) != after:
         return None, None
-    # The all-to-alls move digits of the start, and the permute comes last. If digits of the start do
-    # not fit, digits of the goal may, and the permute comes first. `arcs[0]` is the price in blocks,
-    # of which the tensor has `prod(before)`.
+    # The all-to-alls move digits of the start, and the permute comes last. If digits of the start
+    # do not fit, digits of the goal may, and the permute comes first. `arcs[0]` is the price in
+    # blocks, of which the tensor has `prod(before)`.
     there = _by_parts(first, arcs[1])
     back = _by_parts(last, [(target, source, r) for source, target, r in reversed(arcs[1])])
     if there is not None:
