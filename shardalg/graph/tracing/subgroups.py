@@ -230,7 +230,6 @@ def _sum_after_branches(
         outs = list(jaxpr.outvars)
         for result in sums:
             if _is_sum(last := _producer(jaxpr, outs[result])):
-                # Without the sum, the branch returns what its last sum would have added up.
                 outs[result] = last.invars[last.outvars.index(outs[result])]
         return branch.replace(jaxpr=jaxpr.replace(outvars=outs))
 

@@ -114,13 +114,10 @@ def _refine_for_all(claim: RefineClaim, devices: Devices) -> list[Obligation]:
     borders of `coarse` are borders of `fine`. For the opposite claim, some device has disjoint
     blocks at all sizes.
     """
-    # Case 2 of the theorem: at all sizes, the blocks of some device are disjoint.
     if not claim.holds:
         return _outside_for_all(claim, devices)
     if claim.fine.classes[:2] != claim.coarse.classes[:2]:
         return [Obligation((), z3.BoolVal(False))]
-    # Case 1: if `fine = coarse*m + r` and borders meet, every block is inside by a lemma. The sizes
-    # at which borders meet are the condition of the proof.
     made = []
     for fine, coarse in zip(claim.fine.canonical_dims, claim.coarse.canonical_dims, strict=True):
         if fine == coarse:

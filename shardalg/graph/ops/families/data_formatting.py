@@ -127,7 +127,6 @@ def reshape(signature: Signature) -> tuple[Rule, ...]:
     for (6, 4) -> (4, 6).
     """
     (operand,), (result,) = signature.operands, signature.results
-    # `lax.reshape(x, sizes, dimensions)` reads the operand's dimensions in this order.
     order = signature.param("dimensions") or range(len(operand.shape))
     source = [operand.shape[d] for d in order]
     extents, read, write = factor(source, list(result.shape))

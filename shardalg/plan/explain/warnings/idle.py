@@ -135,7 +135,7 @@ def idle_rows(trials: Trials) -> tuple[tuple[object, ...], ...]:
     found = sorted(
         idle(stages.program, graph), key=lambda one: (graph.nodes[one.node].source, one.axes)
     )
-    # Operators of one source line (layers of a model) share a row and a remedy.
+    # The layers of a model are operators of one source line: a row each would repeat one finding.
     lines = groupby(found, key=lambda one: (graph.nodes[one.node].source, one.axes))
     groups = sorted((tuple(group) for _, group in lines), key=lambda group: -redundant_flops(group))
     return tuple(

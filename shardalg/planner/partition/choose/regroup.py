@@ -134,8 +134,8 @@ def layouts(
     every = regrouped(signature)
     if not every:
         return
-    # Dimensions that the reshape keeps, and leading ones, take their digits from the operand or
-    # from the result: all four combinations are tried.
+    # Which combination sends least depends on the sizes and the other dimensions, so all four are
+    # tried.
     tried = {
         pair
         for source in sources

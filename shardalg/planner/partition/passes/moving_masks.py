@@ -136,7 +136,8 @@ class MoveMasks(Rewriter):
                 self.wishes[value] = wished | self.wishes[value]
             for result in results:
                 for mask, count in lifted[result].items() if result in lifted else ():
-                    # One mask here replaces several masks of values computed from it.
+                    # A mask that replaces a single one would only have another place, and save
+                    # nothing.
                     if count > 1:
                         self.wishes[result].setdefault(mask)
             if is_a(instruction, Apply) and len(results) == 1 and results[0] in self.wishes:

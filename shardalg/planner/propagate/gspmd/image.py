@@ -172,7 +172,6 @@ def _nest(rule: Rule, index: Index, size: int) -> Loops:
     by_extent = sorted(
         index.variables, key=lambda v: (-rule.extents[v], v not in rule.result_loops)
     )
-    # For example, the index i + r of a dimension of 8, with 8 i and 3 r, has room for i alone.
     for name in by_extent:
         extent = min(size, rule.extents[name])
         if extent > 1:

@@ -189,7 +189,6 @@ def widening_broadcast(rest: Shape, wide: Shape, node: Node) -> OperatorClass:
     """
     small = node.signature.operands[0].shape
     at = node.signature.param("broadcast_dimensions")
-    # The squeeze has removed the widened dimensions from the operand.
     dims = [d for size, d in zip(small, at, strict=True) if not (size == 1 and wide[d] != 1)]
     whole: Map = tuple(((f"d{i}", 0),) for i in range(len(wide)))
     kind = pass_through(wide, False)
