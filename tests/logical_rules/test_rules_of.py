@@ -414,6 +414,11 @@ def test_bad_input_is_said(specs, arrays, more, message):
         sa.rules_of(sa.Strategy(MESH, specs), arrays, **more)
 
 
+def test_a_recipe_has_no_layouts_without_a_function():
+    with pytest.raises(sa.StrategyError, match="is no Strategy"):
+        sa.rules_of(sa.recipes.fsdp("data"), (W,))
+
+
 def test_every_style_has_a_reader_and_a_text():
     assert set(STYLES) == set(READERS)
     rules = sa.logical_rules([("embed", "data"), ("mlp", None)], MESH)

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra.notation.read import mesh_of
 from shardalg.errors import CommandError
@@ -14,7 +14,9 @@ from shardalg.plan.commands.comparing import GIVEN, RECIPES, recipe
 from shardalg.plan.commands.function import arguments, loaded
 from shardalg.plan.commands.messages import Command, add_json, print_json, records
 from shardalg.plan.rules.findings import Findings
-from shardalg.plan.rules.logical_rules import LogicalRules
+
+if TYPE_CHECKING:
+    from shardalg.plan.rules.logical_rules import LogicalRules
 
 HELP = "find logical-axis rules that are silently wrong for your arrays, or write rules"
 FOUND = 1

@@ -78,6 +78,11 @@ def rules_of(
         near = get_close_matches(str(style), list(STYLES), 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise StrategyError(f"style is {style!r:.40}: it is one of {', '.join(STYLES)}.{hint}")
+    if not isinstance(strategy, Strategy):
+        raise StrategyError(
+            f"{strategy!r:.60} is no Strategy. Of a recipe, give recipe.strategy(fn, *args, "
+            "mesh=mesh); of a comparison, call row.rules(arrays)."
+        )
     mesh = mesh_from(strategy.mesh)
     layouts = [
         *_layouts(strategy, arguments_of(arrays), mesh),
