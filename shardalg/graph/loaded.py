@@ -94,7 +94,10 @@ _ITEM_TYPES = {
 
 
 def _wrong_ranges(graph: Graph) -> Iterator[str]:
-    """Yield a message for each index out of range, and for each impossible type or parameter."""
+    """Yield a message for each index out of range, and for each impossible type or parameter.
+
+    Also yield one if there are more or fewer paths than arguments, or than results.
+    """
     values = [*graph.arguments, *graph.results, *(i for i, _ in graph.constants)]
     values += [i for n in graph.nodes for i in (*n.operands, *n.results)]
     values += [i for r in graph.regions for i in (*r.arguments, *r.results)]
@@ -244,6 +247,7 @@ def _call_fault(graph: Graph, node: Node) -> str:
     """Return a message about the first fault of a call (scan, while, cond, shard_map), or ""."""
     if node.primitive not in _CALLS:
         return "has bodies"
+    # The type of each parameter, and the number of bodies; None means any number from 1 on.
     kinds, count = _CALLS[node.primitive]
     # Tracing adds this parameter only to some scans.
     if node.primitive == "scan" and "unrolled" in dict(node.signature.params):

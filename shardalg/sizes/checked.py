@@ -126,6 +126,7 @@ def _check_in_stages(
                 )
                 if not left.size:
                     break
+        # The points that are left satisfy all facts.
         found.reshape(-1)[left] = True
 
 

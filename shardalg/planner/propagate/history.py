@@ -72,6 +72,8 @@ def _reasons(record: Record) -> Iterator[Reason]:
             yield _without_step(record, change, known[number])
             continue
         values = tensors[step]
+        # Sources are positions among the tensors of the step. A tensor is a place, and `names` has
+        # the value of each place.
         taken = tuple([names[values[k]] for k in sources])
         layout, role = known[number], roles[kind_of_step[step]]
         yield Reason(

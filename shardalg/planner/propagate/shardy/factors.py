@@ -263,6 +263,7 @@ def _extend(
         if part is None or not axes[loop]:
             continue
         room = _within(part, axes[loop], kind.sizes[loop], reserved)
+        # Propagation only appends digits to those that the tensor has.
         if room == part.digits or not starts_with(room, part.digits):
             continue
         # An axis partitions one loop of a tensor only: the loop that is first in the order gets it.
