@@ -227,6 +227,9 @@ def turned(
 ) -> ArrayBorder:
     """Return the shardings of a value whose order of devices is not that of the program's mesh.
 
+    A program of JAX has one order of devices. It therefore sees the value's array under a sharding
+    in its own order, which has the same blocks on the same devices (the field `seen`).
+
     Args:
       plain: border of the value in the program's order.
       sharding: sharding in the other order.

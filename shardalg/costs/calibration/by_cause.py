@@ -134,8 +134,8 @@ class Key(NamedTuple):
     phase: str
 
 
-# Keys are "count", "flops", "wire_bytes", "slices", "starts" and the names in `CAUSES`, whose
-# amounts are seconds. A missing key means 0, because most instructions have few causes.
+# Most instructions have few causes, so a missing key means 0. Keys are "count", "flops",
+# "wire_bytes", "slices", "starts" and the names in `CAUSES`, whose amounts are seconds.
 Quantities = Mapping[str, float]
 
 

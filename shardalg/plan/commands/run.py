@@ -99,7 +99,7 @@ def _local(options: argparse.Namespace) -> None:
             f"process has equally many. Write one of {fit}."
         )
     processes = LocalProcesses(count, size // count, options.port, options.time_limit)
-    # Each process gets the same options, except those that start processes.
+    # With an option that starts processes, each process would start further ones.
     starting = ("command", "function", "processes", "port", "time_limit", "json")
     named = {k: v for k, v in vars(options).items() if k not in starting and v not in (None, "")}
     own = [options.function, *(f"--{name}={value}" for name, value in named.items())]

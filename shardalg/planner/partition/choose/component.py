@@ -150,7 +150,8 @@ class Component:
                 if own if name is None else found.setdefault(name, own) != own:
                     return None
         if any(found.get(name) for loops in self.nests for name, _ in loops):
-            # Another tensor has this loop in a dimension of several loops, which has no digits.
+            # Another tensor has this loop in a dimension of several loops. That dimension is whole,
+            # so the tensor's block does not have the same part of the loop.
             return None
         return {name: found[name] for name in self.loops if found.get(name)}
 
