@@ -138,7 +138,8 @@ def aligned(done: ShardedGraph, module: HloModule) -> list[tuple[int, HloInstruc
     numbers: dict[object, int] = {}
     ours = GraphSide(done.graph, demanded, numbers)
     theirs = HloSide(module, _demanded_by_instruction(module, demanded, done.mesh), numbers)
-    # First by signature, which identifies a value; then the rest by kind and shape alone.
+    # A signature identifies a value. XLA may have rewritten what a signature contains, so values
+    # without a partner are paired again by kind and shape alone.
     pairs, rest = _paired(ours.signatures(), theirs.signatures())
     left = _paired(ours.shapes(rest), theirs.shapes(None))[0]
     return sorted([*pairs, *left], key=lambda pair: pair[0])

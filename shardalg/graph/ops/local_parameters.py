@@ -443,7 +443,9 @@ def _scatter(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     found = selections(rule, selected, split)
     shifts = tuple(one.shift(drops=True) for one in found)
     if shifts and scatter_mode(signature.param("mode")) == CLIP:
-        # The local scatter drops, so components that are not shifted are clamped explicitly.
+        # The global scatter clamps all components of an index, but the local one drops an update
+        # that misses. So operand 1, the indices, is clamped to [0, high] in the components that are
+        # not shifted, too (`sign` 0).
         highs = {symbol.name: symbol.high for symbol in rule.symbols}
         done, loop = {shift.component for shift in shifts}, shifts[0].loop
         shifts += tuple(
