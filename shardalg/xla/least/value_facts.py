@@ -170,6 +170,8 @@ class Values:
             made = frozenset[Digit]().union(*(_all(self.layouts[v]) for v in node.results))
             rule = plain_rule(node.signature)
             layouts = tuple(self.layouts[v] for v in (*node.operands, *node.results))
+            # XLA may divide an operator without a row in an unknown way, so such an operator counts
+            # as a reader of parts along all digits of its operands and results.
             for operand, value in enumerate(node.operands):
                 if node.primitive in FORMATTING:
                     read(value, made | split[node.results[0]])

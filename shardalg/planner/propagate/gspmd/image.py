@@ -61,6 +61,8 @@ class Image:
         Args:
           maps: per tensor and dimension, its loops with their extents.
         """
+        # `known` has all loops that index a spatial dimension of the image or of the kernel. Of
+        # these only the loops in `nests` stay.
         extents = {name: size for _, loops in self.nests for name, size in loops}
         known = {loop for d, _ in self.nests for loop, _ in maps[self.operand][d]}
         known |= {loop for d in self.kernel_dims for loop, _ in maps[self.kernel][d]}
