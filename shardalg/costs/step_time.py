@@ -604,6 +604,8 @@ class Pricing:
             )
             rate = peak if found is None else found
         amounts: list[tuple[Any, Any]] = [("count", 1), ("flops", flops)]
+        # A contraction takes its measured rate and a constant time per operator, which contain its
+        # traffic. Any other operator has separate amounts for arithmetic and traffic.
         if key.kind == "contraction":
             each = self.each(self.hardware.operators.operator_s)
             amounts += [((MATRIX, rate), flops), ((MATRIX, 1.0), each)]

@@ -272,6 +272,7 @@ class _Namer:
         sizes = [prod(self.graph.values[v].type.shape) for v in operands]
         large = [v for v, size in zip(operands, sizes, strict=True) if size == max(sizes)]
         known = self.arguments
+        # A value is a weight, another argument, or computed: each kind has a table of modules.
         found = dict.fromkeys(
             known.weights.get(v) or known.others.get(v) or self.made.get(v, "") for v in large
         )

@@ -43,6 +43,9 @@ class Sources:
         self._hidden = tuple(f"{place.rstrip(os.sep)}{os.sep}" for place in places)
         # Models and the lab are written like a user's code, so their lines are shown.
         self._shown = tuple(f"{_PACKAGE / room}{os.sep}" for room in ("models", "lab"))
+        # Many equations share frames, tracebacks and name stacks, so what each shows is kept:
+        # texts by path, by place in code, and by the id of a traceback; then the shown lines that
+        # are of packages, scopes by the id of a stack, and whether a path is a package's.
         self._files: dict[str, str] = {}
         self._lines: dict[tuple[CodeType, int], str] = {}
         self._tracebacks: dict[int, str] = {}

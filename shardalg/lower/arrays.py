@@ -375,6 +375,9 @@ _AROUND = 60
 def _check(pairs: Sequence[tuple[ArrayBorder, Any]]) -> None:
     """Raise unless each array exists, has the planned shape and type, and can be sharded.
 
+    Masked arrays of numpy are refused too. An array can be sharded if this process, or the plan's
+    devices together, hold all of it.
+
     XLA ends the process where an array is given again that a call has consumed (jaxlib 0.10.2).
     """
     # Deleted arrays are checked before other properties, because XLA aborts the process on them.

@@ -65,6 +65,7 @@ class _Question:
         dimension, or a class of axes such as "unreduced"; a group has its number in `places`. There
         is one group for each operand with explicitly replicated axes, or one group in all.
         """
+        # `owner` is the operand whose replicated axes a place stands for, None for any other place.
         # Replicated axes of the two operands may overlap, so they are not balanced with each other.
         shared = tuple(k for k, (_, owner) in enumerate(self.places) if owner is None)
         kept = [k for k, (_, owner) in enumerate(self.places) if owner is not None]

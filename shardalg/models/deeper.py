@@ -245,7 +245,6 @@ def aligned(low: Sequence[Key], high: Sequence[Key]) -> list[tuple[int, int]] | 
             more[i] = shift
             i += 1
             continue
-        # The keys disagree where the longer program has one repetition more: it is skipped.
         run = _run(low, high, i, i + shift)
         if run is None:
             return None

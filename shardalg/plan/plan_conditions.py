@@ -80,7 +80,8 @@ def conditions(named: Symbolised, guards: Guards | None, options: Options) -> Ta
         where = ("", "") if node is None else place(graph, node)
         rests = earlier.names(node) if kind == CHOICE else ""
         text, near = words(one.fact), margin(one.fact, hints)
-        # Facts come by margin: of facts with equal words, the one with the smallest margin stays.
+        # Facts come in ascending order of their margins, so that `setdefault` keeps, of facts with
+        # equal words, the one that fails first when sizes change.
         rows.setdefault(text, (kind, text, near, *where, decides, rests, _flips(one.fact, hints)))
     return Table(COLUMNS, tuple(rows.values()))
 
@@ -166,7 +167,6 @@ def _strictest(fact: Fact, signs: Mapping[Formula, Set[str]]) -> Fact | None:
     """
     here, opposite = (signs.get(f, frozenset()) for f in (fact.formula, -fact.formula))
     both = here | opposite
-    # x >= 0 and x != 0 together are x > 0: one row is enough.
     if fact.relation == NONZERO:
         return None if both & {POSITIVE, NONNEGATIVE} else fact
     if fact.relation == NONNEGATIVE and both & {POSITIVE, NONZERO}:
@@ -193,6 +193,7 @@ def _decides(asked: AskedFact) -> str:
     if asked.about:
         chosen, other, by = asked.about
         return f"{_loops(chosen)} rather than {_loops(other)} ({by})"
+    # Facts outside of memoised calls belong to a whole stage of planning, which `_RUN` names.
     if asked.call is None:
         return _RUN[asked.asked.kind]
     result = asked.call.result
@@ -255,7 +256,8 @@ class _EarlierChoices:
         If one of them chooses otherwise at other sizes, the conditions of `node` say nothing.
         """
         nodes, found, left = self.graph.nodes, set[int](), set() if node is None else {node}
-        # A node without a compared choice passes copies on: search behind it.
+        # A node without a compared choice only passes on the shardings of its operands, so the
+        # choice that matters is further back.
         while left:
             direct = {n for index in left for n in self._providers(nodes[index])} - found
             found |= direct

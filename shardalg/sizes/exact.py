@@ -90,7 +90,6 @@ class ExactPoints:
         >>> points.each(lambda n, m: {"half": n / m}, Formula({frozenset({("B", 1)}): 1}), 2)
         {'half': array([6., 3., 6.])}
         """
-        # Many points share their sizes: call the function once per distinct row.
         key = (function, *map(formula_of, sizes))
         if key not in self._called:
             rows = list(zip(*(self.of(size).tolist() for size in sizes), strict=True))

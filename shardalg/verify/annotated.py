@@ -158,6 +158,8 @@ class SiteLayouts:
             if contents.value in self.layouts:
                 made = self.program.locals[local]
                 wanted = layout_contents(made.sharding, made.sharding.shard_shape, contents.value)
+                # A local that holds other elements than its sharding says, as a halo does, is no
+                # copy of the site's value.
                 if border_contents(contents) == wanted:
                     self.layouts[contents.value][made.sharding] = None
 

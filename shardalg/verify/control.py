@@ -139,7 +139,7 @@ def _coverage_claim(verifier: Verifier, ring: CollectiveMatmul) -> Decided:
         for local, dim in zip(values, ring.along, strict=True)
         if dim is not None
     }
-    # In ascending order, each part must start where the one before it ends, the first one at 0.
+    # A gap between two parts would leave rows of the block out, an overlap would add rows twice.
     ends = sorted((d.first, d.first + d.size) for d in ring.directions)
     borders = [0, *(end for _, end in ends)]
     side_by_side = all(first == end for (first, _), end in zip(ends, borders, strict=False))

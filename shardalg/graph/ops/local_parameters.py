@@ -424,6 +424,7 @@ def _gather(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     if wide:
         # The local gather clips, so starts that drop a read along a whole dimension are masked too.
         cut = {one.dim for one in found}
+        # The name `$t1` is the start in dimension 1; `$t` alone has no dimension.
         for symbol in rule.symbols:
             dim = int(symbol.name[2:] or -1)
             if symbol.mode == DROP and dim not in cut:
@@ -448,6 +449,7 @@ def _scatter(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
         # not shifted, too (`sign` 0).
         highs = {symbol.name: symbol.high for symbol in rule.symbols}
         done, loop = {shift.component for shift in shifts}, shifts[0].loop
+        # Operand 1 has the indices. The sign 0 clamps to 0 to the largest start, without a shift.
         shifts += tuple(
             IndexShift(1, component, loop, 0, (0, highs.get(f"$t{dim}", 0)))
             for component, dim in enumerate(selected)

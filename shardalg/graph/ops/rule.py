@@ -197,7 +197,7 @@ class Rule:
         """
         # A number as the start value is no operand.
         init = [self.init] if isinstance(self.init, Access) else []
-        # If an operand is read in several ways, the first one of this list decides.
+        # Of equal keys a dict keeps the last one, so the list is reversed below.
         accesses: list[Access | Symbol] = [
             *(a for term in self.terms for a in term),
             *init,

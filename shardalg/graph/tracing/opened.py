@@ -33,7 +33,6 @@ def _remat(
     params = equation.params
     if not params.get("differentiated", True):
         return builder.run(params["jaxpr"], operands, place)
-    # `prevent_cse` is one flag per operand, or one for all operands.
     guard = params.get("prevent_cse", True)
     guards = (guard,) * len(operands) if isinstance(guard, bool) else tuple(guard)
     guarded = [v for v, on in zip(operands, guards, strict=True) if on]

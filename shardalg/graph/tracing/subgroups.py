@@ -302,6 +302,8 @@ def _to_blocks(x: Any, dims: Dims, order: Sequence[str], sizes: Mapping[str, int
       sizes: the size of each axis.
     """
     shape, names = [], []
+    # `dims` may be shorter than the rank: no axis splits the dimensions behind it. A dimension of 8
+    # that an axis of size 2 splits becomes (2, 4).
     for n, own in zip(x.shape, (*dims, *[()] * x.ndim), strict=False):
         shape += [*(sizes[name] for name in own), n // int(np.prod([sizes[a] for a in own]))]
         names += [*own, ""]

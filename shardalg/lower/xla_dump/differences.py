@@ -133,6 +133,7 @@ def differences(program: SpmdProgram, text: str) -> Table:
     """
     ours, theirs = planned(program), compiled(text, program)
     rows = []
+    # The key None has collectives that XLA added for no planned instruction: nothing is expected.
     for local in dict.fromkeys([*ours, *theirs]):
         here = ours.get(local, NOTHING) if local is not None else NOTHING
         there = theirs.get(local, NOTHING)

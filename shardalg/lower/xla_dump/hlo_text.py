@@ -391,6 +391,8 @@ def _walk(
     for instruction in module.computations[name].values():
         yield instruction, count, exact
         loops = instruction.opcode == "while"
+        # A number that the caller knows precedes the one in the text. If neither is known, the body
+        # counts once, and the number is not exact.
         trips = told(instruction) if loops else 1
         if trips is None:
             trips = trip_count(module, instruction)
@@ -399,6 +401,7 @@ def _walk(
             if callee in module.computations:
                 yield from _walk(module, told, callee, inside)
         tested = instruction.attributes.get("condition", "").lstrip("%") if loops else ""
+        # The condition of a loop is tested once more than the body runs, to end the loop.
         if tested in module.computations:
             tests = inside if trips is None else (count * (trips + 1), exact)
             yield from _walk(module, told, tested, tests)

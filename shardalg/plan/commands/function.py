@@ -105,7 +105,6 @@ def plan_of(function: Callable[..., Any], specs: ModuleType, options: argparse.N
 
     mesh = None if options.mesh is None else mesh_of(options.mesh)
     given = {name: getattr(specs, name) for name in SPECS if hasattr(specs, name)}
-    # A strategy has a mesh of its own; --mesh may only repeat it.
     own = getattr(given.get("strategy"), "mesh", None)
     if None not in (own, mesh) and own != mesh:
         raise CommandError(

@@ -255,6 +255,7 @@ def _effect(now: TrialOutcome, then: TrialOutcome, chip: str) -> str:
 def _headline(moved: MovedValue, trials: Trials) -> str:
     """Return the kind, value, axes, line, bytes and cause of a collective, as text."""
     stages = trials.stages
+    # `alike` is the pair (kind, digits).
     kind, instruction, graph = moved.alike[0], moved.step.instruction, stages.graph
     axes = ",".join(stages.mesh.texts(moved.digits))
     name = graph.values[moved.value].name

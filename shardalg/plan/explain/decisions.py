@@ -245,6 +245,7 @@ class PlanDifference(Answer):
     def table(self) -> Table:
         """All differences in one table: kind, place, and both plans."""
         rows = [("sharding", r["value"], r["sharding"], r["other_sharding"]) for r in self.values]
+        # The last two columns of the collectives are the bytes of this plan and of the other one.
         for r in self.collectives:
             at = f"{r['mesh_axes']} {r['op']} ({r['source']}) {r['role']} {r['phase']}"
             rows.append((f"{r['kind']} wire_bytes", at, *(r[c] for c in COLLECTIVE_COLUMNS[-2:])))

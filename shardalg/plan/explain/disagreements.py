@@ -142,6 +142,7 @@ class _Reading:
 
         A result of the function needs its sharding without an operator.
         """
+        # `ends` are the moved value before and after the move.
         layout, value = self.ends[1].sharding, self.moved.value
         number = self.moved.step.instruction.node
         # Only results of the function move without an operator.

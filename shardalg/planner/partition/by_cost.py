@@ -190,7 +190,8 @@ class CostProblem:
         given, value_shardings = self._given_and_kept()
         wanted = tuple(self._required_outside())
         required_outside = {value for value, _ in wanted}
-        # A value with one reader may reach it as partial sums.
+        # Partial sums that several readers take would be reduced by each of them, so only a value
+        # with one reader may stay partial.
         alone = {v for v, users in enumerate(self.graph.users) if len(users) == 1}
         alone -= required_outside
         # `given` has the values that no unit computes, `value_shardings` those whose result

@@ -253,6 +253,7 @@ def shuffled(
     ends = (goal, start) if back else (start, goal)
     wanted = [d for d in free[back] if d in used[not back]]
     others = [d for d in free[back] if d not in used[not back]]
+    # `_swapped` gets the digits that it may use, those by which it slices first, and the direction.
     # Slices by digits of the other side stay; slices by other digits only make blocks smaller, and
     # are gathered again.
     for placed in (wanted, wanted + others) if others else (wanted,):

@@ -57,6 +57,8 @@ class Names:
                 self.trip[region.index] = len(self.number)
                 self.number.append(_length(graph, region.index))
                 self.other.append(_length(second.graph, region.index) if second else None)
+        # Slots of equal size are united later: at first each is a set by itself, without a formula.
+        # Equations and shifts then relate the sizes of different sets.
         self.parent = list(range(len(self.number)))
         self.name: list[sympy.Expr | None] = [None] * len(self.number)
         self.fixed: set[int] = set()

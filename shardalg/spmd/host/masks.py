@@ -61,8 +61,8 @@ def _mask_indexed(a: MaskIndexed, value: Stack, indices: Stack) -> Stack:
             local = index[..., component].astype(np.int64)
             here &= (local >= 0) & (local < size_here + margin)
             start = local - margin + p * size_here
-            # `outside` concerns the global index, which no partition has; `here` is about the own
-            # block.
+            # An index outside of the whole dimension reads the fill on one member. One that is only
+            # in another member's block reads 0 here, because that member has the element.
             outside |= (start < 0) | (start >= size)
         # Only the first member fills, because the members' values are summed afterwards.
         fill = a.fill if a.fill is not None and member == 0 else 0

@@ -124,6 +124,8 @@ def operands_ready(op: CheckedOperator[Apply]) -> Iterator[Goal]:
         for number, contents in enumerate(op.operands)
     )
     own = dict(op.signature.params)
+    # Blocks need other sizes, for example in `slice_sizes`. Any other changed parameter would make
+    # another operator of it.
     restated = all(
         n in RESTATED & own.keys() and _same_structure(v, own[n]) for n, v in op.apply.params
     )

@@ -373,6 +373,8 @@ def _margin_claims(run: LocalOperator, contents: Mapping[int, Contents]) -> Iter
             words = f"operand {operand} is 0 outside the block of {name}"
             element = found.start + run.places[name]
             goal = implies(found.exists(element), within(element, *run.kept(name)))
+            # The fill SUM is the number that a sum ignores, 0. With base dilation, places and
+            # elements have different units, so that such an operand is refused.
             zero = found.fill == SUM and found.base == 1
             yield "reads", run.claim(words, goal, (name,)) if zero else Decided(words, holds=False)
 

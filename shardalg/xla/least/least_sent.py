@@ -57,6 +57,7 @@ def _explicit(graph: Graph, traffic: Traffic, devices: int) -> Iterator[float]:
     seen = set()
     for moved in traffic.collectives:
         number = moved.step.instruction.node
+        # A region that was rewritten to whole values has no collectives of the user any more.
         if number is None or graph.block_axes:
             continue
         node = graph.nodes[number]

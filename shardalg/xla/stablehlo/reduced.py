@@ -99,8 +99,7 @@ def _keeps_first(step: TextStep, kept: Callable[..., Any], types: tuple[Any, Any
       types: the types of values and places.
     """
     values = [0, 1, 2, *([np.nan] if np.issubdtype(types[0], np.inexact) else [])]
-    # Two elements of one reduction never have the same place. Two NaNs are left out, because JAX
-    # keeps the left one of them, which need not have the lower place.
+    # Two elements of one reduction never have the same place.
     every = product(values, (0, 1), values, (0, 1))
     distinct = np.array([each for each in every if each[1] != each[3]])
     cases = distinct[~np.isnan(distinct[:, [0, 2]]).all(1)]

@@ -368,6 +368,8 @@ class _GraphRewriter:
             )
             kept = self._kept[signature] = (shared_signature(signature), not changes)
         signature, is_normal = kept
+        # A transform that runs in stages (`orders`), an operator on padded samples (`changes`), or
+        # one whose normal form has other operands. All other operators stay as they are.
         if node.index in self.orders:
             *before, signature = staged(signature, self.orders[node.index])
             for step in before:

@@ -130,6 +130,7 @@ def node_plan(key: NodeKey) -> NodePlan:
     rows = rules(key.signature)
     primitive = key.signature.primitive
     why = Why(Purpose.NEEDS, primitive)
+    # An operator without a row is computed whole on every device.
     if rows is None:
         return NodePlan(
             choice=choice,
@@ -140,6 +141,7 @@ def node_plan(key: NodeKey) -> NodePlan:
             raw=choice.produced,
             why=why,
         )
+    # An exchange of blocks computes such a reshape, so no device applies an operator.
     if choice.regrouped:
         return NodePlan(
             choice=choice,

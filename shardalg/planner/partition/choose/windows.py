@@ -215,6 +215,8 @@ def windows(
             split = [n for n in index.variables if n in assigned]
             if split and windowed(rule, operand, dim):
                 place, digits = (operand, dim), layouts[operand][dim]
+                # A loop over taps that must be whole selects one of them, as in the gradient of a
+                # max pooling.
                 if rule.whole & set(index.variables):
                     found.append(_selected_window(rule, place, assigned, digits, devices))
                     continue

@@ -361,6 +361,7 @@ class PartitionContext(BlockListing):
         source = nearest(self.sources(value), layout, links, padded=given.pad_blocks, joined=joined)
         if source == self.sources(value)[0]:
             return source, self.first[value]
+        # A gathered copy serves one phase if it is freed at its end, otherwise all (`ANY_PHASE`).
         for phase in (ANY_PHASE, cause.phase):
             if (value, source, phase) in self.copies:
                 return source, self.copies[value, source, phase]

@@ -57,6 +57,8 @@ class MoveMasks(Rewriter):
         Return the instruction itself if it needs no mask; its caller then appends it. Otherwise
         return None.
         """
+        # A mask is left out where the padding has its number already. That can be so only behind an
+        # operand with known padding, or an instruction that fills padding itself.
         is_unknown = self.fills.known.keys().isdisjoint(instruction.operands)
         is_fill = type(instruction.attributes) in FILLS
         if is_unknown and not is_fill and self.wishes.keys().isdisjoint(instruction.results):

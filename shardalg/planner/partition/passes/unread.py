@@ -87,6 +87,8 @@ class JoinAsBits(Rewriter):
         Any other collective is returned as it is. Integers are still summed: they have no -0.
         """
         a, (operand,), (made,) = instruction.attributes, instruction.operands, instruction.results
+        # Of a value in `alone`, at most one device has each element, and the others have 0. A sum
+        # would turn its -0 into 0; "pick" keeps the bits.
         if a.combine != SUM or operand not in self.alone:
             return instruction
         # If the collective combines only some of the members, the others' parts are still to be

@@ -491,7 +491,8 @@ def _together(made: SweepIndex) -> dict[int, tuple[int, ...]]:
     XLA puts the operands of a loop or a branch into a tuple. It updates the sharding of a tuple as
     a whole, so that these steps are visited together.
     """
-    # A conditional has one tuple per branch, so that its branches are kept apart.
+    # A conditional has one tuple per branch, so the key has the number of the computation, too. A
+    # span begins with the first step of a computation and the end of its steps.
     pairs: dict[tuple[int, int | None], list[int]] = {}
     for number, (first, end, _, _) in enumerate(made.spans):
         for step in range(first, end):

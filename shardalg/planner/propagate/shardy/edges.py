@@ -182,7 +182,6 @@ class _IndexBuilder:
             own = readers.get(value, [])
             before = [s for v in inner.get(value, ()) for s in reversed(readers.get(v, []))]
             maker = [makers[value]] if value in makers else []
-            # The list is a stack: its last step is visited first.
             notified[value] = [*before, *maker, *(own if value in inner else own[::-1])]
         return notified
 

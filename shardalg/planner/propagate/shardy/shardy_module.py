@@ -364,7 +364,8 @@ class ShardyModuleBuilder(Instructions):
             if tie.call == call and tie.kind == "const" and not self.shape(tie.source):
                 self.same[tie.target] = tie.source
         for element in self.elements[call]:
-            # The argument of a `while`'s condition comes before the argument of its body (`inner`).
+            # `inner` orders the readers that Shardy visits: those in a `while`'s condition first,
+            # because its region precedes the body in the module.
             inside = [v for _, v in sorted(element.inside.items(), key=lambda row: row[0] == body)]
             if element.kind == "ys":
                 yield self._stacked(element, body)
