@@ -56,6 +56,8 @@ class _Ends:
 
     def __init__(self, graph: Graph, arguments: ArgumentModules) -> None:
         """Prepare the tables; `arguments` has the modules of the graph's arguments and results."""
+        # `results` and `named` are the ends of the search: modules of results, and of arguments.
+        # The search remembers in `known` what it found for a value.
         self.graph = graph
         self.results = arguments.results
         self.named = {**arguments.weights, **{v: m for v, m in arguments.others.items() if m}}

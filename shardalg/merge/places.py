@@ -174,12 +174,6 @@ def _cuts(sharding: Sharding, others: Iterable[int], by_name: bool) -> dict[int,
       others: strides and periods of other shardings, which are added.
       by_name: whether to use names of axes also on a mesh whose sizes are numbers.
 
-    For example, on Mesh(x=2, y=4) the stride 4 of axis x is the product "y".
-
-    Args:
-      others: further numbers to express, from digits of other shardings.
-      by_name: whether products name the axes even if their sizes are numbers.
-
     Raises:
       MeshError: some stride or period is not made of axes and sub-axes.
     """

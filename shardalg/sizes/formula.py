@@ -446,8 +446,7 @@ def flooring(ratio: Formula) -> Formula:
     (ceil(H/2), ceil(H/2) - 1, ceil((H + 1)/X) - 1)
     """
     above, below = ratio.fraction
-    # The identity `floor(a/n) = ceil((a + 1)/n) - 1` holds for an integer a. If a has no growing
-    # term, `-ceil(-a/n)` is used: it is right for every a.
+    # If a may be no integer, or has no growing term, `-ceil(-a/n)` is used: it is right for any a.
     whole = all(type(factor) in (str, Ceil) for monomial in above.terms for factor, _ in monomial)
     grows = any(c > 0 for monomial, c in above.terms.items() if monomial)
     return ceiling(ratio + 1 / below) - 1 if whole and grows else -ceiling(-ratio)

@@ -162,7 +162,6 @@ def _turn(fits: Callable[[int], bool], guess: int) -> int:
         by = 2 * by or 1
     if low:
         return _last(fits, low, high) if high else low
-    # Nothing fits above the guess, so the search goes downward in doubling steps.
     low, high, by = max(guess - 1, 0), guess, 1
     while low > 0 and not fits(low):
         low, high, by = max(low - by, 0), low, 2 * by

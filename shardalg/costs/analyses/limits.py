@@ -201,6 +201,8 @@ def step_limits(
             parts[f"{EXPOSED} along {','.join(each.axes)}"] += each.exposed_s * count
             continue
         executed += _flops(program, graph, instruction) * count
+        # The share of a pipeline loop's trips in which a stage has no microbatch. It takes its part
+        # of every instruction in the loop; only the rest is work.
         idle = max((bubbles.get(i.node, 0.0) for i in each.step.loops), default=0.0)
         seconds = each.seconds * count
         parts[BUBBLES] += idle * seconds

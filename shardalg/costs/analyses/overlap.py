@@ -94,7 +94,8 @@ class _Order:
         """Add the next instruction of the program, then all instructions that waited for it."""
         before = len(self.made)
         self.waiting += [] if self.visit(instruction) else [instruction]
-        # One placed instruction can release others, so the waiting ones are tried until none moves.
+        # `visit` returns whether an instruction could be placed. One that is placed can release
+        # others, so the waiting ones are tried until none moves.
         while self.waiting and len(self.made) > before:
             before = len(self.made)
             self.waiting = [one for one in self.waiting if not self.visit(one)]

@@ -131,6 +131,7 @@ def grouped_dot(x: Any, w: Any, group: Any, **params: Any) -> Any:
     )
     if not params["is_shifted"]:
         return run(x, w, sizes)
+    # Negative numbers belong to groups of earlier devices: so many rows come before this device's.
     before = (group < 0).sum(-1, dtype="int32")
     # A result has the batch dimensions, then the free ones of `x`. `place` is the position of the
     # ragged dimension among these; None if it is contracted and the result lacks it.

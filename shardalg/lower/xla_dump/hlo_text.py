@@ -80,6 +80,8 @@ def _named(axes: str, rest: str) -> Groups:
     digits = []
     for name, pre, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", chosen):
         digit = mesh.digit(name)
+        # The sub-axis 'b':(2)4 has 2 parts above it and the size 4. In a 'b' of size 16, one step
+        # along it is 16/(2*4) = 2 steps of 'b'.
         if pre:
             digit = Digit(digit.stride * digit.size // (int(pre) * int(size)), int(size))
         digits.append(digit)

@@ -176,7 +176,14 @@ def _own_fault(one: Wanted, style: str) -> str:
 
 
 def _core(arrays: Sequence[Wanted], rules_of: Style) -> list[Wanted]:
-    """Return arrays without rules of which every proper part has rules, from arrays without."""
+    """Return a smallest conflict: arrays that no rules give, although rules give any fewer of them.
+
+    Args:
+      arrays: arrays that no rules give.
+      rules_of: returns the rules that give some arrays, or None if there are none.
+    """
+    # A pair is the easiest conflict to read. Without one, each array is dropped in turn, and stays
+    # away if the others still conflict.
     for pair in combinations(arrays, 2):
         if rules_of(pair) is None:
             return list(pair)

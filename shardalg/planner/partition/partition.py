@@ -341,7 +341,8 @@ class Partitioner(BodyPartitioner):
             held = self.context.sources(value)
             widest = held[0] if len(held) == 1 else max(held, key=lambda s: prod(s.shard_shape))
             if len(widest.dims) == len(dims) and widest.dims != dims:
-                # Blocks along the common major digits contain the blocks of both shardings.
+                # Blocks along the common major digits contain the blocks of both shardings, so that
+                # the operator needs no elements of other devices.
                 common = (
                     takewhile(lambda pair: pair[0] == pair[1], zip(own, other, strict=False))
                     for own, other in zip(dims, widest.dims, strict=True)

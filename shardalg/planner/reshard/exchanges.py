@@ -263,8 +263,6 @@ def _interval(along: DimBuilder, exchange: Exchange, pieces: list[tuple[Piece, i
     Args:
       pieces: the pieces, each with the number of the value that has it.
     """
-    # The pieces are in a buffer in the order of their rounds. Rounds that no device needs are not
-    # sent, so that the buffer has gaps, which arbitrary elements fill.
     starts = [exchange.place(piece.number, piece.lower) for piece, _ in pieces]
     ends = [0, *(at + p.upper - p.lower for at, (p, _) in zip(starts, pieces, strict=True))]
     gaps = [at - end for at, end in zip((*starts, exchange.buffer), ends, strict=True)]

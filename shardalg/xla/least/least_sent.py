@@ -114,8 +114,6 @@ class _Least:
             for ways in self._divisions()
             if ways and all(w.results > 0 or any(b > 0 for b in w.copies.values()) for w in ways)
         ]
-        # Bytes of a value that every division of one operator needs are counted once per value,
-        # because operators may share one received copy.
         sure: dict[int, float] = {}
         for ways in found:
             for value in ways[0].copies:
@@ -126,8 +124,6 @@ class _Least:
             sent = {v: amount - sure.get(v, 0.0) for v, amount in way.copies.items()}
             return {v: amount for v, amount in sent.items() if amount > 0}
 
-        # Further bytes of a value are shared by the operators that may need them, so that the
-        # shares add up to at most the bytes that are received.
         more = [[beyond(way) for way in ways] for ways in found]
         sharing = Counter(v for rows in more for v in {v for row in rows for v in row})
         total = sum(sure.values())
@@ -145,6 +141,7 @@ class _Least:
         """
         values, seen = self.values, set()
         for node in self.graph.nodes:
+            # Equal values have one number, so the key is equal for equal operators.
             key = tuple(values.numbers[v] for v in node.results)
             if key not in seen and not node.bodies:
                 seen.add(key)

@@ -203,6 +203,8 @@ def select(found: list[Axis], batch: tuple[str, ...], mode: str, loop: str) -> S
         start = axis.offset + symbol.name if symbol else axis.offset
         if symbol:
             symbols.append(symbol)
+        # A run-time index picks one of all places of the dimension: the row loops over all of them,
+        # and a guard keeps the iteration that equals the start.
         if not axis.batch and axis.selects(symbol, loop == "o"):
             index = Index.of(f"{loop}{axis.dim}")
             extents[f"{loop}{axis.dim}"] = axis.full

@@ -558,8 +558,11 @@ def _local_operand(along: DimBuilder, window: ShardedWindow, value: int) -> int:
         start = window.start(window.exchange.want.start)
         mask = MaskAt(along.dim, start, window.exchange.size, window.combine)
         value = _add_filled(along, window, mask, along.sizes[value], value)
+    # With base dilation, blocks of some devices begin at an element, others between two. One
+    # operator cannot pad both, so the dilation is written out.
     if len(window.phases) > 1:
         return _dilate(along, window, value)
+    # All devices fetch equally many elements; a number that depends on the device is cut off.
     if window.skipped is None:
         return value
     return along.add(SliceAt(along.dim, window.skipped, window.needed), window.needed, value)
