@@ -353,7 +353,6 @@ class Names:
         readings = _readings(known, (s, n), shift)
         if self.second is None:
             return _reading_from_hints(readings, (s, n), shift)
-        # Two traces decide: keep the first reading that gives the second trace's size.
         actual = self.other[self.root(at[1])]
         for reading in readings:
             # A reading that is no integer at the second trace's sizes, such as S/2, is wrong.

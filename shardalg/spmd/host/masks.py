@@ -106,7 +106,7 @@ def _mask_at(a: MaskAt, x: Stack, *fill: Stack) -> Stack:
     def mask_block(position: int, block: np.ndarray, *given: np.ndarray) -> np.ndarray:
         value = given[0] if a.fill is None else identity(a.fill, block.dtype.name)
         place = a.start.at(position) + np.arange(block.shape[a.dim])
-        # One flag per place of the dimension, which holds for all elements there.
+        # The sizes of 1 broadcast the flags of places along all other dimensions.
         shape = [-1 if i == a.dim else 1 for i in range(block.ndim)]
         inside = ((place >= 0) & (place < a.size)).reshape(shape)
         return np.where(inside, block, np.asarray(value, block.dtype))

@@ -130,8 +130,7 @@ def node_plan(key: NodeKey) -> NodePlan:
     rows = rules(key.signature)
     primitive = key.signature.primitive
     why = Why(Purpose.NEEDS, primitive)
-    # An operator without a row is computed whole on every device.
-    if rows is None:
+    if rows is None:  # computed whole on every device
         return NodePlan(
             choice=choice,
             before=(),
@@ -141,8 +140,7 @@ def node_plan(key: NodeKey) -> NodePlan:
             raw=choice.produced,
             why=why,
         )
-    # An exchange of blocks computes such a reshape, so no device applies an operator.
-    if choice.regrouped:
+    if choice.regrouped:  # an exchange of blocks computes this reshape: no operator is applied
         return NodePlan(
             choice=choice,
             before=(),
