@@ -80,6 +80,10 @@ class PlanFileError(ShardalgError, ValueError):
     """A saved plan that is truncated, edited, of another version, or of another function."""
 
 
+class CertificateError(ShardalgError, ValueError):
+    """A certificate of a search that proves nothing: broken, edited, or with a wrong step."""
+
+
 class TableError(ShardalgError, LookupError):
     """A table whose rows do not fit its columns, or a column that it does not have."""
 

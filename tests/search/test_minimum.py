@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardalg.errors import StrategyError
-from shardalg.plan.search.factor_graph import FactorGraph
-from shardalg.plan.search.message_passing import MessagePassing, bounds_of_labels
-from shardalg.plan.search.minimum import minimum
-from shardalg.plan.search.reduction import ReducedGraph
+from shardalg.plan.search.minimising.factor_graph import FactorGraph
+from shardalg.plan.search.minimising.message_passing import MessagePassing, bounds_of_labels
+from shardalg.plan.search.minimising.minimum import minimum
+from shardalg.plan.search.minimising.reduction import ReducedGraph
 
 
 def random_factors(seed: int) -> FactorGraph:

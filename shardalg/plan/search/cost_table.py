@@ -29,9 +29,9 @@ from shardalg.graph.ir import Graph, Node, Signature, ValueType
 from shardalg.graph.ops.rows import rules
 from shardalg.graph.ops.rule import PICK, SUM, Rule
 from shardalg.plan.search.equal_nodes import equal_nodes
-from shardalg.plan.search.factor_graph import FactorGraph, Matrix
 from shardalg.plan.search.kernel_values import kernel_values
 from shardalg.plan.search.layout_moves import PICOSECONDS, Layout, LayoutMoves, replicated
+from shardalg.plan.search.minimising.factor_graph import FactorGraph, Matrix
 from shardalg.planner.partition.choose.choices import candidates
 from shardalg.planner.partition.choose.component import components, reduced_digits
 from shardalg.planner.partition.choose.key import Choice, LoopDigits, NodeKey

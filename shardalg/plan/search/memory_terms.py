@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from shardalg.plan.search.cost_table import CostTable
-from shardalg.plan.search.factor_graph import FactorGraph, Vector
+from shardalg.plan.search.minimising.factor_graph import FactorGraph, Vector
 
 Terms = Mapping[int, Vector]
 """Per variable of a value, the bytes on a device of each of its labels."""

@@ -11,14 +11,16 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.costs.calibration.constants import DATASHEET
 from shardalg.costs.topology import Machine, Topology, arranged, machine
 from shardalg.errors import ShardalgError, StrategyError
+from shardalg.graph.serial import graph_hash
 from shardalg.plan.comparing.compare import hardware_text
 from shardalg.plan.plan import Plan, plan_of
 from shardalg.plan.planning import traced_call
+from shardalg.plan.search.certificate import Certificate
 from shardalg.plan.search.cost_table import CostTable
 from shardalg.plan.search.layout_moves import PICOSECONDS
 from shardalg.plan.search.memory_terms import memory_terms, with_memory_price
-from shardalg.plan.search.message_passing import CAP
-from shardalg.plan.search.minimum import Minimum, minimum
+from shardalg.plan.search.minimising.message_passing import CAP
+from shardalg.plan.search.minimising.minimum import Minimum, minimum
 from shardalg.plan.search.search_answer import SearchAnswer, SearchedMesh
 from shardalg.plan.search.winner import winner
 from shardalg.plan.strategies.derive.argument_roles import next_values
@@ -237,11 +239,18 @@ class _Searched:
         """Return the result of the search; the mesh is discarded if its bound exceeds a limit."""
         found = minimum(self.table.factors, limit_ps=limit_s * PICOSECONDS)
         if found.labels is None:
-            return SearchedMesh(self.mesh, bound_s=found.bound_ps / PICOSECONDS)
-        row = self._planned(found, found.labels)
+            bound_s, proof = found.bound_ps / PICOSECONDS, self._certificate(found)
+            return SearchedMesh(self.mesh, bound_s=bound_s, certificate=proof)
+        row = replace(self._planned(found, found.labels), certificate=self._certificate(found))
         if self.memory_bytes is None or row.peak_bytes <= self.memory_bytes:
             return row
         return self._within(self.memory_bytes, row)
+
+    def _certificate(self, found: Minimum) -> Certificate:
+        """Return the proof of a minimum of the table."""
+        graph = self.traced.graph
+        text = f"{len(graph.nodes)} nodes, graph {graph_hash(graph)}, {self.mesh!r}, {self.place!r}"
+        return Certificate(text, self.table.factors, found)
 
     def _planned(self, found: Minimum, labels: Sequence[int]) -> SearchedMesh:
         """Return the row of a solution: its plan, with seconds and peak memory."""
@@ -299,4 +308,5 @@ class _Searched:
                 break
             # Prices of interest differ by orders of magnitude, so the next one is a geometric mean.
             price = math.sqrt(max(too_low, enough / STEP**2) * min(enough, too_low * STEP**2))
-        return replace(best, bound_s=bound)
+        # The bound within a budget has a price of memory, which certificates do not have.
+        return replace(best, bound_s=bound, certificate=None)

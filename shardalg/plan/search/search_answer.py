@@ -10,6 +10,7 @@ from functools import cached_property
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import StrategyError
 from shardalg.plan.plan import Plan
+from shardalg.plan.search.certificate import Certificate
 from shardalg.tables import Answer, Parts, Table, bytes_text, seconds_text
 
 COLUMNS = ("mesh", "step_s", "table_s", "bound_s", "peak_bytes", "fits", "note")
@@ -26,6 +27,7 @@ class SearchedMesh:
       bound_s: no layouts on this mesh take less, by the table.
       peak_bytes: peak memory of a device.
       limit_bytes: the memory budget; None without one.
+      certificate: the proof of the bound; None if the mesh was refused, or with a memory budget.
       refused: the reason why the mesh has no plan; "" if it has one, or was discarded.
     """
 
@@ -36,6 +38,7 @@ class SearchedMesh:
     bound_s: float = 0.0
     peak_bytes: float = 0.0
     limit_bytes: float | None = None
+    certificate: Certificate | None = None
     refused: str = ""
 
     @property

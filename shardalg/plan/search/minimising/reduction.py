@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardalg.errors import StrategyError
-from shardalg.plan.search.factor_graph import FactorGraph, Matrix, Vector
+from shardalg.plan.search.minimising.factor_graph import FactorGraph, Matrix, Vector
 
 MOST_COMPARISONS = 3e7
 """Comparisons of labels of one variable beyond which its dominated labels are not looked for."""
@@ -41,6 +41,8 @@ class ReducedGraph:
       labels: per variable, the numbers of its labels in the whole factor graph.
       near: per variable and neighbour, the costs of pairs of labels, a row per own label.
       constant: picoseconds that every solution costs.
+      steps: (variable, label, other label) for each label that another one dominates, by numbers
+        in the whole factor graph; (variable,) for each elimination; in their order.
     """
 
     def __init__(self, factors: FactorGraph) -> None:
@@ -50,6 +52,7 @@ class ReducedGraph:
         for (one, other), matrix in factors.edges.items():
             self.near[one][other], self.near[other][one] = matrix, matrix.T
         self.constant = 0.0
+        self.steps: list[tuple[int, ...]] = []
         self._eliminated: list[Eliminated] = []
 
     @property
@@ -110,7 +113,10 @@ class ReducedGraph:
         mask = np.ones(count, bool)
         # The most expensive labels go first, so that of two equal labels one stays.
         for label in np.argsort(-costs):
-            if (excess[label][mask] <= 0).any():
+            better = np.flatnonzero(mask & (excess[label] <= 0))
+            if len(better):
+                names = self.labels[variable]
+                self.steps.append((variable, int(names[label]), int(names[better[0]])))
                 mask[label] = False
                 excess[:, label] = math.inf
         return self.keep(variable, mask)
@@ -122,6 +128,7 @@ class ReducedGraph:
         """
         costs, near = self.costs[variable], [*self.near[variable].items()]
         places = tuple((other, self.labels[other], matrix) for other, matrix in near)
+        self.steps.append((variable,))
         self._eliminated.append(Eliminated(variable, self.labels[variable], costs, places))
         for other, _ in near:
             del self.near[other][variable]

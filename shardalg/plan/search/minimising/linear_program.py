@@ -9,9 +9,9 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import coo_array, csr_array
 
 from shardalg.errors import StrategyError
-from shardalg.plan.search.factor_graph import Vector
-from shardalg.plan.search.message_passing import CAP, Dual
-from shardalg.plan.search.reduction import ReducedGraph
+from shardalg.plan.search.minimising.factor_graph import Vector
+from shardalg.plan.search.minimising.message_passing import CAP, Dual
+from shardalg.plan.search.minimising.reduction import ReducedGraph
 
 MOST_SECONDS = 300.0
 """Seconds after which HiGHS stops."""

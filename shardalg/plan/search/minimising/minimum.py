@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shardalg.plan.search.factor_graph import FactorGraph
-from shardalg.plan.search.linear_program import relaxation, whole_labels
-from shardalg.plan.search.message_passing import Dual, MessagePassing, bounds_of_labels
-from shardalg.plan.search.reduction import ReducedGraph
+import numpy as np
+
+from shardalg.plan.search.minimising.factor_graph import FactorGraph
+from shardalg.plan.search.minimising.linear_program import relaxation, whole_labels
+from shardalg.plan.search.minimising.message_passing import Dual, MessagePassing, bounds_of_labels
+from shardalg.plan.search.minimising.reduction import ReducedGraph
 
 MOST_SWEEPS = 120
 """Number of sweeps of message passing in a round."""
@@ -26,6 +28,10 @@ Bounds are sums in float64; without slack their rounding could remove the labels
 """
 
 
+Round = tuple[Dual, dict[int, np.ndarray]]
+"""A dual, and per variable the numbers of the labels that its vectors are for."""
+
+
 @dataclass(frozen=True)
 class Minimum:
     """The best solution of a factor graph, and a proved lower bound.
@@ -35,14 +41,16 @@ class Minimum:
       cost_ps: the cost of these labels; the limit if there are none.
       bound_ps: no solution costs less.
       num_fractional: labels of the linear relaxation that were not whole.
-      duals: the duals that prove the bound, in the order in which labels were removed.
+      steps: the steps of the exact reduction (`ReducedGraph.steps`).
+      duals: per round, the dual that proves its bound, and the labels that were left before it.
     """
 
     labels: tuple[int, ...] | None
     cost_ps: float
     bound_ps: float
     num_fractional: int = 0
-    duals: tuple[Dual, ...] = ()
+    steps: tuple[tuple[int, ...], ...] = ()
+    duals: tuple[Round, ...] = ()
 
     @property
     def gap(self) -> float:
@@ -69,7 +77,8 @@ def minimum(
     reduced = ReducedGraph(factors)
     reduced.reduce()
     best, cost, bound = None, limit_ps, -math.inf
-    duals: list[Dual] = []
+    duals: list[Round] = []
+    steps = tuple(reduced.steps)
     for _ in range(ROUNDS):
         if not reduced.costs:
             break
@@ -78,7 +87,8 @@ def minimum(
             after = messages.sweep()
             if after > cost * (1 + SLACK):
                 # Only a limit from elsewhere can be exceeded: the bound is below each solution.
-                return Minimum(None, limit_ps, after)
+                duals.append((messages.dual(), dict(reduced.labels)))
+                return Minimum(None, limit_ps, after, 0, steps, tuple(duals))
             if sweep % CHECKED == 0:
                 taken = messages.improved(messages.guess())
                 if (found := messages.total(taken)) < cost:
@@ -94,8 +104,8 @@ def minimum(
                 if after - before < LEAST_GAIN * after:
                     break
                 before = after
-        duals.append(messages.dual())
-        at_least, after = bounds_of_labels(reduced, duals[-1])
+        duals.append((messages.dual(), dict(reduced.labels)))
+        at_least, after = bounds_of_labels(reduced, duals[-1][0])
         bound = max(bound, after)
         for variable, values in at_least.items():
             reduced.keep(variable, values <= cost * (1 + SLACK) + 1)
@@ -103,7 +113,7 @@ def minimum(
     fractional = 0
     if reduced.costs:
         solved = relaxation(reduced)
-        duals.append(solved.dual)
+        duals.append((solved.dual, dict(reduced.labels)))
         fractional = solved.num_fractional
         bound = max(bound, min(solved.bound_ps, cost))
         if fractional:
@@ -115,4 +125,4 @@ def minimum(
         bound = max(bound, reduced.constant)
     if best is None or factors.total(taken) < cost:
         best, cost = taken, factors.total(taken)
-    return Minimum(tuple(best), cost, min(bound, cost), fractional, tuple(duals))
+    return Minimum(tuple(best), cost, min(bound, cost), fractional, steps, tuple(duals))

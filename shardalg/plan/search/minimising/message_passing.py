@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shardalg.plan.search.factor_graph import Matrix, Vector
-from shardalg.plan.search.reduction import ReducedGraph
+from shardalg.plan.search.minimising.factor_graph import Matrix, Vector
+from shardalg.plan.search.minimising.reduction import ReducedGraph
 
 CAP = 1e13
 """Picoseconds in place of an infinite cost, because infinite messages have no differences."""

@@ -1,0 +1,204 @@
+"""Certificates of searches: what they prove, and what the check refuses."""
+
+import copy
+import json
+import random
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shardalg as sa
+from shardalg.cli import main
+from shardalg.errors import CertificateError
+from shardalg.plan.search import check_certificate
+from shardalg.plan.search.certificate import Certificate
+from shardalg.plan.search.check_certificate import check, digest_of, read_certificate
+from shardalg.plan.search.minimising.factor_graph import FactorGraph
+from shardalg.plan.search.minimising.minimum import minimum
+from tests.search.test_minimum import least, random_factors
+
+
+def step(weights, x):
+    """Return the loss and new weights after a step of gradient descent."""
+
+    def loss(weights):
+        y = x
+        for weight in weights:
+            y = jnp.tanh(y @ weight)
+        return (y.astype("float32") ** 2).mean()
+
+    value, slopes = jax.value_and_grad(loss)(weights)
+    return value, [w - 0.1 * slope for w, slope in zip(weights, slopes, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def found():
+    weights = [jax.ShapeDtypeStruct((1024, 1024), "bfloat16")] * 3
+    x = jax.ShapeDtypeStruct((512, 1024), "bfloat16")
+    return sa.search(step, weights, x, hardware="h100:8")
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=60, deadline=None)
+def test_it_proves_the_minimum(seed):
+    factors = random_factors(seed)
+    content = Certificate("random costs", factors, minimum(factors)).content()
+    proved = check(content)
+    assert proved.cost_ps == least(factors)
+    # Duals are rounded to whole numbers, of which each edge loses less than two.
+    assert least(factors) - 2 * len(factors.edges) - 1 <= proved.bound_ps <= least(factors)
+
+
+def test_every_mesh_of_a_search_has_one(found, tmp_path, capsys):
+    for number, row in enumerate(found.rows):
+        path = tmp_path / f"{number}.json"
+        row.certificate.save(path)
+        proved = check(read_certificate(path))
+        assert proved.bound_ps / 1e12 == pytest.approx(row.bound_s, rel=1e-6)
+        assert main(["certificate", "check", str(path)]) == 0
+        assert "proved" in capsys.readouterr().out
+    compressed = tmp_path / "a.json.gz"
+    found.rows[0].certificate.save(compressed)
+    assert read_certificate(compressed) == read_certificate(tmp_path / "0.json")
+
+
+def edits(content, draw):
+    """Yield edited copies of a certificate's content, each of another kind."""
+
+    def edited():
+        return copy.deepcopy(content)
+
+    for _ in range(3):
+        one = edited()
+        one["solution"][draw.randrange(len(one["solution"]))] = 10**6
+        yield "label that does not exist", one
+        one = edited()
+        one["cost_ps"] -= 1
+        yield "lower cost", one
+        one = edited()
+        one["bound_ps"] += 1 + draw.randrange(1000)
+        yield "higher bound", one
+        one = edited()
+        del one["steps"][draw.randrange(len(one["steps"])) :]
+        one["duals"] = []
+        yield "no proof", one
+        one = edited()
+        one["costs"][draw.randrange(len(one["costs"]))][0] = -5
+        yield "negative cost", one
+        one = edited()
+        one["steps"].insert(0, [draw.randrange(len(one["costs"])), 0, 0])
+        yield "label removed for itself", one
+        one = edited()
+        one["steps"].insert(0, [10**6])
+        yield "variable that does not exist", one
+        one = edited()
+        del one[draw.choice(["costs", "matrices", "edges", "steps", "duals", "solution"])]
+        yield "missing entry", one
+
+
+def test_edited_content_is_refused(found):
+    content = found.rows[0].certificate.content()
+    accepted, tried = [], 0
+    for kind, one in edits(content, random.Random(20261128)):
+        tried += 1
+        try:
+            check(one)
+            accepted.append(kind)
+        except CertificateError:
+            pass
+    assert tried >= 20
+    assert accepted == []
+
+
+def proof_of(factors, solution, steps, duals):
+    """Return the content of a certificate with any solution, steps and duals."""
+    content = Certificate("random costs", factors, minimum(factors)).content()
+    cost = None if solution is None else round(factors.total(solution))
+    return {
+        **content,
+        **{"solution": solution, "cost_ps": cost, "steps": steps, "duals": duals},
+        "bound_ps": -(10**15),
+    }
+
+
+@given(st.integers(0, 10**6), st.booleans())
+@settings(max_examples=120, deadline=None)
+def test_no_steps_and_duals_prove_more_than_the_minimum(seed, is_given):
+    """Both are drawn at random: the check refuses them, or their bound is true."""
+    factors, draw = random_factors(seed), random.Random(seed)
+    steps = []
+    for _ in range(draw.randrange(4)):
+        one = draw.randrange(len(factors.costs))
+        labels = range(len(factors.costs[one]))
+        steps.append(draw.choice([[one], [one, draw.choice(labels), draw.choice(labels)]]))
+    dual = [
+        [i, j, *([draw.randrange(-9, 9) for _ in factors.costs[n]] for n in (i, j))]
+        for i, j in factors.edges
+    ]
+    # Label 0 is possible everywhere, and seldom the best.
+    solution = [0] * len(factors.costs) if is_given else None
+    try:
+        proved = check(proof_of(factors, solution, steps, [dual, dual]))
+    except CertificateError:
+        return
+    assert proved.bound_ps <= least(factors)
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=120, deadline=None)
+def test_a_solution_that_is_not_the_best_does_not_raise_the_bound(seed):
+    factors = random_factors(seed)
+    content = Certificate("random costs", factors, minimum(factors)).content()
+    solution = [0] * len(factors.costs)
+    found = check(proof_of(factors, solution, content["steps"], content["duals"] * 2))
+    assert found.bound_ps <= least(factors) <= found.cost_ps
+
+
+def test_a_label_is_removed_only_for_a_better_one():
+    factors = FactorGraph()
+    one, other = factors.add_variable([1, 5]), factors.add_variable([0, 0])
+    factors.add_edge(one, other, np.array([[0.0, 3.0], [0.0, 0.0]]))
+    check(proof_of(factors, None, [[one, 1, 0]], []))
+    for steps in ([[one, 0, 1]], [[one, 1, 1]], [[one, 1, 0], [one, 1, 0]], [[one, -1, 0]]):
+        with pytest.raises(CertificateError):
+            check(proof_of(factors, None, steps, []))
+
+
+def test_files_that_are_none_are_refused(found, tmp_path, capsys):
+    path = tmp_path / "a.json"
+    with pytest.raises(CertificateError, match=r"is no certificate: FileNotFoundError"):
+        read_certificate(path)
+    found.rows[0].certificate.save(path)
+    text = path.read_text()
+    path.write_text(text[: len(text) // 2])
+    with pytest.raises(CertificateError, match=r"is no certificate: JSONDecodeError"):
+        read_certificate(path)
+    path.write_text(text.replace('"cost_ps":', '"cost_ps":1', 1))
+    with pytest.raises(CertificateError, match="was edited"):
+        read_certificate(path)
+    content = json.loads(text)
+    content["schema"] = "shardalg.certificate/9"
+    path.write_text(json.dumps(content))
+    with pytest.raises(CertificateError, match="has the schema"):
+        read_certificate(path)
+    # A forged digest does not make a wrong bound true.
+    content = json.loads(text)
+    del content["digest"]
+    content["bound_ps"] += 10**6
+    content["digest"] = digest_of(content)
+    path.write_text(json.dumps(content))
+    assert main(["certificate", "check", str(path)]) == 2
+    assert "proves" in capsys.readouterr().err
+
+
+def test_the_check_imports_no_solver():
+    lines = Path(check_certificate.__file__).read_text().splitlines()
+    words = (line.split() for line in lines if line.startswith(("import ", "from ")))
+    imported = {word[1] for word in words}
+    standard = {"__future__", "gzip", "hashlib", "json", "pathlib", "typing"}
+    assert imported == standard | {"numpy", "shardalg.errors"}
