@@ -13,9 +13,9 @@ from shardalg.errors import CommandError
 from shardalg.plan.commands.comparing import GIVEN, RECIPES, recipe
 from shardalg.plan.commands.function import arguments, loaded
 from shardalg.plan.commands.messages import Command, add_json, print_json, records
-from shardalg.plan.rules.findings import Findings
 
 if TYPE_CHECKING:
+    from shardalg.plan.rules.findings import Findings
     from shardalg.plan.rules.logical_rules import LogicalRules
 
 HELP = "find logical-axis rules that are silently wrong for your arrays, or write rules"
