@@ -26,7 +26,7 @@ CAP = 10**13
 """Bounds take costs above this number as this number, which can only lower them."""
 
 
-class Checked(NamedTuple):
+class ProvedBound(NamedTuple):
     """The result of a check, in picoseconds.
 
     Attributes:
@@ -64,14 +64,14 @@ def digest_of(content: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def check(content: dict[str, Any]) -> Checked:
+def check(content: dict[str, Any]) -> ProvedBound:
     """Return the cost and the bound that a certificate proves.
 
     Raises:
       CertificateError: a step is wrong, or an entry is missing or has another form.
     """
     try:
-        return _Check(content).run()
+        return _ProofCheck(content).run()
     except CertificateError:
         raise
     except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
@@ -88,7 +88,7 @@ def _whole(numbers: Any) -> np.ndarray:
     return np.array(rows, np.int64)
 
 
-class _Check:
+class _ProofCheck:
     """The factor graph of a certificate while its steps are repeated.
 
     All labels stay at their places. A mask says which are left.
@@ -119,7 +119,7 @@ class _Check:
             found += sum(int(m[solution[one], solution[o]]) for o, m in near.items() if one < o)
         return found
 
-    def run(self) -> Checked:
+    def run(self) -> ProvedBound:
         """Repeat all steps and duals."""
         self._remove_impossible()
         for step in self.content["steps"]:
@@ -141,7 +141,7 @@ class _Check:
                 f"the certificate claims the cost {claimed[0]} and the bound {claimed[1]} ps, and "
                 f"proves {self.cost} and {bound} ps."
             )
-        return Checked(self.cost, bound)
+        return ProvedBound(self.cost, bound)
 
     def _remove_impossible(self) -> None:
         """Remove labels without a possible partner in some neighbour."""

@@ -30,7 +30,7 @@ from shardalg.graph.ops.rows import rules
 from shardalg.graph.ops.rule import PICK, SUM, Rule
 from shardalg.plan.search.equal_nodes import equal_nodes
 from shardalg.plan.search.kernel_values import kernel_values
-from shardalg.plan.search.layout_moves import PICOSECONDS, Layout, LayoutMoves, replicated
+from shardalg.plan.search.layout_moves import PICOSECONDS, AxisLayout, LayoutMoves, replicated
 from shardalg.plan.search.minimising.factor_graph import FactorGraph, Matrix
 from shardalg.planner.partition.choose.choices import candidates
 from shardalg.planner.partition.choose.component import components, reduced_digits
@@ -55,14 +55,14 @@ class Way(NamedTuple):
     """
 
     loops: tuple[LoopDigits, ...]
-    operands: tuple[Layout, ...]
-    results: tuple[Layout, ...]
+    operands: tuple[AxisLayout, ...]
+    results: tuple[AxisLayout, ...]
     inner_ps: float = 0.0
     required: tuple[tuple[tuple[int, Sharding], ...], ...] = ()
     reads_memory: bool = False
 
 
-class Reader(NamedTuple):
+class ValueReader(NamedTuple):
     """A node that reads a value, and the position of the value among its operands."""
 
     node: int
@@ -91,14 +91,14 @@ class CostTable:
     tied: Mapping[int, int]
     factors: FactorGraph = field(default_factory=FactorGraph)
     ways: dict[int, tuple[Way, ...]] = field(default_factory=dict)
-    homes: dict[int, tuple[Layout, ...]] = field(default_factory=dict)
+    homes: dict[int, tuple[AxisLayout, ...]] = field(default_factory=dict)
     operator_of: dict[int, int] = field(default_factory=dict)
     value_of: dict[int, int] = field(default_factory=dict)
     classes: Sequence[int] = ()
     _first: dict[int, Node] = field(default_factory=dict)
     _ways: dict[Signature, tuple[Way, ...]] = field(default_factory=dict)
     _products: dict[object, np.ndarray] = field(default_factory=dict)
-    _matrices: dict[tuple[tuple[Layout, ...], tuple[Layout, ...], int], Matrix] = field(
+    _matrices: dict[tuple[tuple[AxisLayout, ...], tuple[AxisLayout, ...], int], Matrix] = field(
         default_factory=dict
     )
 
@@ -137,7 +137,7 @@ class CostTable:
         ]
         seen = set()
         for combined in itertools.product(*parts):
-            layouts: list[Layout | None] = [*whole]
+            layouts: list[AxisLayout | None] = [*whole]
             for one in combined:
                 for number, sharding in one.required_shardings:
                     layouts[number] = moves.layout(sharding)
@@ -195,7 +195,7 @@ class CostTable:
         signature: Signature,
         rows: Sequence[Rule],
         loops: tuple[LoopDigits, ...],
-        layouts: Sequence[Layout],
+        layouts: Sequence[AxisLayout],
     ) -> float:
         """Return the picoseconds of the collectives inside an operator.
 
@@ -250,7 +250,7 @@ class CostTable:
 
     # Values.
 
-    def whole(self, value: int) -> Layout:
+    def whole(self, value: int) -> AxisLayout:
         """Return the layout of a value that every device has whole."""
         return replicated(len(self.graph.values[value].type.shape))
 
@@ -259,13 +259,13 @@ class CostTable:
         type_ = self.graph.values[value].type
         return math.prod(type_.shape) * type_.itemsize
 
-    def _block_ps(self, layout: Layout, type_: ValueType) -> float:
+    def _block_ps(self, layout: AxisLayout, type_: ValueType) -> float:
         """Return the picoseconds in which a device reads or writes its block of a value."""
         size = math.prod(type_.shape) * type_.itemsize / self.moves.num_shards(layout)
         return float(round(size / self.moves.hardware.chip.hbm_bytes_per_s * PICOSECONDS))
 
     def _move_ps(
-        self, sources: tuple[Layout, ...], targets: tuple[Layout, ...], size: int
+        self, sources: tuple[AxisLayout, ...], targets: tuple[AxisLayout, ...], size: int
     ) -> Matrix:
         """Return the prices of all moves from one list of layouts to another, from a cache."""
         key = sources, targets, size
@@ -273,11 +273,11 @@ class CostTable:
             self._matrices[key] = self.moves.picoseconds(sources, targets, size)
         return self._matrices[key]
 
-    def _readers(self, value: int) -> list[Reader]:
+    def _readers(self, value: int) -> list[ValueReader]:
         """Return the readers of a value."""
         nodes = self.graph.nodes
         return [
-            Reader(user, position)
+            ValueReader(user, position)
             for user in dict.fromkeys(self.graph.users[value])
             for position, operand in enumerate(nodes[user].operands)
             if operand == value
@@ -335,7 +335,7 @@ class CostTable:
             place = node.results.index(value)
             made = [way.results[place] for way in self.ways_of(node.signature)]
             # A home in which the value is neither made nor read would only add moves.
-            plain = [Layout(each.dims) for each in (*made, *asked)]
+            plain = [AxisLayout(each.dims) for each in (*made, *asked)]
             # The only reader may take the value as partial sums.
             alone = len(readers) == 1 and not is_result
             passed = set(made) & set(asked) if alone else set()
@@ -349,7 +349,7 @@ class CostTable:
         is_free = value in remade_values(graph)
         if node is not None:
             self._add_maker(variable, value, node, times=len(members), is_free=is_free)
-        by_phase: dict[str, list[Reader]] = defaultdict(list)
+        by_phase: dict[str, list[ValueReader]] = defaultdict(list)
         for reader in readers:
             by_phase[graph.nodes[reader.node].phase].append(reader)
         for group in by_phase.values():
@@ -412,7 +412,7 @@ class CostTable:
 
     def _add_copy(
         self, variable: int, value: int, *, times: int
-    ) -> tuple[int, tuple[Layout, ...], tuple[Layout, ...]]:
+    ) -> tuple[int, tuple[AxisLayout, ...], tuple[AxisLayout, ...]]:
         """Add the variable of a gathered copy that several readers of one phase share.
 
         Returns:
@@ -443,7 +443,7 @@ class CostTable:
         hub: int,
         value: int,
         reads: tuple[Node, int],
-        layouts: tuple[tuple[Layout, ...], tuple[Layout, ...]],
+        layouts: tuple[tuple[AxisLayout, ...], tuple[AxisLayout, ...]],
         times: int,
         is_free: bool,
     ) -> None:

@@ -26,7 +26,7 @@ STAYS, IMPOSSIBLE = 0, 1
 """Numbers of the two move patterns that have no path."""
 
 
-class Layout(NamedTuple):
+class AxisLayout(NamedTuple):
     """The layout of a value: which axes shard which dimension, and along which sums are pending.
 
     Attributes:
@@ -43,9 +43,9 @@ class Layout(NamedTuple):
         return tuple(axis for dim in self.dims for axis in dim)
 
 
-def replicated(rank: int) -> Layout:
+def replicated(rank: int) -> AxisLayout:
     """Return the layout of a value that every device has whole."""
-    return Layout(((),) * rank)
+    return AxisLayout(((),) * rank)
 
 
 class LayoutMoves:
@@ -64,62 +64,62 @@ class LayoutMoves:
         self._digits = tuple(mesh.digit(name) for name in self.axes)
         self._axis_of = {digit: number for number, digit in enumerate(self._digits)}
         self._links = links_on(mesh, self.hardware)
-        self._numbers: dict[Layout, int] = {}
-        self._patterns: dict[tuple[Layout, Layout], int] = {}
+        self._numbers: dict[AxisLayout, int] = {}
+        self._patterns: dict[tuple[AxisLayout, AxisLayout], int] = {}
         self._pattern_of: dict[tuple[int, int], int] = {}
         self._prices: dict[int, dict[int, float]] = {}
         self._paths: list[tuple[tuple[Collective, float], ...]] = [(), ()]
 
-    def layout(self, sharding: Sharding) -> Layout | None:
+    def layout(self, sharding: Sharding) -> AxisLayout | None:
         """Return the layout of a sharding; None if it has parts of axes."""
         try:
             dims = tuple(tuple(self._axis_of[d] for d in digits) for digits in sharding.dims)
-            return Layout(dims, tuple(sorted(self._axis_of[d] for d in sharding.unreduced)))
+            return AxisLayout(dims, tuple(sorted(self._axis_of[d] for d in sharding.unreduced)))
         except KeyError:
             return None
 
-    def sharding(self, layout: Layout, shape: tuple[int, ...]) -> Sharding:
+    def sharding(self, layout: AxisLayout, shape: tuple[int, ...]) -> Sharding:
         """Return the sharding of a value of this shape."""
         dims = tuple(tuple(self._digits[axis] for axis in dim) for dim in layout.dims)
         pending = sorted((self._digits[axis] for axis in layout.pending), reverse=True)
         return interned(self.mesh, shape, dims, tuple(pending))
 
-    def num_shards(self, layout: Layout) -> int:
+    def num_shards(self, layout: AxisLayout) -> int:
         """Return the number of distinct blocks of a value."""
         return math.prod(self.sizes[axis] for axis in layout.used)
 
-    def is_even(self, layout: Layout, shape: tuple[int, ...]) -> bool:
+    def is_even(self, layout: AxisLayout, shape: tuple[int, ...]) -> bool:
         """Return whether all blocks of a value of this shape have the same size."""
         return all(
             size % math.prod(self.sizes[axis] for axis in dim) == 0
             for size, dim in zip(shape, layout.dims, strict=True)
         )
 
-    def all_layouts(self, shape: tuple[int, ...]) -> list[Layout]:
+    def all_layouts(self, shape: tuple[int, ...]) -> list[AxisLayout]:
         """Return every even layout that has each axis on one dimension or on none."""
         dims = range(len(shape))
         found = []
         for places in itertools.product((None, *dims), repeat=len(self.axes)):
             on = tuple(tuple(a for a, place in enumerate(places) if place == d) for d in dims)
-            layout = Layout(on)
+            layout = AxisLayout(on)
             if self.is_even(layout, shape):
                 found.append(layout)
         return found
 
-    def gathered(self, layout: Layout) -> Iterator[Layout]:
+    def gathered(self, layout: AxisLayout) -> Iterator[AxisLayout]:
         """Yield a layout, and every layout that is gathered from it along some of its axes."""
         used = layout.used
         for kept in itertools.product((True, False), repeat=len(used)):
             gone = {axis for axis, is_kept in zip(used, kept, strict=True) if not is_kept}
-            yield Layout(tuple(tuple(a for a in dim if a not in gone) for dim in layout.dims))
+            yield AxisLayout(tuple(tuple(a for a in dim if a not in gone) for dim in layout.dims))
 
-    def numbers(self, layouts: Sequence[Layout]) -> np.ndarray:
+    def numbers(self, layouts: Sequence[AxisLayout]) -> np.ndarray:
         """Return a number per layout; equal layouts have equal numbers."""
         known = self._numbers
         return np.array([known.setdefault(each, len(known)) for each in layouts])
 
     def picoseconds(
-        self, sources: Sequence[Layout], targets: Sequence[Layout], size: int
+        self, sources: Sequence[AxisLayout], targets: Sequence[AxisLayout], size: int
     ) -> np.ndarray:
         """Return the price of every move: a row per source and a column per target.
 
@@ -140,7 +140,9 @@ class LayoutMoves:
                 prices[pattern] = float(round(taken * PICOSECONDS))
         return np.array([prices[each] for each in unique.tolist()])[inverse].reshape(patterns.shape)
 
-    def _all_patterns(self, sources: Sequence[Layout], targets: Sequence[Layout]) -> np.ndarray:
+    def _all_patterns(
+        self, sources: Sequence[AxisLayout], targets: Sequence[AxisLayout]
+    ) -> np.ndarray:
         """Return the number of the pattern of each pair of layouts."""
         rows, columns = self.numbers(sources).tolist(), self.numbers(targets).tolist()
         known = self._pattern_of
@@ -153,7 +155,7 @@ class LayoutMoves:
                 found[i, j] = number
         return found
 
-    def _pattern(self, source: Layout, target: Layout) -> int:
+    def _pattern(self, source: AxisLayout, target: AxisLayout) -> int:
         """Return the number of the pattern of a move; its path is searched at the first use."""
         if source == target:
             return STAYS
@@ -164,7 +166,7 @@ class LayoutMoves:
         if len(pairs) < len(source.dims):
             pairs.insert(0, ((), ()))
         first, last = (
-            Layout(tuple(pair[end] for pair in pairs), layout.pending)
+            AxisLayout(tuple(pair[end] for pair in pairs), layout.pending)
             for end, layout in enumerate((source, target))
         )
         known = self._patterns.get((first, last))
@@ -173,7 +175,7 @@ class LayoutMoves:
             self._paths.append(tuple(self._path(first, last)))
         return known
 
-    def _path(self, source: Layout, target: Layout) -> Iterator[tuple[Collective, float]]:
+    def _path(self, source: AxisLayout, target: AxisLayout) -> Iterator[tuple[Collective, float]]:
         """Yield each collective of the path of a move, with its share of the value's bytes."""
         shape = (LARGE,) * len(source.dims)
         before = self.sharding(source, shape)

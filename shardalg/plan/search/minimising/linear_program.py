@@ -35,7 +35,7 @@ class Solved(NamedTuple):
     dual: Dual
 
 
-class _Problem(NamedTuple):
+class _LinearProgram(NamedTuple):
     """Columns and rows of the linear program.
 
     There is a column per label and per finite pair of labels. The labels of a variable add up to 1,
@@ -93,7 +93,7 @@ def _scale(costs: Vector) -> float:
     return max(1.0, float(np.median(positive))) if len(positive) else 1.0
 
 
-def _problem(reduced: ReducedGraph) -> _Problem:
+def _problem(reduced: ReducedGraph) -> _LinearProgram:
     """Return the linear program of a reduced factor graph."""
     first: dict[int, int] = {}
     num_labels = 0
@@ -121,11 +121,15 @@ def _problem(reduced: ReducedGraph) -> _Problem:
     entries = np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))
     matrix = coo_array(entries, (num_rows, num_columns)).tocsr()
     ends = np.concatenate(costs), matrix, np.concatenate(right)
-    return _Problem(*ends, first, num_labels, tuple(edges))
+    return _LinearProgram(*ends, first, num_labels, tuple(edges))
 
 
 def _solved(
-    reduced: ReducedGraph, problem: _Problem, found: object, marginals: Vector | None, scale: float
+    reduced: ReducedGraph,
+    problem: _LinearProgram,
+    found: object,
+    marginals: Vector | None,
+    scale: float,
 ) -> Solved:
     """Return a result of scipy as `Solved`."""
     x, optimum = found.x[: problem.num_labels], float(found.fun)  # type: ignore[attr-defined]
