@@ -16,7 +16,7 @@ import shardalg as sa
 from shardalg.cli import main
 from shardalg.errors import CertificateError
 from shardalg.plan.search import check_certificate
-from shardalg.plan.search.certificate import Certificate
+from shardalg.plan.search.bound_certificate import Certificate
 from shardalg.plan.search.check_certificate import check, digest_of, read_certificate
 from shardalg.plan.search.minimising.factor_graph import FactorGraph
 from shardalg.plan.search.minimising.minimum import minimum

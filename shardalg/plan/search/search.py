@@ -15,7 +15,7 @@ from shardalg.graph.serial import graph_hash
 from shardalg.plan.comparing.compare import hardware_text
 from shardalg.plan.plan import Plan, plan_of
 from shardalg.plan.planning import traced_call
-from shardalg.plan.search.certificate import Certificate
+from shardalg.plan.search.bound_certificate import Certificate
 from shardalg.plan.search.cost_table import CostTable
 from shardalg.plan.search.layout_moves import PICOSECONDS
 from shardalg.plan.search.memory_terms import memory_terms, with_memory_price

@@ -10,7 +10,7 @@ from functools import cached_property
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import StrategyError
 from shardalg.plan.plan import Plan
-from shardalg.plan.search.certificate import Certificate
+from shardalg.plan.search.bound_certificate import Certificate
 from shardalg.tables import Answer, Parts, Table, bytes_text, seconds_text
 
 COLUMNS = ("mesh", "step_s", "table_s", "bound_s", "peak_bytes", "fits", "note")
