@@ -4,6 +4,6 @@
 2. `layout_moves`: the layouts of values on a mesh, and the prices of moves between them.
 3. `cost_table`: all prices of a step as a `FactorGraph`, variables with costs between pairs.
 4. `minimising`: its minimum and a lower bound.
-5. `bound_certificate`, `check_certificate`: the proof of the bound as a file, and a checker that needs no solver.
+5. `bound_certificate`: the proof of the bound as a file; `check_certificate` needs no solver.
 6. `winner`: the minimum as a plan. `search`: all meshes of a family, and the answer.
 """
