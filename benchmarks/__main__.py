@@ -32,6 +32,7 @@ BENCHMARKS = {
     "collective_matmul": "benchmarks.collective_matmul",
     "holding": "benchmarks.holding",
     "comparing": "benchmarks.comparing",
+    "sweeping": "benchmarks.sweeping",
 }
 
 

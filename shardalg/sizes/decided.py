@@ -347,6 +347,7 @@ class Guards:
         same, waiting = np.zeros(len(places), bool), places.copy()
         if attempts is None or call in self.beside:
             attempts = len(places)
+        narrow = 0
         for _ in range(attempts):
             if not waiting.any():
                 break
@@ -354,7 +355,8 @@ class Guards:
             point = exact.points[first]
             # A computation after the run (`beside`), or a call that cannot be recorded again, is
             # repeated with the numbers of this point, and decides this point alone.
-            found = None if call in self.beside else _record_again(call, point)
+            is_plain = call in self.beside or narrow >= NARROW
+            found = None if is_plain else _record_again(call, point)
             if found is None:
                 same[first], waiting[first] = _PointCalls(point).same(call), False
                 continue
@@ -363,6 +365,8 @@ class Guards:
             arrays = {name: exact.of(symbol(name)) for name in point}
             here = Checked(facts, {}).hold(arrays, waiting)
             assert here[first], "the facts of a record hold at its own point"
+            # A call on numbers is quicker than a record that is valid at no other point.
+            narrow = 0 if here.sum() > 1 else narrow + 1
             waiting &= ~here
             pairs: list[tuple[Any, Any]] = []
             if _same_except_sizes(call.result, result, pairs):
@@ -380,6 +384,10 @@ class Guards:
         """
         apart = {*self.beside, *(used for call in self.beside for used in call.uses)}
         return [fact for fact, calls in self.asked.items() if not apart.issuperset(calls)]
+
+
+NARROW = 4
+"""Records of one call in a row that are valid at one point only, before it is called on numbers."""
 
 
 class _PointCalls:

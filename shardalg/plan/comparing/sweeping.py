@@ -68,7 +68,7 @@ WORTH = 8
 """Formulas of other hints are tried for at least so many points: making them takes that long."""
 PLACES = (0.5, 0.2, 0.8, 0.35, 0.65)
 """Where the next hints are taken from the remaining points, as shares of their number."""
-ATTEMPTS = 64
+ATTEMPTS = 4096
 """Repetitions of a call of the planner, to find where it has the same result (`Guards.holding`)."""
 SCHEDULES = ("dependences", "asynchronous")
 """Overlaps without a formula."""
