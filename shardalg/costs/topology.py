@@ -418,7 +418,6 @@ def _shape(chip: Hardware, shape: Any, chips: Any) -> tuple[int, ...]:
     if shape is not None:
         return _checked(chip, tuple(shape) if isinstance(shape, list | tuple) else (shape,))
     found = joined.default(chips) if type(chips) is int and chips > 0 else None
-    # The error lists all numbers of chips that do have a shape.
     if found is None:
         offered = ", ".join(str(math.prod(s)) for s in joined.shapes)
         known = offered or f"1 to {joined.island - 1}, and multiples of {joined.island}"

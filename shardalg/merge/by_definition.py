@@ -282,7 +282,8 @@ def _failure(question: _Question, solver: z3.Solver, literals: Sequence[z3.BoolR
                 return Failure("class", (place,))
             split = [s for s in question.pair if digits_at(s, place)]
             return Failure("closed" if len(split) == 1 else "offset", (place,))
-    # Then, two places that are not balanced, one of each operand; else all places together.
+    # A pair of places, one of each operand, explains the failure better than all places together,
+    # so pairs are tried first.
     first, second = (rows_of(s) for s in question.pair)
     for here, there in itertools.product(first.parts, second.parts):
         counts = {here: first.parts[here], there: second.parts[there]}

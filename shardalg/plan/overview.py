@@ -153,7 +153,8 @@ class Overview(Answer):
 
     def parts(self) -> Parts:
         """Return figures as a sentence, the comparison with `jax.jit`, bytes per axis, warnings."""
-        # The row about `jax.jit` is a sentence of its own, so it is not repeated in the table.
+        # Properties that do not apply to this plan are "", which `filter` leaves out. `beside` is
+        # the row about `jax.jit` as a sentence, so the table does not repeat it.
         own = tuple(filter(None, (self.beside, self.cheaper)))
         per_axis = self.table.select("mesh_axes", "devices", "collectives", "sent", "time")
         shown = Table(per_axis.columns, tuple((",".join(r[0]), *r[1:]) for r in per_axis.rows))

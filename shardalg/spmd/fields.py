@@ -85,6 +85,7 @@ class FieldTests:
             Digits: self._is_digits,
             Why: _is_why,
         }
+        # Many locals share digits, so each tuple of digits is tested once.
         self._digits: dict[Digits, bool] = {}
 
     def fits(self, value: object, hint: Any) -> bool:

@@ -241,6 +241,7 @@ def _own_entry(reader: Reader, mesh: Mesh) -> Dim:
         return Dim(_own_axis(reader, mesh)(), False, 0)
     digits: list[Digit] = []
     is_open, closed = False, reader.word(")")
+    # `?` ends the list, because further digits of an open dimension are appended behind the others.
     while not closed:
         is_open = reader.word("?")
         if not is_open:

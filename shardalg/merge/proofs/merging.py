@@ -133,7 +133,6 @@ def _balance(result: Sharding, devices: Devices) -> Obligation:
     assert len(set(used)) == len(used), f"{result!r} uses an axis twice"
     groups = [*split, *((atom,) for atom in found.atoms if atom not in used)]
     first, second = found.device("d"), found.device("e")
-    # Two devices with equal partition ids and equal unused coordinates must be one device.
     hypotheses = found.bounds(first, second)
     for atoms in groups:
         hypotheses += found.lemmas(atoms, first, second)

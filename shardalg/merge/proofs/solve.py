@@ -68,7 +68,6 @@ class _Encoder:
         """
         assert self.space is not None  # a position has no coordinates
         found = self.space.device("d")
-        # Members of a group differ from the device in the digits of the group alone.
         own = dict(self.claim.members).get(member, ())
         free = set(self.space.atoms_of(own)) if own else set()
         return {a: z3.Int(f"{member}[{a.name}]") if a in free else c for a, c in found.items()}

@@ -130,6 +130,8 @@ class AppliedRules:
     def is_shared(self) -> bool:
         """True if the list serves several models: it is long, or most rules have no effect here."""
         given = [i for i, rule in enumerate(self.rules.rules) if rule.axes]
+        # A rule has no effect if no array has its name, or if the mesh has none of its axes with a
+        # size above 1.
         inert = [
             i for i in given if self.rules.rules[i].name not in self.having or not self.live(i)
         ]

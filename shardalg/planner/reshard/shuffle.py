@@ -226,6 +226,7 @@ Needs(lacks=0, leaves=2, blocked=0))
             for target, held in enumerate(stacks):
                 if target == source or price + lacks - found[target].lacks >= limit:
                     continue
+                # The target must have even blocks, because an all-to-all sends blocks of one size.
                 if self.fits or not self.shape[target] % self.parts[sum(held) | group]:
                     after = list(stacks)
                     after[source], after[target] = rest, (*held, group)

@@ -202,7 +202,6 @@ def _parts_read(rule: Rule, operand: int, layouts: tuple[Dims, ...]) -> frozense
       layouts: the layouts of the operands, then of the result.
     """
     found: set[Digit] = set()
-    # The loops of each dimension of the result, as tuples of names.
     results = {index.variables for index in rule.results[0]}
     tensors = [(layouts[-1], rule.results[0], True)]
     tensors += [(layouts[k], dims, False) for k, dims in rule.operands.items()]

@@ -458,6 +458,7 @@ class _GraphRewriter:
         """
         for position, steps in change.operands:
             for step in steps:
+                # A pad reads the number with which it pads as its second operand.
                 more = [self._zero(step.operands[1])] if step.primitive == "pad" else []
                 given = [operands[position], *more]
                 operands[position] = self._add(node, step, given, step.primitive)

@@ -350,6 +350,8 @@ def _zero_stacks(graph: Graph, kinds: _ClassTable) -> Iterator[Visit]:
         for tie in region_arguments:
             if tie.kind == "ys":
                 kind = graph.values[tie.target].type
+                # `equal_key` compares with each known type: a lookup by hash would not record, for
+                # named sizes, that two types differ.
                 other = stacks.setdefault(equal_key(stacks, kind), tie.target)
                 if other != tie.target:
                     yield kinds.of_zeros(kind.shape), (other, tie.target), position
