@@ -110,7 +110,6 @@ def _walk(block: Block, count: Any, loops: tuple[Instruction, ...]) -> Iterator[
         attributes = instruction.attributes
         bodies = attributes.bodies
         if bodies:
-            # A body runs as often as its loop, times the trip count (1 for a branch).
             inside = (*loops, instruction)
             for body, runs in zip(bodies, attributes.executions_of_bodies, strict=True):
                 yield from _walk(body, count * runs, inside)

@@ -36,7 +36,6 @@ class Sources:
 
     def __init__(self) -> None:
         """Find the folders of JAX, the standard library and this package; start empty caches."""
-        # Frames in these folders are not the user's: jax, the standard library, this package.
         specs = [importlib.util.find_spec(name) for name in ("jax", "jaxlib")]
         places = [p for spec in specs if spec for p in spec.submodule_search_locations or ()]
         places += [sysconfig.get_path("stdlib"), str(_PACKAGE)]

@@ -119,7 +119,7 @@ def table(
     for name, strategy in found.items():
         for place, quantity in enumerate(COLUMNS if paper else QUANTITIES):
             ours = strategy.orders[place]
-            # A list of no or one order, so that rows without a comparison get no more cells.
+            # One order, or none: a row that is not in the paper gets no cells for a comparison.
             theirs = [paper_order(paper[name][place])] if paper else []
             against = [cell for o in theirs for cell in (big_o(o), "yes" if o == ours else "NO")]
             priced = _priced(strategy.scaling.values()[place], strategy.hints)

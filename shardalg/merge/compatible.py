@@ -120,7 +120,8 @@ def _merge(first: Sharding, second: Sharding, policy: str, relation: str) -> Ver
     Args:
       relation: the name of the relation in the verdict, such as "merge".
     """
-    # Fast path: two shardings of one shape on one mesh object need no checks and no restating.
+    # Digits of one mesh object are comparable as they are, so the checks and the conversion to one
+    # mesh are skipped.
     known = type(first) is type(second) is Sharding and policy in POLICIES
     if not known or first.shape != second.shape or first.mesh is not second.mesh:
         second = _on_first_mesh(first, second, policy)

@@ -113,7 +113,8 @@ def _missing(tiles: np.ndarray, shape: tuple[int, ...]) -> tuple[int, ...]:
     numbers = np.zeros(len(tiles), object)
     for column, n in zip(tiles.T, shape, strict=True):
         numbers = numbers * n + column.astype(object)
-    # The first number that is not its own place in the list follows the gap.
+    # Sorted numbers without a gap are 0, 1, 2, ...: the first place whose number differs is itself
+    # the missing number.
     gaps = np.flatnonzero(numbers != np.arange(len(numbers)))
     number = int(gaps[0]) if len(gaps) else len(numbers)
     found: list[int] = []

@@ -60,7 +60,6 @@ class TrialOutcome:
         """Return the figures of a plan; seconds and memory are nan if `is_priced` is False."""
         sent: Counter[tuple[int | None, int]] = Counter()
         runs: Counter[tuple[str, Digits]] = Counter()
-        # A collective inside a loop runs once per iteration (`step.count`).
         for moved in stages.traffic.collectives:
             sent[moved.place] += moved.step.count * moved.wire_bytes
             runs[moved.alike] += moved.step.count

@@ -100,7 +100,6 @@ class Facts:
         # Only statements about divisibility need the denominator.
         divided = np.flatnonzero(np.isin(relations, [_CODE[r] for r in _REST]))
         under = known[below[divided]].prod(axis=1)
-        # A quotient is whole if its denominator divides its numerator.
         rest[divided] = number[divided] % (under * scale[divided])
         return ~np.choose(
             relations, [number > 0, number >= 0, number == 0, number != 0, rest == 0, rest != 0]

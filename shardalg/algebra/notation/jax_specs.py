@@ -143,7 +143,6 @@ def _names(digits: Digits, sharding: Layout) -> tuple[str, ...]:
         raise ShardingError(
             f"{sharding.text()} on {mesh!r} has no PartitionSpec: {error}"
         ) from None
-    # A spec names whole axes only.
     partial = [ref for ref in refs if ref.size is not None]
     if partial:
         raise ShardingError(

@@ -196,7 +196,6 @@ def iota(reader: Reader) -> Digits:
         raise reader.error(
             f"extents are at least 1 and number at most {MAX_DEVICES} devices", start
         )
-    # Without a transpose the numbers are in order.
     order = tuple(range(len(sizes)))
     if reader.word("T"):
         reader.expect("(")

@@ -228,4 +228,5 @@ def from_json(data: Any, software: str, where: str = "calibration") -> Calibrati
         raise HardwareError(
             f'{where}: calibration {software!r} has rows without a number "left_out".'
         )
+    # The constructor refuses unknown constants and values outside of their bounds.
     return Calibration(software, tuple(values.items()), provenance)

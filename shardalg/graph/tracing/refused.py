@@ -164,6 +164,8 @@ def _named_sizes(error: BaseException) -> list[str]:
     This is the last function of the user in the traceback of the error.
     """
     sources, found = Sources(), []
+    # The traceback goes from the outer to the inner calls, so the last function of the user
+    # replaces the names of the earlier ones.
     for frame, _ in walk_tb(error.__traceback__):
         if sources.file(frame.f_code.co_filename):
             seen = {n: frame.f_globals.get(n) for n in frame.f_code.co_names} | frame.f_locals

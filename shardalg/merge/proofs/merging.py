@@ -158,7 +158,6 @@ def _balance_by_position(result: Sharding, rows: list[Digits], devices: Devices)
         pairs = [(devices.value(row, "d"), devices.value(row, "e")) for row in (*rows, rest)]
         equal_ids = [d == e for d, e in pairs]
         return Obligation((*devices.bounds("d", "e"), *equal_ids), z3.Int("d") == z3.Int("e"))
-    # Digits of different meshes: count the devices of an unknown tile over one period.
     period = math.lcm(*(d.stride * d.size for digits in rows for d in digits))
     tile = [z3.Int(f"tile{i}") for i in range(len(rows))]
     counts = [parts(digits) for digits in rows]

@@ -78,6 +78,8 @@ def from_row(row: Row, dims: Mapping[str, Row] | None = None) -> MeasuredStep:
     given = {**_dims_of(row, dims or {}), **row}
     given = {_NAMES.get(name, name): value for name, value in given.items()}
     _check(given)
+    # A row without a mesh shards all its devices by FSDP. Slices become a mesh axis of their own,
+    # because they are connected by a slower network.
     devices = given.get("gpus", given.get("chips_per_slice", 1) * given.get("slices", 1))
     mesh = dict(given.get("mesh") or {"fsdp": devices})
     if given.get("slices", 1) > 1:

@@ -242,7 +242,6 @@ class CostProblem:
         entering = (v for region in graph.regions for v in region.arguments)
         returned = (v for node in graph.walk() if node.bodies for v in node.results)
         given = {v: value_shardings[v] for v in (*entering, *graph.arguments) if v not in in_groups}
-        # Every device has the constants whole.
         given |= {v: whole(value_shardings[v]) for v, _ in graph.constants}
         given |= {v: value_shardings[v] for v in returned if v not in in_groups}
         kept = {

@@ -43,7 +43,6 @@ def _extract_box(a: Extract, position: int, block: np.ndarray, *starts: np.ndarr
     for dim, first in enumerate(_box_starts(a.places, starts, block.shape, a.sizes, position)):
         place = first + np.arange(a.sizes[dim])
         inside = (place >= 0) & (place < block.shape[dim])
-        # Places outside the block read place 0 and are set to 0 afterwards.
         result = result.take(np.where(inside, place, 0), dim, mode="clip")
         result = np.where(_along(inside, dim, result), result, np.zeros((), block.dtype))
     return result

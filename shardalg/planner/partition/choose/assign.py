@@ -359,7 +359,6 @@ def available_digits(key: NodeKey, component: Component) -> LoopCandidates:
             for joint in [(*before, *digits[:end]) for before in found for end in ends]:
                 if joint not in found and name in component.loops_of_extent(parts(joint)):
                     found.append(joint)
-    # An idle axis as large as the contracting loop's axis can take over its work.
     for name, digits in idle_axes_of_equal_size(key, component).items():
         if name in by_loop and digits not in by_loop[name]:
             by_loop[name] += [digits, *contracted_then_idle(key, component, name, digits)]

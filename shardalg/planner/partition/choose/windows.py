@@ -391,7 +391,6 @@ def kept(
         (loop,) = (n for n in index.variables if n in rule.result_loops)
         (dim,) = (d for d, made in enumerate(rule.results[0]) if made.loop == loop)
         cut = _cut_of_block(window, dim, blocks[loop])
-        # A result that is exactly the block needs no cut.
         if (window.needed, cut) != (blocks[loop], Slice(dim, 0, blocks[loop])):
             cuts.append(Kept(dim, window.needed, cut))
     return tuple(cuts)

@@ -328,7 +328,6 @@ class Fixpoint:
                 self.retry_places[index.place[position][0]] = outcome.retry
         if not any(outcome is not None and outcome.changed for outcome in outcomes):
             return False
-        # XLA copies the tuple's sharding as a whole, so elements without a change follow, too.
         for position, outcome in zip(steps, outcomes, strict=True):
             source, target = index.tensors[position][:: 1 if direction == FORWARD else -1]
             dims = layouts.dims[self.numbers[source]]

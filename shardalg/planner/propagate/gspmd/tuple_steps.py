@@ -186,7 +186,6 @@ class Computations(Instructions):
 
     def _steps(self, region: int) -> Iterator[Visit]:
         """Yield the steps of one computation; the steps of the function's results come last."""
-        # Each kind of instruction has the method that makes its steps, as `_call` for "call".
         for what, *numbers in self.in_order(region):
             yield from getattr(self, f"_{what}")(*numbers)
         # A scalar result has no dimension to shard, so that its annotation needs no step.
