@@ -400,6 +400,8 @@ def classes_of(exchanges: tuple[Exchange, ...]) -> Classes | None:
     held, devices = exchanges[0].held, exchanges[0].devices
     if devices <= FEW:
         return None
+    # Starts may depend on other digits, too. Each value of these is a row of devices, which have
+    # starts of their own.
     ids = {d for e in exchanges for n, d in e.ids if n in e.want.start.variables}
     rows = tuple(sorted({digit for d in ids if canonical(d) != canonical(held) for digit in d}))
     rest = complement(held, devices)

@@ -86,6 +86,7 @@ class Contested(Fixpoint):
         """
         index, layouts = self.index, self.layouts
         for _ in range(LONGEST_CHAIN):
+            # A step between stacks of zeros only shares a sharding: it does not read the value.
             readers = [r for r in index.readers[value] if not self._is_zeros(r[0])]
             if len({position for position, _ in readers}) != 1:
                 return []

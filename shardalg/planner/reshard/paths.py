@@ -259,7 +259,7 @@ class _MeshDigits:
         out: list[Digit] = []
         for digit in digits:
             if out and out[-1].stride == digit.stride * digit.size:
-                # Pieces of two axes stay two digits.
+                # Pieces of two axes stay two digits, because a sharding names its axes.
                 if index(out[-1].stride) not in self.borders:
                     digit = Digit(digit.stride, out.pop().size * digit.size)
             out.append(digit)

@@ -318,7 +318,7 @@ def _tried(trials: Trials, wanted: Sequence[tuple[int, Sharding]]) -> str:
     """
     stages = trials.stages
     value, layout = wanted[0]
-    # Each step adds one annotation to those of the step before.
+    # All annotations are tried together, so each one is added to those before it.
     asked = reduce(
         lambda given, one: annotated_as(replace(stages, annotations=given), *one),
         wanted,

@@ -94,7 +94,7 @@ def cheapest_choice(key: NodeKey, component: Component) -> Choice:
     if found is not None:
         return found
     # Shortcut 2: all tensors suggest the same digits on the same loops, and that candidate sends
-    # nothing or is the only one on enough devices.
+    # nothing or is the only one on enough devices. The search below would return it, too.
     by_loop = available_digits(key, component)
     found = unanimous_choice(key, component, by_loop)
     if found is not None:

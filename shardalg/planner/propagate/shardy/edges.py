@@ -110,6 +110,8 @@ class _IndexBuilder:
         places = (builder.names, builder.shapes)
         index = assembled(builder.graph, [*self.found], steps, places=places)
         notified = self._notified([values for _, values, _ in kept], [made for _, _, made in kept])
+        # `related` has the values that share one sharding, and `seeded` has, for a value, the site
+        # whose annotation it gets.
         return replace(index, notified=notified, related=self._aliases(), seeded=self.seeded)
 
     def _step(self, made: ShardyOperator) -> tuple[int, tuple[int, ...]] | None:
