@@ -445,6 +445,8 @@ class Cost:
         compute, sent = (totals.sum("time_s", communication=c) for c in (False, True))
         if self.overlap == "none":
             constants = self.hardware.calibration
+            # Fitted constants give only the part of the communication that computation does not
+            # hide. Without overlap all of it counts. Times by a data sheet are whole already.
             is_plain = constants.is_datasheet
             return compute + (sent if is_plain else whole_communication_s(totals.items, constants))
         if self.overlap == "full":

@@ -349,6 +349,8 @@ class Hardware:
         joined = self.interconnect.to_json()
         software: dict[str, Any] = {one.software: one.to_json() for one in self.calibrations}
         if any(one.borrowed for one in self.calibrations):
+            # Borrowed constants are saved as the name of their chip, so that later fits of it count
+            # here.
             software = {"like": self.calibrations[0].borrowed}
         more = {
             "interconnect": joined,

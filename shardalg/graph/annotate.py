@@ -140,6 +140,10 @@ def mesh_split(
 def mapping_spec(mesh: Mesh, dims_mapping: Sequence[int], *, rank: int) -> Spec:
     """Return the axis names of each dimension of a `dims_mapping`, major first.
 
+    Raises:
+      ShardingError: not one entry per dimension, or an axis is used twice.
+      NotationError: an entry is no position of an axis in the mesh.
+
     >>> mapping_spec(Mesh({"X": 2, "Y": 4}), [-1, (0, 1)], rank=2)
     ((), ('X', 'Y'))
     """

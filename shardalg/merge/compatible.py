@@ -206,6 +206,7 @@ def _closed(operands: Sequence[Sharding], dims: tuple[Digits, ...]) -> Failure |
     for sharding in operands:
         if sharding.unspecified_dims:
             for i, (own, merged) in enumerate(zip(sharding.canonical_dims, dims, strict=True)):
+                # A merge only refines, so the same number of blocks means the same blocks.
                 if i not in sharding.unspecified_dims and parts(own) != parts(merged):
                     return Failure("closed", (i,))
     return None

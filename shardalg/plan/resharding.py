@@ -216,8 +216,9 @@ def reshard(
         others (`Hardware.with_links`), the path takes the fewest seconds on them.
 
     Raises:
-      ShardingError: arguments that are not shardings, different shapes, an unknown type, or meshes
-        over different devices.
+      ShardingError: arguments that are not shardings, different shapes, an unknown type, meshes
+        over different devices, or a target with pending sums whose device order axes of the
+        source's mesh cannot express.
       HardwareError: `on` is unknown hardware.
 
     >>> from shardalg.algebra.mesh import Mesh

@@ -69,12 +69,14 @@ def to_spec(sharding: Layout) -> PartitionSpec:
         )
     entries: list[Any] = []
     for i, digits in enumerate(sharding.dims):
+        # This raises the error for sub-axes and for digits of another mesh.
         names = _names(digits, sharding)
         if not names:
             is_open = i in sharding.unspecified_dims
             entries.append(PartitionSpec.UNCONSTRAINED if is_open else None)
         else:
             entries.append(names[0] if len(names) == 1 else names)
+    # JAX calls axes "reduced" along which the value is explicitly replicated.
     classes = {"unreduced": sharding.unreduced, "reduced": sharding.replicated}
     named = {kind: frozenset(_names(d, sharding)) for kind, d in classes.items() if d}
     return PartitionSpec(*entries, **named)

@@ -124,6 +124,8 @@ def read(data: Any, where: str) -> Interconnect:
 
 def _fits(value: Any, default: Any, name: str) -> bool:
     """Return whether a value from JSON has the type of a field with this default and name."""
+    # The defaults of these two fields are empty tuples, which do not tell the type of an entry: a
+    # shape, or the name of a kind of collective.
     if name == "shapes":
         return isinstance(value, list | tuple) and all(_fits(v, (), "") for v in value)
     if name == "asynchronous":

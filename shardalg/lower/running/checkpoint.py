@@ -167,6 +167,8 @@ def save(path: str | Path, borders: Sequence[ArrayBorder], state: Any) -> None:
     ocp, folder = _orbax(), Path(path).absolute()
     arrays = _arrays(borders, state)
     taken = folder.exists()
+    # All processes look before one of them writes: otherwise a late process would find the new
+    # folder and refuse it.
     multihost_utils.sync_global_devices("shardalg checkpoint: the folder is looked at")
     if taken:
         raise CheckpointError(f"{folder} exists, and nothing is overwritten: name a new folder.")

@@ -202,6 +202,7 @@ def read(table: Any) -> tuple[MeasuredStep, ...]:
     """
     data = _loaded(Path(table)) if isinstance(table, str | Path) else table
     if hasattr(data, "to_dict") and not isinstance(data, Mapping):
+        # pandas marks an empty cell by NaN. It becomes None, which `_filled_cells` leaves out.
         data = data.astype(object).where(data.notna(), None).to_dict("records")
     dims = data.get("dims") if isinstance(data, Mapping) else None
     rows = data.get("rows") if isinstance(data, Mapping) else data

@@ -329,6 +329,7 @@ def _first_digits(key: NodeKey, component: Component) -> LoopSets:
     found: dict[str, list[Digits]] = {}
     for tensor in component.tensors:
         if tensor.operand is not None:
+            # The first copy of an operand is the one that was computed or placed, not a moved one.
             dims = zip(tensor.suggested, available(key, tensor)[0].dims, strict=True)
             for ((name, _), *_), digits in (pair for pair in dims if len(pair[0]) == 1):
                 found.setdefault(name, []).append(digits)
