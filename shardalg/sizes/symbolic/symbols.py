@@ -295,7 +295,8 @@ def points_of(
     point_of(named, dict.fromkeys(swept, 1))
     if not swept:
         raise SymbolError(
-            "a sweep needs an array of some size, as in sweep('tpu_v3', B=2 ** np.arange(10)); "
+            "a sweep needs an array of some size, as in sweep('tpu_v3', B=2 ** np.arange(10)), or "
+            "lists: sweep(mesh=[...], B=[...], remat=[...]); "
             "plan.at(...) is for one point."
         )
     for name, array in swept.items():
