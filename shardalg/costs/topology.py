@@ -532,9 +532,10 @@ def arranged(given: str | Machine, mesh: Mesh) -> Machine:
     """Return the topology in which the vendor joins as many chips as a mesh needs.
 
     For GPUs these are whole islands, for TPUs a slice that is sold. A topology is returned
-    unchanged. A chip is returned unchanged, with separate links for each mesh axis, in four cases:
-    its links are unknown; the vendor sells no such number; the mesh does not tile the slice; or
-    axes of the mesh have named sizes, because a formula must hold at all sizes.
+    unchanged. A chip is returned unchanged, with separate links for each mesh axis, in five
+    cases: its links are unknown; it has links given by mesh axis (`axis_link_bytes_per_s`); the
+    vendor sells no such number; the mesh does not tile the slice; or axes of the mesh have named
+    sizes, because a formula must hold at all sizes.
 
     Args:
       given: a chip or its name, or a topology or its text such as "h100:2x8".

@@ -97,6 +97,7 @@ class ArrayBorder:
         if dtype is None:
             dtype = np.asarray(array).dtype
         known = shape in (self.sharding.shape, self.padded_shape)
+        # JAX has no canonical type for random keys, objects and text, and would raise an error.
         if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) and dtype.kind not in "OSU":
             dtype = jax.dtypes.canonicalize_dtype(dtype)
         return known and dtype == item_type(self.dtype)

@@ -196,6 +196,8 @@ class _Search:
             for value in node.operands:
                 readers[value].add(node.index)
         made: set[int] = set()
+        # Readers come before their operands, so a mask that only another mask reads finds it in
+        # `made`.
         for node in reversed(tuple(self._candidates())):
             if node.index in found or contracts(node.signature):
                 continue

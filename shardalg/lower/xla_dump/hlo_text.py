@@ -279,6 +279,9 @@ def parse(text: str) -> HloModule:
       NotationError: text without an entry computation, or with an instruction cut short.
     """
     computations: dict[str, Computation] = {}
+    # `roots` has the instruction that each computation returns. `shapes` has the text behind the
+    # name of each instruction, from which `_add_element` reads the shape of an operand as
+    # `param#1`.
     roots: dict[str, HloInstruction] = {}
     shapes: dict[tuple[str, str], str] = {}
     entry = current = ""

@@ -80,6 +80,7 @@ class Conformer:
                 f"sizes of a Conformer are integers of at least 1, and N heads divide M features, "
                 f"got {bad or (self.M, self.N)}."
             )
+        # Both calls raise an error if the schedule does not divide the layers or the batch.
         self.schedule.layers_per_round(self.L)
         self.schedule.microbatch_size(self.B)
 

@@ -406,11 +406,13 @@ class _Rebuilt:
     def of(self, *found: Any) -> Any:
         """Return a parameter whose integers are `number` of the integers in all graphs.
 
+        A float, such as a scale, is that of the first graph.
+
         Args:
           found: the value of the parameter in each graph.
 
         Raises:
-          NoTemplateError: the values differ in more than integers.
+          NoTemplateError: the values differ in more than integers and floats.
         """
         first = found[0]
         # A part that is equal in all graphs depends on no size, so it is used unchanged.
