@@ -243,6 +243,8 @@ class Blocks:
           index: the block's slice per dimension. sizes: the block's shape.
         """
         found = np.asarray(self.read(index))
+        # Only numpy's own numbers are made canonical (float64 becomes float32 without 64-bit
+        # types). Other types, such as bfloat16, are compared as they are.
         held = jax.dtypes.canonicalize_dtype(found.dtype) if found.dtype.kind in "biufc" else None
         if self.checked and (found.shape != sizes or (held or found.dtype) != self.dtype):
             place = ", ".join(f"{s.start}:{s.stop}" for s in index)
