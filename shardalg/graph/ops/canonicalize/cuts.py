@@ -223,7 +223,8 @@ def cuts_joined(graph: Graph) -> Graph:
 def _slice_of_one_part(node: Node, inner: Node) -> Node | None:
     """Return a slice of a concatenation as a slice of the only operand that it reads elements of.
 
-    None if it reads several operands, or if the nodes are no slice and no concatenation.
+    None if it reads several operands, if a value is empty, or if the nodes are no slice and no
+    concatenation.
 
     Args:
       node: the slice.

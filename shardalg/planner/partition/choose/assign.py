@@ -131,7 +131,8 @@ def unanimous_choice(key: NodeKey, component: Component, by_loop: LoopCandidates
 
     All available digits then divide the work, so no other choice uses as many devices. It is the
     cheapest if it sends nothing, or if a contraction must use that many devices. None if two
-    suggestions for a loop contradict each other, or if neither condition holds.
+    suggestions for a loop contradict each other, or if neither condition holds. Also None if
+    partial sums can be passed on, or for a reshape with exchanges: each has choices beyond loops.
     """
     if pending_sums(key, component) or regroup.regrouped(key.signature):
         return None
