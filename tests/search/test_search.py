@@ -11,6 +11,7 @@ import shardalg as sa
 from shardalg.costs.calibration.constants import DATASHEET
 from shardalg.costs.topology import arranged
 from shardalg.errors import StrategyError
+from shardalg.plan.search.search_answer import SearchAnswer, SearchedMesh
 from shardalg.spmd.host.simulate import simulate
 
 
@@ -144,12 +145,29 @@ def test_equal_layers_are_decided_alike():
         (lambda f, a: sa.search(f, *a, hardware="h100"), "devices is None: give a whole number"),
         (lambda f, a: sa.search(f, *a, hardware="h100", devices=1), "devices is 1"),
         (lambda f, a: sa.family(axes=4), "axes is 4: give a whole number from 1 to 3"),
+        (lambda f, a: sa.family(meshes=8), "meshes is 8: give a list of meshes"),
+        (
+            lambda f, a: sa.family(meshes=[sa.Mesh({"a": 8}, symbolic=True)]),
+            "has named sizes: search decides at numbers",
+        ),
+        (lambda f, a: sa.search(f, *a, hardware="h100:8", over=[]), r"over is \[\]: give a family"),
+        *(
+            (
+                lambda f, a, given=given: sa.search(f, *a, hardware="h100:8", memory_bytes=given),
+                "memory_bytes is .*: give a number above 0",
+            )
+            for given in (-1, 0, float("nan"), True, "1e9")
+        ),
+        (
+            lambda f, a: sa.search(f, *a, hardware="h100:8", roles=("foo", "data", "data")),
+            "foo",
+        ),
         (lambda f, a: sa.family(meshes=["x"]), "meshes has 'x': give a Mesh, or axis sizes"),
         (
             lambda f, a: sa.search(
                 f, *a, hardware="h100", devices=8, over=sa.family(meshes=[{"a": 4}])
             ),
-            r"no mesh of the family has 8 devices: Mesh\(a=4\)",
+            r"meshes of the family do not have 8 devices: Mesh\(a=4\)",
         ),
         (
             lambda f, a: sa.search(
@@ -162,3 +180,21 @@ def test_equal_layers_are_decided_alike():
 def test_bad_input(call, message):
     with pytest.raises(StrategyError, match=message):
         call(*PROGRAMS["two products"])
+
+
+def test_a_program_without_work_has_no_gap():
+    found = sa.search(lambda x: x, struct(8, 8), hardware="h100:8")
+    assert (found.step_s, found.bound_s, found.gap) == (0, 0, 0)
+
+
+def test_without_a_budget_the_memory_of_the_chip_is_the_limit():
+    large = struct(1 << 20, 1 << 20)
+    with pytest.raises(StrategyError, match="no plan was found within 85.9 GB"):
+        sa.search(lambda x: x @ x, large, hardware="h100:8", over=sa.family(axes=1))
+
+
+def test_a_table_that_is_too_high_is_named():
+    row = SearchedMesh(sa.Mesh({"a": 2}), plan=object(), step_s=1.0, table_s=1.5, bound_s=1.5)
+    found = SearchAnswer((row,))
+    assert found.gap == pytest.approx(-1 / 3)
+    assert "overestimates this program by 33%" in repr(found)

@@ -11,6 +11,7 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.costs.calibration.constants import DATASHEET
 from shardalg.costs.topology import Machine, Topology, arranged, machine
 from shardalg.errors import ShardalgError, StrategyError
+from shardalg.graph.ops.roles import check_roles
 from shardalg.graph.serial import graph_hash
 from shardalg.plan.comparing.compare import hardware_text
 from shardalg.plan.plan import Plan, plan_of
@@ -98,13 +99,27 @@ def family(*, axes: int = 2, meshes: Sequence[Any] = ()) -> Family:
     if type(axes) is not int or not 1 <= axes <= MOST_AXES:
         raise StrategyError(f"axes is {axes!r}: give a whole number from 1 to {MOST_AXES}.")
     found = []
-    for each in meshes:
+    for each in [meshes] if isinstance(meshes, Mesh | Mapping) else _listed(meshes):
         if not isinstance(each, Mesh | Mapping):
             raise StrategyError(
                 f"meshes has {each!r:.60}: give a Mesh, or axis sizes as {{'data': 8, 'model': 4}}."
             )
-        found.append(each if isinstance(each, Mesh) else Mesh(dict(each)))
+        mesh = each if isinstance(each, Mesh) else Mesh(dict(each))
+        if mesh.symbolic:
+            raise StrategyError(f"{mesh!r} has named sizes: search decides at numbers.")
+        found.append(mesh)
     return Family(axes, tuple(found))
+
+
+def _listed(meshes: Any) -> list[Any]:
+    """Return meshes as a list.
+
+    Raises:
+      StrategyError: it is no sequence.
+    """
+    if not isinstance(meshes, list | tuple):
+        raise StrategyError(f"meshes is {meshes!r:.60}: give a list of meshes.")
+    return [*meshes]
 
 
 def search(
@@ -118,7 +133,7 @@ def search(
     options: Options | None = None,
     kwargs: Mapping[str, Any] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> SearchAnswer:
     """Return the fastest plan of a function over a family of meshes and layouts, and a lower bound.
 
@@ -131,11 +146,12 @@ def search(
       fn, args, kwargs: the function and its arguments, as of `sa.plan`. Its sizes are numbers.
       hardware: a chip such as "h100", or a topology such as "h100:64".
       devices: number of devices; None for that of the topology or of the family's meshes.
-      memory_bytes: the largest peak memory of a device; None without a limit. Then the price of a
-        byte is raised until the plan fits, and the bound holds for all plans that fit.
+      memory_bytes: the largest peak memory of a device; None for the memory of the chip, and
+        `math.inf` without a limit. If the fastest plan does not fit, the price of a byte is raised
+        until one does.
       over: the family, by default every mesh of at most two axes (`sa.family`).
       roles, options, donate_argnums: as of `sa.plan`.
-      progress: called with a line of text after each mesh.
+      progress: called with a line of text after each mesh; True prints it.
 
     Raises:
       StrategyError: the function has loops, branches or manual regions; no mesh has this number of
@@ -151,31 +167,47 @@ def search(
     True
     """
     on = machine(hardware)
-    over = over or family()
+    over = family() if over is None else over
+    if not isinstance(over, Family):
+        raise StrategyError(f"over is {over!r:.60}: give a family, as in sa.family(axes=2).")
+    limit = _limit(memory_bytes, on)
+    say = print if progress is True else progress
     number = _num_devices(devices, on, over)
-    meshes = [mesh for mesh in over.of(number) if mesh.size == number]
-    if not meshes:
+    meshes = over.of(number)
+    others = [mesh for mesh in meshes if mesh.size != number]
+    if others or not meshes:
         raise StrategyError(
-            f"no mesh of the family has {number} devices: "
-            f"{', '.join(map(repr, over.of(number))) or 'it is empty'}."
+            f"meshes of the family do not have {number} devices: "
+            f"{', '.join(map(repr, others)) or 'it is empty'}."
         )
     given = (args, kwargs or {})
     traced, _, options = traced_call(fn, given, roles, donate_argnums, Strategy(meshes[0]), options)
+    # A wrong role is a mistake in the call, not a reason to refuse each mesh.
+    check_roles(traced.graph, traced.argument_roles)
     _refuse_regions(traced)
     rows: list[SearchedMesh] = []
     for mesh in meshes:
-        best = min((row.step_s for row in rows if row.fits), default=math.inf)
         place = arranged(on, mesh)
         # The plan prints the seconds of the chip for which it was searched.
         options = replace(options, hardware=hardware_text(on))
         try:
-            row = _Searched(traced, mesh, place, options, memory_bytes).row(limit_s=best)
+            row = _Searched(traced, mesh, place, options, limit).row()
         except ShardalgError as error:
             row = SearchedMesh(mesh, refused=" ".join(str(error).split()))
         rows.append(row)
-        if progress is not None:
-            progress(f"{len(rows)} of {len(meshes)}: {row!r}")
-    return SearchAnswer.of(rows, memory_bytes)
+        if callable(say):
+            say(f"{len(rows)} of {len(meshes)}: {row!r}")
+    return SearchAnswer.of(rows, limit)
+
+
+def _limit(memory_bytes: Any, on: Machine) -> float:
+    """Return the memory budget of a device in bytes: the user's, or the memory of the chip."""
+    if memory_bytes is None:
+        return float(on.chip.hbm_bytes)
+    is_number = isinstance(memory_bytes, int | float) and not isinstance(memory_bytes, bool)
+    if not (is_number and memory_bytes > 0):
+        raise StrategyError(f"memory_bytes is {memory_bytes!r:.40}: give a number above 0, 80e9.")
+    return float(memory_bytes)
 
 
 def _num_devices(devices: int | None, on: Machine, over: Family) -> int:
@@ -217,14 +249,14 @@ class _Searched:
 
     Attributes:
       place: the chips under the mesh.
-      memory_bytes: the largest peak memory of a device; None without a limit.
+      memory_bytes: the largest peak memory of a device.
     """
 
     traced: Traced
     mesh: Mesh
     place: Machine
     options: Options
-    memory_bytes: float | None
+    memory_bytes: float
     table: CostTable = field(init=False)
 
     def __post_init__(self) -> None:
@@ -235,14 +267,12 @@ class _Searched:
         }
         self.table = CostTable.of(graph, self.mesh, self.place.on(DATASHEET), tied)
 
-    def row(self, limit_s: float) -> SearchedMesh:
-        """Return the result of the search; the mesh is discarded if its bound exceeds a limit."""
-        found = minimum(self.table.factors, limit_ps=limit_s * PICOSECONDS)
-        if found.labels is None:
-            bound_s, proof = found.bound_ps / PICOSECONDS, self._certificate(found)
-            return SearchedMesh(self.mesh, bound_s=bound_s, certificate=proof)
+    def row(self) -> SearchedMesh:
+        """Return the result of the search."""
+        found = minimum(self.table.factors)
+        assert found.labels is not None  # only a limit leaves a minimum without labels
         row = replace(self._planned(found, found.labels), certificate=self._certificate(found))
-        if self.memory_bytes is None or row.peak_bytes <= self.memory_bytes:
+        if row.peak_bytes <= self.memory_bytes:
             return row
         return self._within(self.memory_bytes, row)
 

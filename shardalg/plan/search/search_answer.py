@@ -16,19 +16,23 @@ from shardalg.tables import Answer, Parts, Table, bytes_text, seconds_text
 COLUMNS = ("mesh", "step_s", "table_s", "bound_s", "peak_bytes", "fits", "note")
 
 
+CLOSE = 0.005
+"""Share by which the table may exceed the price of the plan without a remark."""
+
+
 @dataclass(frozen=True, eq=False)
 class SearchedMesh:
     """The result of the search on one mesh.
 
     Attributes:
-      plan: the best plan that was found; None if the mesh was discarded or refused.
+      plan: the best plan that was found; None if the mesh was refused.
       step_s: seconds of the plan at the rates of the data sheet, without overlap.
       table_s: seconds of its layouts by the table of prices.
       bound_s: no layouts on this mesh take less, by the table.
       peak_bytes: peak memory of a device.
-      limit_bytes: the memory budget; None without one.
+      limit_bytes: the memory budget of a device.
       certificate: the proof of the bound; None if the mesh was refused, or with a memory budget.
-      refused: the reason why the mesh has no plan; "" if it has one, or was discarded.
+      refused: the reason why the mesh has no plan; "" if it has one.
     """
 
     mesh: Mesh
@@ -37,23 +41,20 @@ class SearchedMesh:
     table_s: float = math.inf
     bound_s: float = 0.0
     peak_bytes: float = 0.0
-    limit_bytes: float | None = None
+    limit_bytes: float = math.inf
     certificate: Certificate | None = None
     refused: str = ""
 
     @property
     def fits(self) -> bool:
         """True if there is a plan, and it is within the memory budget."""
-        within = self.limit_bytes is None or self.peak_bytes <= self.limit_bytes
-        return self.plan is not None and within
+        return self.plan is not None and self.peak_bytes <= self.limit_bytes
 
     @property
     def note(self) -> str:
         """The reason why the mesh has no plan that fits; "" if it has one."""
         if self.refused:
             return f"refused: {self.refused}"
-        if self.plan is None:
-            return f"discarded: at least {seconds_text(self.bound_s)}"
         return "" if self.fits else f"needs {bytes_text(self.peak_bytes)}"
 
     def __repr__(self) -> str:
@@ -68,15 +69,15 @@ class SearchAnswer(Answer):
     """The fastest plan of a family, with a lower bound of all its plans.
 
     Attributes:
-      rows: the meshes, the fastest first; discarded and refused ones last.
-      memory_bytes: the memory budget per device; None without one.
+      rows: the meshes, the fastest first; refused ones last.
+      memory_bytes: the memory budget per device.
     """
 
     rows: tuple[SearchedMesh, ...]
-    memory_bytes: float | None = None
+    memory_bytes: float = math.inf
 
     @staticmethod
-    def of(rows: Iterable[SearchedMesh], memory_bytes: float | None) -> SearchAnswer:
+    def of(rows: Iterable[SearchedMesh], memory_bytes: float) -> SearchAnswer:
         """Rank the meshes of a search.
 
         Raises:
@@ -92,7 +93,7 @@ class SearchAnswer(Answer):
             raise StrategyError(f"no mesh of the family has a plan. {reasons}")
         least = min(planned, key=lambda row: row.peak_bytes)
         raise StrategyError(
-            f"no plan was found within {bytes_text(memory_bytes or 0)} per device. The smallest "
+            f"no plan was found within {bytes_text(memory_bytes)} per device. The smallest "
             f"peak that was found is {bytes_text(least.peak_bytes)}, on {least.mesh!r}. Take more "
             "devices or a smaller batch, or rematerialise (jax.checkpoint)."
         )
@@ -116,8 +117,13 @@ class SearchAnswer(Answer):
 
     @property
     def gap(self) -> float:
-        """The seconds of the best plan above the bound, as a share of the bound."""
-        return (self.step_s - self.bound_s) / self.bound_s if self.bound_s else math.inf
+        """The seconds of the best plan above the bound, as a share of the bound.
+
+        A negative gap says that the table overestimates this program: its bound is no bound of
+        plans.
+        """
+        above = self.step_s - self.bound_s
+        return above / self.bound_s if self.bound_s else (math.inf if above > 0 else 0.0)
 
     @cached_property
     def table(self) -> Table:
@@ -142,12 +148,22 @@ class SearchAnswer(Answer):
     def sentence(self) -> str:
         """The best plan, its seconds, the bound and the gap, in words."""
         best = self.rows[0]
-        budget = "" if self.memory_bytes is None else f" within {bytes_text(self.memory_bytes)}"
+        within = ""
+        if self.memory_bytes < math.inf:
+            within = f" that fit in {bytes_text(self.memory_bytes)}"
+        bound = (
+            f"By the table of prices no layouts take less than {seconds_text(self.bound_s)}: the "
+            f"gap is {self.gap:.2%}."
+        )
+        if self.gap < -CLOSE:
+            bound = (
+                f"The table overestimates this program by {-self.gap:.0%}, so that its bound says "
+                "nothing: other layouts can be faster. Compare with sa.compare."
+            )
         return (
-            f"Fastest of {len(self.rows)} meshes{budget}: {best.mesh!r}, "
-            f"{seconds_text(best.step_s)} per step, peak {bytes_text(best.peak_bytes)}. No plan of "
-            f"the family takes less than {seconds_text(self.bound_s)} by the table of prices: the "
-            f"gap is {self.gap:.2%}. Equal layers were decided alike."
+            f"Fastest of {len(self.rows)} meshes with layouts{within}: {best.mesh!r}, "
+            f"{seconds_text(best.step_s)} per step at the rates of the data sheet without overlap, "
+            f"peak {bytes_text(best.peak_bytes)}. {bound} Equal layers were decided alike."
         )
 
     def parts(self) -> Parts:
