@@ -98,8 +98,11 @@ def family(*, axes: int = 2, meshes: Sequence[Any] = ()) -> Family:
     """
     if type(axes) is not int or not 1 <= axes <= MOST_AXES:
         raise StrategyError(f"axes is {axes!r}: give a whole number from 1 to {MOST_AXES}.")
+    several = [meshes] if isinstance(meshes, Mesh | Mapping) else meshes
+    if not isinstance(several, list | tuple):
+        raise StrategyError(f"meshes is {meshes!r:.60}: give a list of meshes.")
     found = []
-    for each in [meshes] if isinstance(meshes, Mesh | Mapping) else _listed(meshes):
+    for each in several:
         if not isinstance(each, Mesh | Mapping):
             raise StrategyError(
                 f"meshes has {each!r:.60}: give a Mesh, or axis sizes as {{'data': 8, 'model': 4}}."
@@ -109,17 +112,6 @@ def family(*, axes: int = 2, meshes: Sequence[Any] = ()) -> Family:
             raise StrategyError(f"{mesh!r} has named sizes: search decides at numbers.")
         found.append(mesh)
     return Family(axes, tuple(found))
-
-
-def _listed(meshes: Any) -> list[Any]:
-    """Return meshes as a list.
-
-    Raises:
-      StrategyError: it is no sequence.
-    """
-    if not isinstance(meshes, list | tuple):
-        raise StrategyError(f"meshes is {meshes!r:.60}: give a list of meshes.")
-    return [*meshes]
 
 
 def search(
