@@ -278,20 +278,17 @@ class _Searched:
         """Return the row of a solution: its plan, with seconds and peak memory."""
         stages = winner(self.table, labels, self.traced, self.options)
         plan = plan_of(stages, self.options)
-        step_s = self._step_s(plan)
+        # The table has the rates of the data sheet, and one instruction after the other.
+        step_s = plan.cost(self.place.on(DATASHEET), overlap="none").step_time_s
         return SearchedMesh(
             self.mesh,
             plan=plan,
-            step_s=step_s,
+            step_s=float(step_s),
             table_s=self.table.factors.total(labels) / PICOSECONDS,
             bound_s=found.bound_ps / PICOSECONDS,
             peak_bytes=float(plan.cost(self.place).peak_memory_bytes),
             limit_bytes=self.memory_bytes,
         )
-
-    def _step_s(self, plan: Plan) -> float:
-        """Return the seconds of a plan at the rates of the data sheet, without overlap."""
-        return float(plan.cost(self.place.on(DATASHEET), overlap="none").step_time_s)
 
     def _within(self, budget: float, first: SearchedMesh) -> SearchedMesh:
         """Return the fastest plan that was found within a memory budget.
