@@ -14,7 +14,7 @@ from shardalg.errors import ShardalgError, StrategyError
 from shardalg.graph.ops.roles import check_roles
 from shardalg.graph.serial import graph_hash
 from shardalg.plan.comparing.compare import hardware_text
-from shardalg.plan.plan import Plan, plan_of
+from shardalg.plan.plan import plan_of
 from shardalg.plan.planning import traced_call
 from shardalg.plan.search.bound_certificate import Certificate
 from shardalg.plan.search.cost_table import CostTable
