@@ -464,12 +464,14 @@ class _Symboliser:
         )
 
     def resized(self, local: Local, dim: int, before: Shape, after: Instruction | None) -> Shape:
-        """Return a shape in which one dimension is cut to its block, or padded.
+        """Return the shape, in formulas, of a value after a slice or a padding of one dimension.
 
-        Padding makes the dimension divisible for the collective or slice `after`.
+        If the value has its block's size along `dim`, the dimension was cut to the block. Otherwise
+        it was padded, so that the collective or slice `after` can divide it.
 
         Args:
-          before: the shape before.
+          local: the value after the step.
+          before: the shape before the step, of which the other dimensions stay.
         """
         shape = list(before)
         if local.shape[dim] == local.sharding.shard_shape[dim]:

@@ -161,9 +161,10 @@ def _shapes(question: _Question, group: tuple[int, ...]) -> Iterator[str]:
 
 
 def _agreement(question: _Question, k: int, n: int) -> Iterator[str]:
-    """Yield the conditions that a dimension or class with `n` partitions has the operands' offsets.
+    """Yield the conditions under which a merge with `n` partitions agrees with both operands.
 
-    Only operands that split the dimension have a condition on offsets.
+    In each operand that splits the dimension or class, a device's block must start at the same
+    element (its offset) as in the merge. Other operands have no condition on offsets.
 
     Args:
       k: the number of the dimension or class in `question.places`.

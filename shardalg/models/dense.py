@@ -248,6 +248,7 @@ class DenseTransformer:
         """
         laid = mesh_of(mesh)
         on = machine_for(laid, hardware)
+        # Plans with few layers give the amounts of all layers, because equal layers cost the same.
         found = cost_on(self.layers, self.shallow_plans(laid, strategy), on, overlap)
         if self.remat != "minimal_offloaded":
             return found
@@ -255,6 +256,7 @@ class DenseTransformer:
         # a device holds those of one layer at a time, so its memory is that of remat="full".
         full = replace(self, remat="full").cost(laid, on, strategy=strategy)
         totals = replace(found.totals, memory=full.memory)
+        # A model has no named sizes, so its totals at the hints are these, too.
         return replace(found, totals=totals, hints=totals)
 
     def shallow_plans(self, mesh: Mesh, strategy: str) -> dict[int, Plan]:

@@ -181,7 +181,8 @@ def xla_prices(
     sums: dict[tuple[str, str], list[Any]] = {}
     for one in collectives:
         kind = "reduce_scatter" if one.is_scattered else one.kind
-        # Executions, bytes and seconds of all collectives of one kind along the same axes.
+        # XLA may merge or split collectives of one kind along the same axes, so that only their
+        # sums (executions, bytes, seconds) can be compared.
         row = sums.setdefault((kind, ",".join(one.axes)), [0, 0, 0.0])
         row[0] += one.count
         row[1] += one.count * one.wire_bytes

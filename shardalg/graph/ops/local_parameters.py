@@ -483,7 +483,8 @@ def _grouped(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     """
     if "g" not in sharded(rule, blocks):
         return PLAIN
-    # The shift keeps the order of the numbers, which the local product relies on.
+    # A grouped product needs rows that are sorted by group. Subtracting the number of the device's
+    # first group from all of them keeps them sorted.
     shift = IndexShift(rule.symbols[0].operand, None, "g", -1)
     return Emission((("count", blocks["g"]), ("is_shifted", True)), (shift,))
 

@@ -60,8 +60,10 @@ def grouped_rows(equation: Any) -> Callable[..., Any] | None:
 
 
 def row_groups(start: Any, sizes: Any, *, shape: tuple[int, ...]) -> Any:
-    """Return the group of each row from row `start` on, the last dimension of `shape`.
+    """Return the number of the group to which each row belongs, for the rows from `start` on.
 
+    The result has the shape `shape`, with the rows along its last dimension. `sizes` has the number
+    of rows of each group along its last dimension; its other dimensions are those of `shape`.
     A row after the last group has the number `NO_GROUP`. It is so large that it is no group of a
     device's block either, after the number of the block's first group is subtracted.
 

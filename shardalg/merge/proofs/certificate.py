@@ -134,7 +134,11 @@ def _equals(a: str, b: str) -> str:
 
 
 def _balance(script: _Script, result: Sharding) -> None:
-    """Add the facts that all tiles are on equally many devices, with the devices of each tile."""
+    """Add the facts that prove that all tiles are on equally many devices.
+
+    Per tile they are the number of its devices, that the listed devices differ, and the partition
+    ids that put each device on the tile.
+    """
     places = [place for place, _ in result.split_places]
     tiles: dict[tuple[int, ...], list[int]] = {}
     for device in sorted(result.mesh.order):

@@ -315,7 +315,11 @@ class StrategyComparison(Answer):
         return StrategyComparison.of(kept)
 
     def by_axis(self) -> Table:
-        """Return a row per strategy and set of mesh axes: bytes, seconds by network, exposed."""
+        """Return the communication along each set of mesh axes, a row per strategy and set.
+
+        A row has the number of collectives, the bytes that a device sends, the seconds by network,
+        and the seconds that no computation hides.
+        """
         names = ("link", "network", "dcn", "latency")
         records = [
             {

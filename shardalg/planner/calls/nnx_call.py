@@ -192,8 +192,10 @@ def _returned(made: Call) -> Callable[[Any], Returned]:
     def returned(results: Any) -> Returned:
         """Separate the new state of modules from the user's results, leaf by leaf.
 
-        A leaf of the results is either the new value of an argument's leaf (`Returned.states` has
-        its number), or a leaf of the user's own result (`Returned.places` has its number there).
+        `Returned.states` has, per leaf of the results, the number of the argument's leaf of which
+        it is the new value, or None. `Returned.places` has its number in the user's own result, or
+        None. Without graph mode no leaf is a new value. The keyword arguments of graph mode are
+        neither, because modules are passed by position.
         """
         # In its graph mode, nnx returns (positional arguments, keyword arguments, user's result);
         # otherwise the result is the first element. State is paired with arguments by its path.

@@ -204,12 +204,13 @@ class Partitioner(BodyPartitioner):
                 value_shardings[value] = result
 
     def _adopt_forward_shardings(self) -> None:
-        """Set the sharding of products of the backward pass to that of the values they meet.
+        """Set the sharding of products of the backward pass to that of a value beside them.
 
-        Only where the product and its readers then take less time (`choose/co_operands.py`).
-        Annotated values keep their sharding, and so does every value under policy "cost", which
-        compared these shardings before.
+        Such a value of the forward pass is the other operand of an operator that reads the product
+        (a meeting in `choose/co_operands.py`). The sharding changes only if the product and its
+        readers then take less time. Annotated values keep theirs.
         """
+        # Policy "cost" gives loops to every node, and has compared these shardings already.
         if self.sharded.loops:
             return
         for meeting in meetings(self.graph, tuple(self.value_shardings)):
@@ -290,7 +291,7 @@ class Partitioner(BodyPartitioner):
         """
         value_shardings = tuple([self.value_shardings[v] for v in node.results])
         made = recipe(self.context, node, self._planned(node, value_shardings), value_shardings)
-        # Other copies without communication make later choices cheaper.
+        # Later nodes may read the result in the sharding `again` instead of gathering it.
         is_remade = self.alike.remade[self.alike.number(node)]
         return made._replace(is_remade=is_remade, again=self._again(node, value_shardings))
 

@@ -474,6 +474,9 @@ def _numbers(counts: Sequence[tuple[int, int]], arcs: Sequence[Arc]) -> tuple[li
     for k, (n, m) in enumerate(counts):
         given = prod([r for source, _, r in arcs if source == k])
         taken = prod([r for _, target, r in arcs if target == k])
+        # Slicing makes n a divisor of `before`; all-to-alls take `given` parts away and bring
+        # `taken` ones, and the result must be a multiple of m. So `before` must also be a multiple
+        # of `given` times the part of m that `taken` does not bring.
         before.append(lcm(n, m // gcd(m, taken) * given))
         after.append(before[-1] // given * taken)
     return before, after

@@ -24,8 +24,8 @@ from shardalg.xla.stablehlo.text_step import TextStep
 
 def _manual(step: TextStep, *operands: Any) -> Any:
     """Run a manual computation as `jax.shard_map` over its manual axes."""
-    # An axis that is split into parts ("x.0", "x.1") is manual if the text names the axis or the
-    # part.
+    # The mesh here has the parts of an axis ("x.0", "x.1") if some sharding needs them. The text
+    # may still name the whole axis "x", so that a part is also manual through its axis.
     manual: Any = sdy.ManualAxesAttr(step.op.attributes["manual_axes"])
     parts = [name for name in step.mesh if "." in name]
     stated = {str(axis) for axis in manual}

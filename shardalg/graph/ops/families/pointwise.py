@@ -108,7 +108,11 @@ def broadcast_operands(signature: Signature) -> tuple[tuple[int, tuple[int, ...]
 
 
 def linearity(signature: Signature) -> dict[str, Any]:
-    """Return the fields `linear`, `addends` and `scaled` (see `Rule`) of an elementwise row."""
+    """Return fields of the `Rule` of an elementwise operator that say how it treats partial sums.
+
+    They are `linear` (operands that may be a partial sum), `addends` (operands that must be partial
+    sums together) and `scaled`, as arguments of `Rule`.
+    """
     primitive, dtype = signature.primitive, signature.results[0].dtype
     # An integer quotient is truncated: 1//2 + 1//2 is not (1 + 1)//2.
     truncates = primitive == "div" and dtype not in FLOATS and "complex" not in dtype

@@ -133,8 +133,8 @@ def split(kind: OperatorClass, tensor: int, layouts: Layouts, number: int) -> Te
     rows = zip(layouts.dims[number], kind.maps[tensor], strict=True)
     for dim, (digits, entry) in enumerate(rows):
         is_open, rest, full = not is_fixed or dim in free, digits, False
-        # A major loop takes the digits that divide its extent. If digits are left although the loop
-        # is not partitioned to single elements, the more minor loops have none.
+        # Blocks are contiguous: only if a major loop is split to single elements can the next loop
+        # be split as well. So a loop that is not, and has digits left, leaves none to minor loops.
         for loop, _ in entry[:-1]:
             if full:
                 found[loop] = TensorFactor((), (), False, False)
