@@ -34,6 +34,7 @@ _PUBLIC = {
         "DeviceError",
         "RunError",
         "CheckpointError",
+        "CertificateError",
         "HardwareError",
         "TableError",
     ),

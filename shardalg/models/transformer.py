@@ -88,7 +88,6 @@ class Config:
     param_dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        """Raise StrategyError unless sizes are positive, choices are known, and K divides N."""
         sizes = {name: getattr(self, name) for name in "BSMHNDVL"}
         bad = {k: v for k, v in sizes.items() if not isinstance(v, int) or v < 1}
         if bad:

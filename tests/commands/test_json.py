@@ -3,11 +3,15 @@
 import json
 import re
 
+import numpy as np
 import pytest
 
 from shardalg.cli import COMMANDS, main
 from shardalg.lab.explore.explore import Exploration
 from shardalg.plan.plan import Plan
+from shardalg.plan.search.bound_certificate import Certificate
+from shardalg.plan.search.minimising.factor_graph import FactorGraph
+from shardalg.plan.search.minimising.minimum import minimum
 from shardalg.xla.aot import Compiled
 from shardalg.xla.aot_answer import BesideCompiler, Figures
 
@@ -49,6 +53,7 @@ CASES = {
     "prove": ["[X, None]", "[None, Y]", "--shape", "8,8", "--mesh", "X=2,Y=2"],
     "lemmas": [],
     "rules": ["lint", "here.py:named", *MESH],
+    "certificate": ["check", "search.json"],
 }
 OF_A_PLAN = ("plan", "explain", "timeline", "compare-xla", "aot", "run", "explore", "strategies")
 COUNTS = re.compile(
@@ -96,6 +101,8 @@ def test_every_command_is_here():
 @pytest.mark.parametrize("name", CASES)
 def test_the_output_is_one_document(name, tmp_path, monkeypatch, capsys):
     (tmp_path / "here.py").write_text(SOURCE)
+    costs = FactorGraph([np.array([2.0, 1.0])])
+    Certificate("two labels", costs, minimum(costs)).save(tmp_path / "search.json")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setattr(Plan, "aot", answered)
