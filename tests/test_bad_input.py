@@ -190,6 +190,10 @@ TREES = {
         lambda: plan_dot(donate_argnums=(0, 2)),
         StrategyError, "donate_argnums", r"\[2\]", "2 arguments, numbered from 0",
     ),
+    "donation of a part": (
+        lambda: plan_dot(donate_argnums=1.0),
+        StrategyError, "donate_argnums", r"\[1.0\]", "numbered from 0",
+    ),
     "donation by name": (
         lambda: plan_dot(donate_argnums="x"),
         StrategyError, "donate_argnums", r"\['x'\]", "numbered from 0",

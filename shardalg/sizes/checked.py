@@ -216,7 +216,7 @@ class _AskedFact(NamedTuple):
         """
         fact, (code, root) = self.check.fact, self.check.program
         number = run_row(code, root, known_values)
-        good = _COMPARE[fact.relation](number)
+        good = np.array(_COMPARE[fact.relation](number))
         if self.most < _EXACT:
             return good
         # Double precision is inexact beyond 2**52, and `most` bounds all numbers that occur. A sign
@@ -225,7 +225,9 @@ class _AskedFact(NamedTuple):
         is_clear = fact.relation not in (WHOLE, BROKEN) and not fact.formula.atoms
         doubtful = np.abs(number) <= self.most * _ROUNDED if is_clear else np.full(good.shape, True)
         for at in np.flatnonzero(doubtful):
-            good[at] = fact.holds({name: int(known_values[name][at]) for name in self.check.names})
+            # A size that is equal at all points is a single number, and so may be the answer.
+            sizes = {n: np.broadcast_to(known_values[n], good.shape) for n in self.check.names}
+            good.flat[at] = fact.holds({name: int(each.flat[at]) for name, each in sizes.items()})
         return good
 
 

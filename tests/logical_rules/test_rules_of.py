@@ -404,6 +404,8 @@ W = {"w": ("embed", "mlp")}
         ((P("data", None, None),), (W,), {}, r"the names \['embed', 'mlp'\].*3 entries"),
         ((P(P.UNCONSTRAINED, "data"),), (W,), {}, "an unconstrained dimension has no rule"),
         (("[data]",), (W,), {}, "give a PartitionSpec"),
+        ((P("data", "data"),), (W,), {}, "names 'data' twice: an axis splits one dimension"),
+        ((P("data"),), (W,), {"sites": 3}, "sites is 3: give the names of the dimensions"),
         ((P("data"),), ({"w": (None, "mlp")},), {}, "dimension 0 has no name, and is wanted on"),
         ((P("data"),), ({"w": ("a", "a")},), {}, "'a' is the name of two dimensions"),
         ((P("data"),), (W,), {"sites": {"hidden": ("a",)}}, "no site 'hidden'; its sites are none"),

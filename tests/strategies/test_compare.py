@@ -267,6 +267,16 @@ def test_bad_input(more, text):
         compared(**more)
 
 
+def test_a_strategy_without_work_has_no_share():
+    x = jax.ShapeDtypeStruct((64, 64), "float32")
+    mesh = sa.Mesh({"a": 4})
+    nothing = sa.plan(lambda x: x, x, mesh=mesh, in_shardings=(P("a"),))
+    product = sa.plan(lambda x: x @ x, x, mesh=mesh, in_shardings=(P("a"),))
+    shown = repr(sa.compare({"nothing": nothing, "product": product}, hardware="h100:4"))
+    assert "Next: product on a=4" in shown
+    assert "slower" not in shown
+
+
 @pytest.mark.parametrize("given", [{"a": 3}, {}])
 def test_a_dict_of_other_things_is_refused(given):
     with pytest.raises(sa.StrategyError, match="are not plans"):

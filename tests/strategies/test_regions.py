@@ -220,6 +220,7 @@ def test_measured_points_that_are_not_valid(comparison, measured, text):
     ("names", "sizes", "text"),
     [
         ((), {}, "give one or two of the named sizes"),
+        ((3,), {}, "regions over 3: give one or two of the named sizes"),
         (("Z",), {}, "regions over Z: give one or two"),
         (("B", "D", "F"), {}, "give one or two"),
         ((), {"B": [0, 1]}, "give whole numbers from 1 on"),

@@ -279,6 +279,7 @@ BAD = {
     "array and list": (
         {"B": [64], "D": jnp.arange(2, 4)}, sa.StrategyError, "D is an array and B is a list",
     ),
+    "nested lists": ({"B": [[1], [2, 3]]}, sa.SymbolError, r"got B=\[1\]"),
     "many": (
         {"B": range(1, 1001), "D": range(1, 1001)}, sa.StrategyError, "has 1,000,000 points",
     ),

@@ -463,8 +463,12 @@ class StrategyComparison(Answer):
         said = f"Fastest that fits: {first.name} on {first.mesh}, {step} per step, {held}."
         others = [row for row in planned[1:] if row.fits]
         if others:
-            behind = max(0.0, others[0].order / first.order - 1) if first.order else 0.0
-            said += f" Next: {others[0].name} on {others[0].mesh}, {behind:.0%} slower."
+            said += f" Next: {others[0].name} on {others[0].mesh}, "
+            # A step that takes no time has no share by which another one is slower.
+            if first.order:
+                said += f"{max(0.0, others[0].order / first.order - 1):.0%} slower."
+            else:
+                said += f"{seconds_text(others[0].step_s)}."
         return said
 
     @property

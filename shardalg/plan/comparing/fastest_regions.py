@@ -263,6 +263,11 @@ class StrategyRegions(Answer):
         Raises:
           TableError: as `draw` does.
         """
+        if not isinstance(given, Mapping):
+            raise TableError(
+                f"measured is {given!r:.60}: give the seconds of strategies by the sizes of a "
+                'point, as in {(4096, 16): {"fsdp": 0.012}}.'
+            )
         found = {}
         ends = {name: (values.min(), values.max()) for name, values in self.sizes.items()}
         for key, seconds in given.items():
@@ -349,7 +354,7 @@ def regions(
     """
     planned = [row for row in rows if row.plan is not None and row.plan.is_symbolic]
     known = {n: size for row in planned for n, size in (row.plan.sizes if row.plan else {}).items()}
-    wanted = tuple(dict.fromkeys((*names, *given)))
+    wanted = tuple(str(name) for name in dict.fromkeys((*names, *given)))
     unknown = [name for name in wanted if name not in known]
     refused = "; ".join(f"{row.name}: {row.refused}" for row in rows if row.refused)
     if refused and all(row.plan is None for row in rows):

@@ -94,14 +94,16 @@ class SweepSettings:
           StrategyError: a size is an array, and another one a list.
         """
         lists = [name for name, given in sizes.items() if isinstance(given, list | tuple | range)]
-        arrays = [name for name, given in sizes.items() if np.ndim(given) and name not in lists]
+        # Only arrays have dimensions; a nested list would not be one array.
+        others = [name for name in sizes if name not in lists]
+        arrays = [name for name in others if np.ndim(sizes[name])]
         if lists and arrays:
             raise StrategyError(
                 f"{', '.join(arrays)} is an array and {', '.join(lists)} is a list: lists give a "
                 "row per combination, arrays of one shape a Sweep of arrays. Give one of both."
             )
-        others = (self.mesh, self.remat, self.executor, self.file)
-        return not lists and all(each is None for each in others)
+        settings = (self.mesh, self.remat, self.executor, self.file)
+        return not lists and all(each is None for each in settings)
 
 
 def swept(plan: Plan, sizes: Mapping[str, Any], settings: SweepSettings) -> SweepComparison:

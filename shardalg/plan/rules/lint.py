@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from shardalg.errors import StrategyError
 from shardalg.plan.rules.checks import AppliedRules, check_arrays, check_rules
 from shardalg.plan.rules.dataflow import check_flow
 from shardalg.plan.rules.findings import Finding, Findings
@@ -24,6 +25,8 @@ def lint(rules: LogicalRules, arrays: Any, fn: Any, names: Any) -> Findings:
     laid = AppliedRules.of(rules, tree.arrays)
     found = [*check_rules(laid), *check_arrays(laid)]
     if fn is not None:
+        if not callable(fn):
+            raise StrategyError(f"fn is {fn!r:.60}: give a function of the arrays.")
         planned = PlannedFunction.of(rules, arrays, tree, fn)
         found += check_flow(laid, planned.plan.graph, planned.named)
         found = [planned.repaired(one) for one in found]

@@ -84,6 +84,11 @@ def rules_of(
             "mesh=mesh); of a comparison, call row.rules(arrays)."
         )
     mesh = mesh_from(strategy.mesh)
+    if not isinstance(sites, Mapping | None):
+        raise StrategyError(
+            f"sites is {sites!r:.60}: give the names of the dimensions of each site, as in "
+            '{"activations": ("batch", "embed")}.'
+        )
     layouts = [
         *_layouts(strategy, arguments_of(arrays), mesh),
         *_site_layouts(strategy, sites or {}, mesh),
@@ -202,7 +207,7 @@ def _axes(spec: Any, one: NamedArray, mesh: Mesh) -> tuple[Axes, ...]:
 
     Raises:
       StrategyError: the spec is no `PartitionSpec` or sharding with named axes, has more entries
-        than the array has names, or names an axis that the mesh does not have.
+        than the array has names, names an axis twice, or one that the mesh does not have.
     """
     try:
         plain = spec.to_spec() if hasattr(spec, "to_spec") else getattr(spec, "spec", spec)
@@ -236,4 +241,10 @@ def _axes(spec: Any, one: NamedArray, mesh: Mesh) -> tuple[Axes, ...]:
                     f"{', '.join(mesh.axis_names)}{hint}"
                 )
         found.append(tuple(axes))
+    used = [axis for axes in found for axis in axes]
+    if repeated := sorted({axis for axis in used if used.count(axis) > 1}):
+        raise StrategyError(
+            f"array {one.key!r} has the layout {spec!r:.80}, which names {repeated[0]!r} twice: an "
+            "axis splits one dimension at most."
+        )
     return tuple(found)

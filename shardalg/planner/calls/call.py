@@ -6,7 +6,7 @@ The module also finds arguments that a function changes in place. A trace would 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -206,7 +206,7 @@ class Call:
         Raises:
           StrategyError: no argument has one of the positions.
         """
-        wanted = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+        wanted = tuple(argnums) if isinstance(argnums, Iterable) else (argnums,)
         count = len(self.outer)
         bad = [n for n in wanted if type(n) is not int or not -count <= n < count]
         if bad:
