@@ -41,7 +41,6 @@ def least(factors: FactorGraph) -> float:
 def test_it_is_the_least_of_all_solutions(seed):
     factors = random_factors(seed)
     found = minimum(factors)
-    assert found.labels is not None
     assert found.cost_ps == factors.total(found.labels) == least(factors)
     assert found.bound_ps == pytest.approx(found.cost_ps, abs=1e-3)
 
@@ -76,12 +75,6 @@ def test_every_dual_gives_a_lower_bound(seed, sweeps):
             fixed = FactorGraph([c.copy() for c in factors.costs], factors.edges)
             fixed.costs[variable][np.arange(len(values)) != label] = np.inf
             assert value <= least(fixed) + 1e-6
-
-
-def test_a_bound_above_the_limit_ends_the_search():
-    factors = random_factors(3)
-    found = minimum(factors, limit_ps=least(factors) * 0.5)
-    assert found.labels is None or found.cost_ps >= least(factors)
 
 
 def test_no_solution_is_an_error():

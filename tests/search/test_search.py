@@ -120,6 +120,21 @@ def test_a_budget_is_met_and_its_bound_holds():
         sa.search(function, *args, hardware="h100:8", memory_bytes=1000)
 
 
+def test_a_budget_that_layouts_of_the_arguments_meet_is_met():
+    """The brute force plans every layout of the arguments on one mesh."""
+    function, args = PROGRAMS["descent"]
+    mesh = sa.Mesh({"a": 4})
+    peaks, first = [], None
+    for layouts in itertools.product(*(specs(each.shape, {"a": 4}) for each in args)):
+        strategy = sa.Strategy(mesh, layouts, (None, *layouts[:2]))
+        first = first.replan(strategy) if first else sa.plan(function, *args, strategy=strategy)
+        peaks.append(first.cost("h100").peak_memory_bytes)
+    budget = sorted(peaks)[2]
+    only = sa.family(meshes=[mesh])
+    found = sa.search(function, *args, hardware="h100", memory_bytes=budget, over=only)
+    assert found.rows[0].peak_bytes <= budget
+
+
 def test_the_same_input_has_the_same_answer():
     function, args = PROGRAMS["two products"]
     one, other = (sa.search(function, *args, hardware="h100:8") for _ in range(2))

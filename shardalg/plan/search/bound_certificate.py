@@ -53,8 +53,8 @@ class Certificate:
             "edges": edges,
             "steps": [[*step] for step in self.found.steps],
             "duals": [*map(self._dual, range(len(self.found.duals)))],
-            "solution": None if labels is None else [*labels],
-            "cost_ps": None if labels is None else round(self.factors.total(labels)),
+            "solution": [*labels],
+            "cost_ps": round(self.factors.total(labels)),
             "bound_ps": -IMPOSSIBLE,
         }
         # The bound is claimed last: rounding of duals to whole numbers lowers it by little.

@@ -30,11 +30,11 @@ class ProvedBound(NamedTuple):
     """The result of a check, in picoseconds.
 
     Attributes:
-      cost_ps: the cost of the solution; None for a certificate with a bound alone.
+      cost_ps: the cost of the solution.
       bound_ps: no solution costs less.
     """
 
-    cost_ps: int | None
+    cost_ps: int
     bound_ps: int
 
 
@@ -108,10 +108,8 @@ class _ProofCheck:
         self.constant = 0
         self.cost = self._cost(content["solution"])
 
-    def _cost(self, solution: list[int] | None) -> int | None:
+    def _cost(self, solution: list[int]) -> int:
         """Return the cost of the solution; every entry is a label."""
-        if solution is None:
-            return None
         if len(solution) != len(self.costs) or min(solution) < 0:
             raise CertificateError("the solution has not one label per variable.")
         found = sum(int(self.costs[n][label]) for n, label in enumerate(solution))
@@ -133,8 +131,7 @@ class _ProofCheck:
             # If no label is left, every other solution costs more than the given one.
             if not all(mask.any() for mask in self.left.values()):
                 break
-        if self.cost is not None:
-            bound = min(bound, self.cost)
+        bound = min(bound, self.cost)
         claimed = self.content["cost_ps"], self.content["bound_ps"]
         if claimed[0] != self.cost or bound < claimed[1]:
             raise CertificateError(
@@ -231,8 +228,7 @@ class _ProofCheck:
             bound += least
             more[one] = more[one] + (matrix[:, columns].min(1) - least)
             more[other] = more[other] + (matrix[rows].min(0) - least)
-        if self.cost is not None:
-            for n, excess in more.items():
-                self.left[n] &= bound + excess <= self.cost
-            self._remove_impossible()
+        for n, excess in more.items():
+            self.left[n] &= bound + excess <= self.cost
+        self._remove_impossible()
         return bound

@@ -499,9 +499,3 @@ class CostTable:
             # An update in place does not read the rest of its first operand.
             times = 0 if position == 0 else 1 + update.times * (position == update.position)
         return times * self._block_ps(way.operands[position], node.signature.operands[position])
-
-
-def matrix_entries(factors: FactorGraph) -> int:
-    """Return the number of prices in a table."""
-    entries = sum(matrix.size for matrix in factors.edges.values())
-    return entries + sum(len(costs) for costs in factors.costs)

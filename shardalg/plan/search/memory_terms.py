@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -32,11 +32,6 @@ def memory_terms(table: CostTable) -> Terms:
         both = np.concatenate([sizes, sizes])
         found[variable] = found.get(variable, np.zeros(len(both))) + both
     return found
-
-
-def total_bytes(terms: Terms, labels: Sequence[int]) -> float:
-    """Return the bytes on a device for one label per variable."""
-    return float(sum(sizes[labels[variable]] for variable, sizes in terms.items()))
 
 
 def with_memory_price(factors: FactorGraph, terms: Terms, ps_per_byte: float) -> FactorGraph:

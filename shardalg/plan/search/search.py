@@ -262,21 +262,15 @@ class _Searched:
     def row(self) -> SearchedMesh:
         """Return the result of the search."""
         found = minimum(self.table.factors)
-        assert found.labels is not None  # only a limit leaves a minimum without labels
-        row = replace(self._planned(found, found.labels), certificate=self._certificate(found))
-        if row.peak_bytes <= self.memory_bytes:
-            return row
-        return self._within(self.memory_bytes, row)
-
-    def _certificate(self, found: Minimum) -> Certificate:
-        """Return the proof of a minimum of the table."""
         graph = self.traced.graph
         text = f"{len(graph.nodes)} nodes, graph {graph_hash(graph)}, {self.mesh!r}, {self.place!r}"
-        return Certificate(text, self.table.factors, found)
+        proof = Certificate(text, self.table.factors, found)
+        row = replace(self._planned(found), certificate=proof)
+        return row if row.fits else self._within(self.memory_bytes, row)
 
-    def _planned(self, found: Minimum, labels: Sequence[int]) -> SearchedMesh:
+    def _planned(self, found: Minimum) -> SearchedMesh:
         """Return the row of a solution: its plan, with seconds and peak memory."""
-        stages = winner(self.table, labels, self.traced, self.options)
+        stages = winner(self.table, found.labels, self.traced, self.options)
         plan = plan_of(stages, self.options)
         # The table has the rates of the data sheet, and one instruction after the other.
         step_s = plan.cost(self.place.on(DATASHEET), overlap="none").step_time_s
@@ -284,7 +278,7 @@ class _Searched:
             self.mesh,
             plan=plan,
             step_s=float(step_s),
-            table_s=self.table.factors.total(labels) / PICOSECONDS,
+            table_s=self.table.factors.total(found.labels) / PICOSECONDS,
             bound_s=found.bound_ps / PICOSECONDS,
             peak_bytes=float(plan.cost(self.place).peak_memory_bytes),
             limit_bytes=self.memory_bytes,
@@ -311,21 +305,20 @@ class _Searched:
             if price * largest > CAP / 100:
                 break
             found = minimum(with_memory_price(self.table.factors, terms, price))
-            assert found.labels is not None  # only a limit leaves a minimum without labels
-            row = self._planned(found, found.labels)
+            row = self._planned(found)
             bound = max(bound, (found.bound_ps - price * budget) / PICOSECONDS)
-            if row.peak_bytes <= budget:
+            best = min(best, row, key=lambda one: one.order)
+            if row.fits:
                 enough = price
             else:
                 too_low = price
-            if (not row.fits, row.step_s if row.fits else row.peak_bytes) < (
-                not best.fits,
-                best.step_s if best.fits else best.peak_bytes,
-            ):
-                best = row
             if enough < CLOSE * too_low:
                 break
-            # Prices of interest differ by orders of magnitude, so the next one is a geometric mean.
-            price = math.sqrt(max(too_low, enough / STEP**2) * min(enough, too_low * STEP**2))
+            # Prices of interest differ by orders of magnitude, so that the next one is a multiple,
+            # or the geometric mean of two.
+            if enough == math.inf:
+                price = too_low * STEP
+            else:
+                price = math.sqrt(too_low * enough) if too_low else enough / STEP
         # The bound within a budget has a price of memory, which certificates do not have.
         return replace(best, bound_s=bound, certificate=None)

@@ -51,6 +51,11 @@ class SearchedMesh:
         return self.plan is not None and self.peak_bytes <= self.limit_bytes
 
     @property
+    def order(self) -> tuple[bool, bool, float]:
+        """Key for sorting: plans that fit by their seconds, then others by their peak."""
+        return not self.fits, self.plan is None, self.step_s if self.fits else self.peak_bytes
+
+    @property
     def note(self) -> str:
         """The reason why the mesh has no plan that fits; "" if it has one."""
         if self.refused:
@@ -83,15 +88,15 @@ class SearchAnswer(Answer):
         Raises:
           StrategyError: no plan fits; the error names the one that needs the least memory.
         """
-        ranked = sorted(rows, key=lambda row: (not row.fits, row.step_s, row.bound_s))
+        ranked = sorted(rows, key=lambda row: row.order)
         found = SearchAnswer(tuple(ranked), memory_bytes)
         if found.rows[0].fits:
             return found
-        planned = [row for row in ranked if row.plan is not None]
-        if not planned:
+        # The first row that does not fit has the smallest peak.
+        least = ranked[0]
+        if least.plan is None:
             reasons = "; ".join(f"{row.mesh!r}: {row.refused}" for row in ranked)
             raise StrategyError(f"no mesh of the family has a plan. {reasons}")
-        least = min(planned, key=lambda row: row.peak_bytes)
         raise StrategyError(
             f"no plan was found within {bytes_text(memory_bytes)} per device. The smallest "
             f"peak that was found is {bytes_text(least.peak_bytes)}, on {least.mesh!r}. Take more "

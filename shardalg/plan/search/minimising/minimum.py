@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,46 +36,32 @@ class Minimum:
     """The best solution of a factor graph, and a proved lower bound.
 
     Attributes:
-      labels: one label per variable; None if every solution exceeds the given limit.
-      cost_ps: the cost of these labels; the limit if there are none.
+      labels: one label per variable.
+      cost_ps: the cost of these labels.
       bound_ps: no solution costs less.
-      num_fractional: labels of the linear relaxation that were not whole.
       steps: the steps of the exact reduction (`ReducedGraph.steps`).
       duals: per round, the dual that proves its bound, and the labels that were left before it.
     """
 
-    labels: tuple[int, ...] | None
+    labels: tuple[int, ...]
     cost_ps: float
     bound_ps: float
-    num_fractional: int = 0
     steps: tuple[tuple[int, ...], ...] = ()
     duals: tuple[Round, ...] = ()
 
-    @property
-    def gap(self) -> float:
-        """The cost above the bound, as a share of the bound."""
-        return (self.cost_ps - self.bound_ps) / self.bound_ps if self.bound_ps else 0.0
 
-
-def minimum(
-    factors: FactorGraph,
-    *,
-    limit_ps: float = math.inf,
-    say: Callable[[float, float], None] = lambda cost, bound: None,
-) -> Minimum:
+def minimum(factors: FactorGraph) -> Minimum:
     """Return the minimum of a factor graph, and the largest lower bound that was proved.
 
     Labels that can only be part of solutions above the best one are removed before the linear
     program. If its optimum is not whole, HiGHS branches on what is left.
 
-    Args:
-      limit_ps: solutions that cost more are of no interest. The search ends when the bound exceeds
-        it.
-      say: called with the best cost and the bound after each few sweeps.
+    Raises:
+      StrategyError: there is no solution, or HiGHS finds none in its time.
     """
     reduced = ReducedGraph(factors)
     reduced.reduce()
-    best, cost, bound = None, limit_ps, -math.inf
+    best, cost, bound = None, math.inf, -math.inf
     duals: list[Round] = []
     steps = tuple(reduced.steps)
     for _ in range(ROUNDS):
@@ -85,10 +70,6 @@ def minimum(
         messages, before = MessagePassing(reduced), -math.inf
         for sweep in range(1, MOST_SWEEPS + 1):
             after = messages.sweep()
-            if after > cost * (1 + SLACK):
-                # Only a limit from elsewhere can be exceeded: the bound is below each solution.
-                duals.append((messages.dual(), dict(reduced.labels)))
-                return Minimum(None, limit_ps, after, 0, steps, tuple(duals))
             if sweep % CHECKED == 0:
                 taken = messages.improved(messages.guess())
                 if (found := messages.total(taken)) < cost:
@@ -100,7 +81,6 @@ def minimum(
                         }
                     )
                 bound = max(bound, after)
-                say(cost, bound)
                 if after - before < LEAST_GAIN * after:
                     break
                 before = after
@@ -110,13 +90,11 @@ def minimum(
         for variable, values in at_least.items():
             reduced.keep(variable, values <= cost * (1 + SLACK) + 1)
         reduced.make_consistent()
-    fractional = 0
     if reduced.costs:
         solved = relaxation(reduced)
         duals.append((solved.dual, dict(reduced.labels)))
-        fractional = solved.num_fractional
         bound = max(bound, min(solved.bound_ps, cost))
-        if fractional:
+        if solved.num_fractional:
             solved = whole_labels(reduced)
             bound = max(bound, min(solved.bound_ps, cost))
         taken = reduced.solution(solved.labels)
@@ -125,4 +103,4 @@ def minimum(
         bound = max(bound, reduced.constant)
     if best is None or factors.total(taken) < cost:
         best, cost = taken, factors.total(taken)
-    return Minimum(tuple(best), cost, min(bound, cost), fractional, steps, tuple(duals))
+    return Minimum(tuple(best), cost, min(bound, cost), steps, tuple(duals))

@@ -55,11 +55,6 @@ class ReducedGraph:
         self.steps: list[tuple[int, ...]] = []
         self._eliminated: list[Eliminated] = []
 
-    @property
-    def num_labels(self) -> int:
-        """Number of labels of all variables that are left."""
-        return sum(map(len, self.costs.values()))
-
     def keep(self, variable: int, mask: np.ndarray) -> bool:
         """Keep only the labels of a mask; return whether any was removed."""
         if mask.all():
