@@ -424,8 +424,10 @@ class _Symboliser:
         shape = list(self.shapes[given[0]])
         sizes = [self.shapes[g][attributes.dim] for g in given]
         length = sum(sizes) if type(attributes) is Concatenate else sizes[0]
+        # A cut and the selected block of an owner have a length that is no sum of their operands'.
         if isinstance(attributes, (*CUT, OwnerSelect)):
             length = local.shape[attributes.dim]
+        # Of a block with a named size, the cut is a formula too. An owner's block keeps its length.
         if isinstance(attributes, CUT) and not are_numbers(sizes[:1]):
             before = self.program.locals[given[0]].shape[attributes.dim]
             length = self.cut(instruction, (sizes[0], before), length)

@@ -347,19 +347,25 @@ def work_of(depth: int, plans: Mapping[int, Plan], on: Topology | Hardware) -> P
     if depth in plans:
         return done[depth]
     low, high = sorted(plans)
-    # Each further layer adds the same amounts, so that the line through two depths is exact.
+    # Each further layer adds the same amounts, so that the line through two depths is exact. The
+    # model is deeper than both plans: the point is beyond the second one.
     return interpolated_amounts(done[low], done[high], (depth - low) // (high - low))
 
 
 def totals_of(depth: int, plans: Mapping[int, Plan], on: Topology | Hardware) -> Totals:
-    """Return the priced totals of a model with `depth` layers; `plans` as in `work_of`."""
+    """Return the priced totals of a model with `depth` layers.
+
+    Args:
+      plans: plans of the model with fewer layers, by their number of layers: one or two of them.
+    """
     found = {n: plan.cost(on).totals for n, plan in plans.items()}
     if depth in plans:
         return found[depth]
     low, high = sorted(plans)
     share = (depth - low) // (high - low)
-    # The instruction with the most live bytes can change with the depth, so memory is interpolated
-    # at every instruction and the largest result is the peak.
+    # The line through both plans gives the totals of the deeper model. The instruction with the
+    # most live bytes can change with the depth, so memory has a line for every instruction, and the
+    # largest result is the peak (`deeper`).
     one, other = (
         Shallow(p.program, p.graph, p._traced.roles, p._traced.donated, chip_of(on).rebuilds)
         for p in (plans[low], plans[high])

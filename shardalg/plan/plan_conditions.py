@@ -64,7 +64,8 @@ def conditions(named: Symbolised, guards: Guards | None, options: Options) -> Ta
         else [AskedFact(fact, RunQuestion("")) for fact in assumed]
     )
     shardings = [pair for one in named.conditions for pair in one.divided]
-    # Only choices between alternatives can change which copies later operators find.
+    # A choice between ways to compute a node also decides which gathered copies exist for the nodes
+    # after it. Conditions of other kinds decide nothing for later nodes.
     nodes = (one.asked.node for one in facts if one.about)
     compared = {graph.nodes[node].signature for node in nodes if node is not None}
     earlier = _EarlierChoices(graph, options, compared)

@@ -380,10 +380,9 @@ def exchange(want: Interval, *, size: int, count: int, block: int | None = None)
 def worth_sending(full: set[int], last: int) -> list[int]:
     """Return the numbers of the rounds to send, of the rounds 0 to `last`.
 
-    Rounds between two full ones are sent too if they are at most two. Leaving them out leaves a gap
-    in the buffer, and filling a gap costs an instruction. Longer runs are left out: a concatenation
-    of n tensors reads n intervals of n blocks each, of which few exist, so that sending all rounds
-    would make the program grow with the square of n.
+    One or two rounds between full ones, before the first or after the last, are sent too. Leaving
+    them out leaves a gap in the buffer, and filling a gap costs an instruction. Longer runs are
+    left out, because a concatenation of n tensors has about n * n rounds, of which few are full.
 
     Args:
       full: rounds in which some device reads an element that exists.

@@ -133,7 +133,8 @@ def _outermost(formulas: Iterable[Formula]) -> tuple[Formula, ...]:
     found = tuple(formulas)
     terms = _Terms.of(found)
     rows = {formula: terms.row(formula) for formula in found}
-    # The smallest first, so that extreme formulas are still there for the formulas between them.
+    # The smallest formulas are tried first, while the large ones that can form such a mean are
+    # still there.
     for formula in sorted(found, key=lambda f: rows[f].sum()) if len(found) > 2 else ():
         others = [other for other in rows if other is not formula]
         found_mean = _mean(rows[formula], np.array([rows[other] for other in others]))

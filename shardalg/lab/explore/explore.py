@@ -151,7 +151,10 @@ class Exploration:
         yield proved
 
     def derived(self) -> Iterator[Section]:
-        """Yield sections that derive GSPMD's Table 1 in formulas and predict its first model."""
+        """Yield the report's sections about Table 1 of GSPMD: its formulas, derived from layers.
+
+        Without `quick`, another section has the predicted step of the table's first model.
+        """
         chosen = self.settings.strategies
         self.say("deriving the paper's Table 1 from layers with named sizes")
         yield from table1.sections(replace(table1.HINTS, strategies=chosen))

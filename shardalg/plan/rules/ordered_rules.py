@@ -200,6 +200,9 @@ def _reason(out: Wanted, others: Sequence[Wanted], style: str) -> str:
     for other in others:
         for name, axes in zip(out.names, out.axes, strict=True):
             if name in other.names and other.axes[other.names.index(name)] != axes:
+                # `others` is the smallest set of arrays that exclude `out` together. If there are
+                # several, no pair excludes each other: each array needs its rule for this name
+                # before the rule of the next one, and the last one before the first.
                 if len(others) > 1:
                     return f"the rules for {name!r} would have to be before each other in a circle"
                 only = "one rule" if style in ("nnx", "haliax") else "the same rule"

@@ -236,7 +236,10 @@ class _MeshDigits:
     """
 
     def __init__(self, source: Sharding, target: Sharding) -> None:
-        """Set `known` and `borders` from the digits of two shardings and of their mesh's axes."""
+        """Find the named sizes and the ends of mesh axes in the digits of two shardings.
+
+        They become the attributes `known` and `borders` (see the class).
+        """
         self.source, mesh = source, source.mesh
         axes = _axes(mesh)
         sized = [

@@ -102,7 +102,8 @@ def _dilate(step: CheckedInstruction[Dilate]) -> Result:
     a, span = step.attributes, step.operand.dims[step.attributes.dim]
     fill = a.fill or step.filler
     # Elements are `factor` places apart, also across blocks. `factor` places around the block would
-    # thus reach the place of a neighbour's element. Behind an empty block the first place does.
+    # thus reach the place of a neighbour's element. An empty block has no element of its own, so
+    # that the neighbour's element is next to it: no place may be added behind.
     around = max(a.low, a.high if span.length else a.factor * a.high)
     # With fewer places around it, no place of another element is reached. A dimension can be
     # dilated only once (`base` is 1 before).

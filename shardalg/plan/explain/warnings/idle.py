@@ -56,7 +56,8 @@ def _stack_rows(trials: Trials, other: TrialOutcome) -> Iterator[tuple[object, .
         found = [
             (stack, layer)
             for stack, layer in stacks(stages.graph, node)
-            if stages.sharded.shardings[stack].dims[0]  # the layers are sharded
+            # A stack that is whole along its layers is not gathered, so fetching saves nothing.
+            if stages.sharded.shardings[stack].dims[0]
         ]
         held = sum(_whole(stages, stack) for stack, _ in found)
         if found and held >= SHARE * gathered.peak_memory_bytes:

@@ -29,7 +29,9 @@ class Nest(NamedTuple):
     """A dimension that nests several loops, such as heads times features of a head.
 
     Attributes:
-      loops: per loop, major first: its extent, and another dimension of this loop alone, or None.
+      place: the dimension.
+      loops: per loop, major first: its extent, and the dimension of another tensor of the operator
+        that has this loop and no other one; None if no tensor has such a dimension.
     """
 
     place: Place

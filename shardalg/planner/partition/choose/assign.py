@@ -119,7 +119,8 @@ def communication_free_choice(key: NodeKey, component: Component) -> Choice | No
     )
     if assigned is None or regroup.regrouped(key.signature):
         return None
-    # One digit cannot divide two loops, and a window would be read by an exchange.
+    # One digit cannot divide two loops. A sharded dimension that a window slides over needs
+    # elements of neighbours, so that the choice is not local.
     digits = tuple([digit for own in assigned.values() for digit in own])
     if _overlapping(digits) or not component.allows(assigned) or component.reads_windows(assigned):
         return None

@@ -280,7 +280,8 @@ def remade_values(graph: Graph) -> frozenset[int]:
     for node in graph.walk():
         if node.bodies or len(node.results) != 1 or not known.issuperset(node.operands):
             continue
-        # An operator of numbers alone may have any row; with constants it must be elementwise.
+        # A constant array is whole on every device. Only an elementwise operator computes a block
+        # of its result from the same block of it, which each device slices for itself.
         alone = graph.literals.issuperset(node.operands) and rules(node.signature) is not None
         if alone or elementwise(node.signature):
             known.add(node.results[0])

@@ -287,7 +287,8 @@ class Fixpoint:
                 if outcome is UNKNOWN:
                     outcome = memos[kind][key] = self._step(kind, key, BACKWARD)
                 if outcome is not None:
-                    # At the merging level, places to retry are due even if nothing changed.
+                    # Some merges are allowed at a later level only. Such a place is visited again
+                    # there, even if nothing changed.
                     retry |= outcome.retry
                     # XLA passes a scatter's updates to its indices, and the reverse, only if the
                     # scatter itself has a sharding.

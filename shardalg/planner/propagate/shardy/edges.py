@@ -115,10 +115,11 @@ class _IndexBuilder:
         return replace(index, notified=notified, related=self._aliases(), seeded=self.seeded)
 
     def _step(self, made: ShardyOperator) -> tuple[int, tuple[int, ...]] | None:
-        """Return (class number, values) of a step of Shardy's propagation through an operator.
+        """Return how Shardy propagates through an operator; None if nothing propagates.
 
-        The values are the operator's operands, then its results. Return None if nothing propagates
-        through the operator.
+        The result is (number of the operator's class, values). Operators of one class have the same
+        rule of propagation, which is stored once under this number. The values are the operands
+        that are no constants, then the results.
         """
         kind = made.kind
         if kind is None:
