@@ -97,13 +97,14 @@ class ReducedGraph:
         if count == 1 or count * count * width > MOST_COMPARISONS:
             return False
         # Entry (k, q) is the most by which label q can cost more than label k.
-        excess = costs[None, :] - costs[:, None]
-        for matrix in near.values():
-            with np.errstate(invalid="ignore"):
+        # It is not a number, and removes nothing, if infinite costs leave it undecided.
+        with np.errstate(invalid="ignore"):
+            excess = costs[None, :] - costs[:, None]
+            for matrix in near.values():
                 difference = matrix[None, :, :] - matrix[:, None, :]
-            # Two impossible pairs do not tell the labels apart.
-            difference[np.isnan(difference)] = -math.inf
-            excess = excess + difference.max(2)
+                # Two impossible pairs do not tell the labels apart.
+                difference[np.isnan(difference)] = -math.inf
+                excess = excess + difference.max(2)
         np.fill_diagonal(excess, math.inf)
         mask = np.ones(count, bool)
         # The most expensive labels go first, so that of two equal labels one stays.
