@@ -253,6 +253,7 @@ class Lives:
           length: number of instructions in the block.
         """
         found: list[list[int]] = [[] for _ in range(length)]
+        # A value that the block returns is needed one past the end: no instruction is the last.
         for value, i in self.last.items():
             if i < length and value not in self.pinned:
                 found[i].append(value)
@@ -552,6 +553,8 @@ class Scan:
         """
         if type(instruction.attributes) is not Apply:
             return is_collective(instruction.attributes)
+        # Without the graph, every operator counts, so that the peak is not too low. An operator
+        # without a node was added by partitioning, and is no contraction.
         if self.graph is None or instruction.node is None:
             return self.graph is None
         signature = self.graph.nodes[instruction.node].signature

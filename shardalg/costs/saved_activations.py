@@ -295,11 +295,13 @@ class _ForwardSpan:
         crossing: frozenset[int],
         free: frozenset[int],
     ) -> None:
-        """Build the graph backwards from the crossing values.
+        """Build the graph backwards from the crossing values: `values`, `fixed` and `edges`.
+
+        A value that cannot be recomputed is `fixed`, and the values before it are left out.
 
         Args:
           made: for each forward value, its instruction, and whether it can be repeated.
-          crossing, free: see the attributes of the class.
+          crossing, free: see the attributes of the class, as for the three tables.
         """
         self.crossing = crossing
         self.free = free

@@ -419,15 +419,16 @@ class _Symboliser:
         Args:
           local: the result, with its planned shape.
         """
-        # Only a concatenation reads the size of further operands; others use them as fill values.
+        # Only in a concatenation, further operands are blocks. Elsewhere they are fill values.
         given = instruction.operands[: None if type(attributes) is Concatenate else 1]
         shape = list(self.shapes[given[0]])
         sizes = [self.shapes[g][attributes.dim] for g in given]
         length = sum(sizes) if type(attributes) is Concatenate else sizes[0]
-        # A cut and the selected block of an owner have a length that is no sum of their operands'.
+        # The planned length: a cut, or the one element that an owner selects.
         if isinstance(attributes, (*CUT, OwnerSelect)):
             length = local.shape[attributes.dim]
-        # Of a block with a named size, the cut is a formula too. An owner's block keeps its length.
+        # If the block has a named size, the cut may grow with it. So `cut` compares the planned
+        # lengths before and after.
         if isinstance(attributes, CUT) and not are_numbers(sizes[:1]):
             before = self.program.locals[given[0]].shape[attributes.dim]
             length = self.cut(instruction, (sizes[0], before), length)

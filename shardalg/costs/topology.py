@@ -318,10 +318,13 @@ def _placement_by_options(
     # The slow network has its share of each axis, so only the rest is placed inside of the slices
     # or islands.
     rest = {name: size // shares.get(name, 1) for name, size in sizes.items()}
+    # Levels of size 1 keep the numbers of the inner levels.
     ones = [1] * levels
     if topology.order:
         inside = _ordered(topology, mesh, rest, [*ones, *counts[levels:]])
     else:
+        # Axes that use whole dimensions of a torus have the most links. Otherwise axes may share a
+        # dimension, as in JAX. The switch of an island (two levels) has no dimensions to share.
         inside = exact(rest, [*ones, *counts[levels:]]) or filled(
             rest, [*ones, *counts[levels:]], shared=levels == 1
         )

@@ -87,6 +87,8 @@ def search(first: Sharding, second: Sharding, policy: str) -> Verdict:
       ProofError: the solver gave up.
     """
     pair = (first, second)
+    # One place per dimension, for "unreduced" and for "manual". The replicated axes of each operand
+    # are a place of their own, because those of the two operands may overlap.
     places: list[Unknown] = [
         (place, None)
         for place in (*range(len(first.shape)), *CLASSES[:2])
@@ -195,6 +197,9 @@ def _major_part(
     question: _Question, operand: Sharding, sizes: tuple[int, int, int]
 ) -> Iterator[str]:
     """Yield the conditions that the operand's partition id is the major part: policy "shardy".
+
+    For example, if the result has n = 8 partitions and the operand 2, then `id // 4` must be the
+    operand's partition id on every device.
 
     Args:
       sizes: the number of the dimension in `question.places`, its number of partitions in the

@@ -281,14 +281,15 @@ class Guards:
 
         Planning calls functions whose comparisons of sizes were recorded. Calls in which a
         comparison changed are repeated with the given numbers, and then calls that read a changed
-        result.
+        result. Computations after planning (`beside`) must have the same result, too.
 
         Args:
           doubtful: the calls of which some comparison (fact) is false at these sizes.
         """
         there = _PointCalls(values)
         changed: set[DecidedCall] = set()
-        # Inner calls come first, so that a call whose inner results changed is called again.
+        # Inner calls come first, so that a call whose inner results changed is called again. The
+        # last call is the whole run of planning, which is not repeated.
         for call in self.calls[:-1]:
             if (call in doubtful or not changed.isdisjoint(call.uses)) and not there.same(call):
                 changed.add(call)
@@ -463,6 +464,8 @@ def _same_except_sizes(recorded: Any, found: Any, pairs: list[tuple[Any, Any]]) 
             return False
         both = zip(_parts(recorded), _parts(found), strict=False)
         return all(_same_except_sizes(a, b, pairs) for a, b in both)
+    # The call at the point got the recorded mesh with other axis sizes, so meshes differ in sizes
+    # only.
     return bool(kind is Mesh or recorded is found or recorded == found)
 
 

@@ -134,10 +134,13 @@ def joined(
 ) -> tuple[StageEvent, ...]:
     """Return the intervals of all stages in order of time; idle time is an event "bubble".
 
+    A stage runs its tasks, and then the work after all microbatches (`StageTimes.after`).
+
     Args:
       order: for each stage, its tasks in order (see `orders`).
     """
     starts = _starts(stages, order)
+    # The step ends with the slowest stage. Faster stages have a bubble until then.
     end = max(
         starts[s, order[s][-1]] + _length(t, order[s][-1]) + _sum(t.after)
         for s, t in enumerate(stages)

@@ -188,6 +188,7 @@ def _data_dimensions(graph: Graph, given: dict[int, str | None]) -> bytearray:
     # A class with dimensions of data and of parameters, such as the features M, is no data.
     data = dimensions_of(DATA) - dimensions_of(PARAMETERS, OPTIMIZER_STATE)
     is_data = bytearray(base[-1])
+    # A parent in `data` is the root of its class, so that no search for the root is needed.
     for i, above in enumerate(classes.parent):
         is_data[i] = above in data or classes.root(i) in data
     return bytearray([1 in is_data[base[v] : base[v + 1]] for v in range(len(graph.values))])

@@ -88,7 +88,11 @@ def certificate(claim: MergeClaim | RefineClaim | EqualClaim) -> str:
 
 
 def _merge(script: _Script, claim: MergeClaim) -> None:
-    """Add the facts that prove a claimed merge, or the claim that there is no merge."""
+    """Add the facts that prove a claimed merge, or the claim that there is no merge.
+
+    A merge is proved by two groups of facts: its offsets agree with the operands (`_agreement`),
+    and its tiles are on equally many devices (`_balance`).
+    """
     if claim.result is None:
         verdict = claim.verdict or merge(*claim.operands, policy=claim.policy)
         # The claim denies a merge that exists, so it must not be proved.

@@ -108,9 +108,11 @@ def _differs(
           values: the solver's counterexample, which gives the coordinates of the device.
         """
         device = result.mesh.order[devices.position(values)]
-        # The model names a device only: find the place on which the claim is false there.
+        # The model names a device only: find a dimension or class along which the offset of an
+        # operand there is not that of the result.
         rows = [(place, offset_at(s, place, device)) for s, place in pairs]
         faults = [(p, a) for p, a in rows if a != offset_at(result, p, device)]
+        # If ids are compared (all sizes, or Shardy's policy), all offsets may be equal here.
         place, offset = (faults or rows)[0]
         return Witness(device, place, (offset, offset_at(result, place, device)))
 
@@ -192,6 +194,8 @@ def refusing(verdict: Verdict, devices: Devices) -> list[Obligation]:
       verdict: the refusal, with its reason and the two shardings.
     """
     assert verdict.failure is not None
+    # Of more than two operands, the first ones were merged before one did not merge with the result
+    # (`clash`). All of them have no merge only if that first merge was the only possible one.
     forced = _forced(verdict) if verdict.clash else []
     if verdict.failure.kind in ("overlap", "joint"):
         return [*forced, _tile_on_too_few(verdict, devices)]

@@ -130,8 +130,12 @@ def _refine_for_all(claim: RefineClaim, devices: Devices) -> list[Obligation]:
 
 
 def _outside_for_all(claim: RefineClaim, devices: Devices) -> list[Obligation]:
-    """Return the formulas that some device is outside its block of `coarse` at all sizes."""
+    """Return the formulas that `fine` refines `coarse` at no sizes.
+
+    On some device, the block of `fine` is then not inside the block of `coarse`.
+    """
     verdict = refines(claim.fine, claim.coarse)
+    # At the sizes of the claim `fine` refines `coarse`, so the proof must fail: a false formula.
     if verdict:
         return [Obligation((), z3.BoolVal(False))]
     assert verdict.failure is not None and devices.space is not None
@@ -143,6 +147,8 @@ def _outside_for_all(claim: RefineClaim, devices: Devices) -> list[Obligation]:
             "uneven blocks nest for some sizes only, and empty blocks are inside any other: "
             f"they nest where {verdict.condition}"
         )
+    # `digit` is an axis. On the device at coordinate 1 along it and 0 elsewhere, the blocks of both
+    # shardings have no common element. `mine` and `theirs` are the partition ids there.
     dim, digit = found
     space = devices.space
     atom = next(atom for atom in space.atoms if atom.digit == digit)

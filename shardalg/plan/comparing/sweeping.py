@@ -287,7 +287,11 @@ class _Sweep:
         self.file = SweepFile.opened(self.settings.file, self._made_of())
 
     def run(self) -> None:
-        """Find the figures of all points; an interruption leaves the rest without."""
+        """Find the figures of all points; an interruption leaves the rest without.
+
+        A point takes the first of: the figures in the file of an earlier sweep, the formulas of its
+        base (a function whose points differ only by numbers), a plan made at this point.
+        """
         try:
             self._take_known()
             for number, point in enumerate(self.points):
@@ -307,9 +311,13 @@ class _Sweep:
             self.file.write()
 
     def _variant(self, policy: Policy | None) -> _Base:
-        """Return the function with a policy on the plan's own mesh."""
+        """Return the function with a policy of rematerialisation on the plan's own mesh.
+
+        None is the policy of the plan itself, which is then reused.
+        """
         plan = self.plan
         traced, annotations = plan._traced, plan._annotations
+        # With named axis sizes there is no placement of axes on links, so each axis has its own.
         own = plan.mesh.symbolic or plan._stages.has_own_links
         if policy is not None:
             traced, annotations = inputs_with_remat(traced, annotations, policy)

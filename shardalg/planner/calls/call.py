@@ -277,7 +277,9 @@ def plain(
     def with_keywords(*given: Any) -> Any:
         return fn(*given[:-1], **given[-1])
 
+    # `watched` writes here the arrays that the function replaces in its arguments and loses.
     lost: list[str] = []
+    # The dict of keyword arguments has no name of its own.
     names = (*parameter_names(of or fn, len(args)), *(("",) if kwargs else ()))
     inside = watched(with_keywords if kwargs else fn, paths, lost, named(of or fn))
     # No framework reorders the arguments here, so leaf i of `args` is leaf i of the user's own.

@@ -232,12 +232,12 @@ class CostProblem:
     def _given_and_kept(self) -> tuple[dict[int, Sharding], dict[int, Sharding]]:
         """Return two dictionaries from values to shardings: `given` and `kept`.
 
-        `given` has the values that no unit computes: arguments, constants, and values at borders of
-        calls that no group decides. `kept` has all values whose result sharding is not chosen:
-        those of `given` and annotated values.
+        `given` has the values that no unit of the search computes: arguments, constants, arguments
+        of bodies, and results of calls. Values of a group of region arguments are left out, because
+        such a group is a unit. `kept` has all values whose result sharding is not chosen: those of
+        `given` and annotated values.
         """
         graph, value_shardings = self.graph, self.value_shardings
-        # A group of region arguments is a unit, so that it decides the shardings of its members.
         in_groups = {v for one, _ in self.region_arguments for v, _ in one.makes}
         entering = (v for region in graph.regions for v in region.arguments)
         returned = (v for node in graph.walk() if node.bodies for v in node.results)

@@ -321,6 +321,8 @@ class Partitioner(BodyPartitioner):
             return layout
         # All devices can hold a dimension of one element that formatting splits off.
         joined = undivided(layout) if 1 in layout.shape and formats(signature) else layout
+        # Devices with a copy of the same block of a product would repeat its work. Annotations
+        # (`KEPT`) have the sharding that the user asked for.
         if joined != layout or contracts(signature) or signature.primitive in KEPT:
             return joined
         # An elementwise result can be as wide as the widest copies of its operands.
@@ -376,10 +378,12 @@ class Partitioner(BodyPartitioner):
         available = tuple([self.context.sources(v) for v in node.operands])
         loops = self.sharded.loops.get(node.index, ())
         rates = self.rates(operand_type(node.signature))
+        # `alike` has the properties of each class of equal nodes, by the number of the class.
         number, options = self.alike.number(node), self.options
         values, unread = self.alike.reads[number], self.alike.unread[number]
         waits = self._waits(node)
-        # Sums that a loop defers are deferred behind products, too (`Switches.defer_in_loops`).
+        # `how` is (padded, finite, waits) of `NodeKey`. Sums that a loop defers are deferred behind
+        # products, too (`Switches.defer_in_loops`).
         how = options.pad_blocks, waits or options.finite_sums, waits
         # Only copies that are kept reach a later product of another phase.
         shared = self.alike.shared[number] if options.keep_gathers else ()

@@ -242,6 +242,7 @@ def shuffled(
     # blocks smaller.
     used = [tuple(d for digits in dims for d in digits) for dims in (start, goal)]
     free = [unused(digits + kept, axes) for digits in used]
+    # The pair (price, route) of the best route so far.
     best = (None, None) if kept else fitted_then_permuted(shape, start, goal, axes)
     pool = tuple(sorted({*used[0], *free[0]}, reverse=True))
     # All-to-alls keep the set of digits, so both sides must consist of the same ones.

@@ -248,7 +248,8 @@ class _MeshDigits:
             for digit in digits
             if not are_numbers((digit.size, digit.stride))
         ]
-        # Digits of named sizes get their formulas back after the search.
+        # Digits of named sizes get their formulas back after the search. A digit that has its
+        # formulas already stays as it is.
         self.known = dict(zip(*_plain_digits((tuple(sized),)), sized, strict=True))
         self.known.update(zip(sized, sized, strict=True))
         self.borders = {d.stride for digits in _plain_digits((axes,)) for d in digits}

@@ -46,9 +46,11 @@ class _SimulatedRing:
         The products are added up if the sharded loop is contracted. Otherwise each is written to
         its place in the result.
         """
-        # The product reads the gathered value, of which one block at a time is present.
+        # The product reads the gathered value `travels`, of which one block at a time is present.
         travels, dim = self.collective.results[0], self.collective.attributes.dim
         own = self.env[self.collective.operands[0]]
+        # The last entry of `along` is the result's dimension with this loop. It is None if the loop
+        # is contracted.
         made, block = self.a.along[-1], own[0].shape[dim]
         whole: Stack | None = None
         for direction in self.a.directions:

@@ -373,7 +373,10 @@ class HaloExchange(Along, Collective):
 
     @property
     def permutes(self) -> tuple[tuple[tuple[int, int, int], ...], ...]:
-        """The (source, target, operand) triples of each permute, for all results together."""
+        """The (source, target, operand) triples of each permute, for all results together.
+
+        Each result of the exchange is described by a reading, which lists its pairs per permute.
+        """
         # Number k of every reading's permutes belongs to permute k of the exchange.
         permutes = zip(*(reading.permutes for reading in self.readings), strict=True)
         return tuple(

@@ -124,7 +124,8 @@ def _arg_reduce(step: CheckedInstruction[ArgReduce]) -> Result:
     The operands are the value at the best place of each block, and this place.
     """
     a, (value, place) = step.attributes, step.operands
-    # The best block is found by the values, so `value` must be the `ValueAt` of exactly `place`.
+    # The local operator left both operands with one required change (`awaits`): this reduction. The
+    # best block is found by the values, so `value` must be the `ValueAt` of exactly `place`.
     rest = remove_digits(place.unreduced, a.digits)
     right = rest is not None and place.awaits == (a,) and not place.changes
     right = right and value == replace(place, changes=(ValueAt(a.dim),))

@@ -173,8 +173,10 @@ def read_claims(run: LocalOperator, contents: Mapping[int, Contents]) -> Iterato
       contents: per operand, the elements that the device holds.
     """
     for mine, theirs in _all_accesses(run.rule, run.local):
+        # Per dimension: the global index, the device's index, and the elements that it holds.
         rows = zip(mine.dims, theirs.dims, contents[mine.operand].dims, strict=True)
         for dim, (index, local, found) in enumerate(rows):
+            # A dimension that devices read exactly as the global operator does needs no proof.
             if not _is_device_independent(run, index, local, found):
                 claim = _read(run, (mine.operand, dim), (index, local), found)
                 yield "reads", _where_read(run, index, claim)

@@ -200,6 +200,8 @@ def _pooling_row(signature: Signature, combine: str, init: Access | None) -> Rul
     # Tap loops are local: the elements of a window are combined on one device.
     tap_loops = {f"r{d}": t.count for d, t in enumerate(taps) if t.count > 1}
     starts = 0 if init is None else len(signature.results)
+    # All operands except start values are read at the same elements. All results have an element
+    # per window.
     return Rule(
         signature.primitive,
         (*zip(loops, shape, strict=True), *tap_loops.items()),

@@ -64,12 +64,18 @@ def place_state(at: Placing) -> None:
         # With `fsdp`, only state that belongs to no parameter is left.
         alone = [] if owner is not None else at.of_kind("fsdp")
         for part in (*alone, *at.of_kind("zero")):
+            # Gathering a vector, such as a bias, takes the time of a collective and saves little.
             if not at.is_vector(layout):
                 _shard(at, part, layout)
 
 
 def _owners(at: Placing) -> Owners:
-    """Return the parameters by their paths and by all endings of these; whole paths come first."""
+    """Return the parameters by their paths and by all endings of these; whole paths come first.
+
+    The parameter `params['layer']['w']` has the keys ("layer", "w") and ("w",). A parameter that is
+    an argument by itself has the argument's name. An ending that several parameters share belongs
+    to the first one.
+    """
     found: Owners = {}
     parameters = [(layout, *words(layout.path)) for layout in at.layouts]
     parameters = [entry for entry in parameters if entry[0].role == PARAMETERS]

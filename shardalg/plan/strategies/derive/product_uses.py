@@ -91,6 +91,7 @@ class _Reader:
         self.sources = {
             tie.target: tie.source for tie in graph.region_arguments if tie.kind != "carry"
         }
+        # From here on, the fields of `ProductUses`, which explains them (`sums` is `sum_bytes`).
         self.kinds: dict[tuple[int, int], set[str]] = defaultdict(set)
         self.products: dict[tuple, tuple[int, dict[str, tuple[int, ...]]]] = {}
         self.sums: dict[int, float] = defaultdict(float)
@@ -223,6 +224,9 @@ class _Reader:
     ) -> None:
         """Add to `sums` the bytes that sharding each dimension of an operand would reduce or move.
 
+        Also record the classes of dimensions that the operator sums (`summed`) or does not pass
+        through (`cut`, `closed`), see `ProductUses`. Classes are numbers of `DimensionClasses`.
+
         Args:
           is_product: whether the operator multiplies an activation with a parameter.
         """
@@ -250,8 +254,10 @@ class _Reader:
                 if is_activation or how == SELECTED:
                     self.sums[name] += result_bytes
                     self.cut.add(name)
+                # A product of two activations, such as the scores of attention.
                 if not is_product and row_class(rule) in PRODUCTS:
                     self.summed.add(self.classes.fine[item])
+            # Any other loop, such as a sorted one, is not passed on: taken as half of the operand.
             elif how not in (PASS, "broadcast", "compound") and is_activation:
                 self.sums[name] += own_bytes / 2
                 self._close(item)

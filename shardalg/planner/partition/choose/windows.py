@@ -553,6 +553,8 @@ def _local_operand(along: DimBuilder, window: ShardedWindow, value: int) -> int:
       along: the program under construction.
       value: the number of the interval in this program.
     """
+    # Elements of an exchanged interval that are beyond the tensor are garbage. A dimension that
+    # every device has whole was filled before it was cut (`_own_interval`).
     if window.masked and window.exchange.held:
         start = window.start(window.exchange.want.start)
         mask = MaskAt(along.dim, start, window.exchange.size, window.combine)

@@ -267,6 +267,8 @@ class Fixpoint:
         index, due, level = self.index, self.due_places, self.level
         kind_of_step, pick, numbers = index.kind_of_step, index.pick, self.numbers
         memos, first = self.memos[BACKWARD, self.merging], self.first[BACKWARD]
+        # Closed annotations never take an offer. Below the level of broadcasts, constants and
+        # results of broadcasts take none from their readers either (`skipped` has both).
         skipped = self.skipped if level < self._broadcast_level else self.closed
         changed, place = False, due.rfind(1, first_place, end)
         while place >= 0:
@@ -447,6 +449,7 @@ class Fixpoint:
             if not readers or any(position != readers[0][0] for position, _ in readers):
                 return None
             position, kind = readers[0][0], self.index.kind(readers[0][0])
+            # The border of a loop ends the chain. A step to a result of the function has no node.
             leaves = kind.role in BORDERS and self.index.nodes[position] is not None
             if leaves or not (len(kind.results) == 1 or kind.role == image.TUPLE):
                 return None

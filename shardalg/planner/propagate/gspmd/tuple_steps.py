@@ -150,6 +150,8 @@ class Computations(Instructions):
         The tuple that the computation returns does not count as a reader.
         """
         graph = self.graph
+        # The numbers below `first` are values and results of the function. Behind them are the
+        # entries of tuples (`_place`).
         counts = [0] * (self.first + len(self.names))
         # A node that reads a value twice is one user in XLA, hence the sets below.
         for node in graph.nodes:

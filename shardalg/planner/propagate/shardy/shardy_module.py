@@ -177,7 +177,8 @@ class ShardyModuleBuilder(Instructions):
 
         There is none for a node without an instruction in XLA, for constants, and for broadcasts of
         numbers. Shardy copies constants for each reader, so they get no sharding of their own. A
-        broadcast that JAX repeats for each reader is yielded later, at its readers.
+        broadcast that JAX repeats for each reader is yielded later, at its readers. Such nodes are
+        recorded in `same`, `numbers`, `full` and `shared` (see the class).
         """
         node = self.graph.nodes[number]
         if node.primitive in lowered.NOTHING:
