@@ -160,6 +160,8 @@ def _counted(signature: Signature) -> tuple[tuple[Rule, Places], ...]:
     """Return an operator's rules that have flops, each with the dimensions that its loops index."""
     rows = rules(signature) or ()
     count = len(signature.operands)
+    # Tensors are numbered operands first. One row has all results; of several rows, row k has
+    # result k.
     return tuple(
         (rule, tuple(_places(rule, count + (number if len(rows) > 1 else 0))))
         for number, rule in enumerate(rows)

@@ -573,6 +573,8 @@ def _of_block(block: Block, graph: Graph) -> set[int]:
     loops = [one for one in block.instructions if is_a(one, Loop)]
     if not loops:
         return set()
+    # Per loop, the values of its body that are in memory anyway, because an instruction that does
+    # not fuse reads or computes them.
     kept = {id(loop): _read_outside(loop.attributes.body, graph) for loop in loops}
     # A stack moves no bytes only if all its readers are bodies of later loops. Such a reader is
     # recorded as (`id` of the loop, argument of its body), and any other reader as None.

@@ -246,6 +246,8 @@ class _Namer:
         direct = dict.fromkeys(known[v] for v in operands if v in known)
         if direct:
             return common(direct) or next(iter(direct))
+        # `given` marks values that depend on an argument that is no weight. Of the others, the
+        # value that was computed last decides.
         return self._last(v for v in operands if v in self.made and not self.arguments.given[v])
 
     def _made_last(self, node: Node) -> str:

@@ -114,11 +114,13 @@ def compare(
       repeats: timed runs of each.
       verified: how far the plan was proved, in words; it is copied to the measurement.
     """
+    # The function as XLA partitions it. `dump` is (compiled program, its collectives).
     twin = DumpedTwin(lowered.jit(), lowered.program.mesh)
     wanted = jax.tree.leaves(expected)
     errors: list[float] = []
     for executable in (lowered, twin):
         placed = executable.entering(*args)
+        # A call consumes donated arguments, which `measure` needs again.
         held = [x.copy() if i in executable.donated else x for i, x in enumerate(placed)]
         results = executable.leave(executable.compiled(*held))
         errors.append(max(map(relative_error, results, wanted), default=0.0))

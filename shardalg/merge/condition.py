@@ -290,7 +290,9 @@ def _prefixes(
     if len(first) != len(second):
         yield from _prefix(*sorted((first, second), key=len, reverse=True))
         return
-    # With equally many digits the sizes decide which one is the finer one.
+    # With equally many digits the sizes decide which one is the finer one. All digits except the
+    # last are equal. The last ones have equal periods (`top`, which is stride * size). One of them
+    # is the major part of the other if its stride is a multiple of the other's.
     yield from _same(first[:-1], second[:-1])
     yield from _equal(first[-1].top, second[-1].top)
     a, b = first[-1].stride, second[-1].stride

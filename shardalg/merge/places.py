@@ -146,7 +146,8 @@ def named_places(
 ) -> dict[DimOrClass, tuple[NamedDigit, ...]] | None:
     """Return the digits of every split dimension and class, as products of names of axes.
 
-    None if the digits are not made of axes.
+    None if the digits are not made of axes. On a mesh (X=2, Y=4), the digit of X has the stride Y
+    and the size X.
 
     Args:
       borders: strides and periods of other shardings on the mesh. A sub-axis that one of them uses
@@ -159,6 +160,7 @@ def named_places(
         return None
     named = {}
     for place, digits in sharding.split_places:
+        # Per digit, stride and period as products of names. Their quotient is the size.
         tops = [(cuts[d.stride], cuts[d.stride * d.size]) for d in digits]
         named[place] = tuple(NamedDigit(stride, top.over(stride)) for stride, top in tops)
     return named

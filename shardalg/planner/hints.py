@@ -67,6 +67,7 @@ def _with_hints(traced: Traced, point: Mapping[str, int]) -> Traced:
     graph = trace({})
     dims = [tuple(map(there, shape)) for shape in symbols.dims]
     found = name_sizes(graph, dims, trace)
+    # Rewrites name nodes of the old graph, so the new one starts without them.
     again = traced.again and partial(_again, traced, point)
     return replace(
         traced, graph=graph, symbols=found, narrow=None, whole=None, orders=(), again=again

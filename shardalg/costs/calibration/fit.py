@@ -115,6 +115,7 @@ def _rates(
             continue
         signature = graph.nodes[instruction.node].signature
         operator, dtype = operator_class(signature), operand_type(signature)
+        # Item types without a rate of their own share the rate of float32, as in `OperatorRates`.
         own = operator != POINTWISE if finely else (operator, dtype) == (MATMUL, "bfloat16")
         name = f"operator_flops_per_s.{operator}.{dtype if own else 'float32'}"
         if finely and operator != POINTWISE:

@@ -64,7 +64,7 @@ class _Search:
     def __init__(self, graph: Graph) -> None:
         """Fill the tables `roots`, `powers` and `summed` in one pass over the graph.
 
-        Nodes in attention kernels are left out.
+        The class explains the tables. Nodes in attention kernels are left out.
         """
         self.graph = graph
         self.handed = handed_on(graph)

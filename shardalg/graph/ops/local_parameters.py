@@ -355,6 +355,8 @@ class SelectedDimension:
         clamp = valid if self.symbol.mode == CLIP else None
         # After the shift, a start that is globally invalid could look valid in the margin.
         within = valid if drops and clamp is None and self.width else None
+        # Operand 1 has the starts. A start in the block is the start in the tensor, minus the first
+        # element of the block (sign -1), plus the margin.
         return IndexShift(1, self.component, self.loop, -1, clamp, self.width, within)
 
 

@@ -102,12 +102,14 @@ def _bind_equation(equation: Any, operands: list[Any]) -> Sequence[Any]:
         return operands
     if primitive.name == "shard_map":
         return _nested_region(params, _arrays(operands))
+    # Devices may take different branches, so a sum over devices is taken behind the branches.
     if primitive.name == "cond" and (sums := _common_sums(params["branches"])):
         return _sum_after_branches(equation, sums, operands)
     # Messages and modules of nodes name the user's line and scopes, so new equations keep them.
     info = equation.source_info
     named = current_name_stack() + info.name_stack
     with user_context(info.traceback, name_stack=named):
+        # On whole values there are no types of varying axes: use the plain collective.
         if primitive.name in _INVARIANT:
             return [_INVARIANT[primitive.name](x, params) for x in operands]
         plain = {name: _without_types(value) for name, value in params.items()}

@@ -110,6 +110,7 @@ class _LoweredRing:
           travelling: the piece of the gathered operand; None if sums travel instead.
         """
         operands = []
+        # `along` has an entry per operand, and one more for the result, which is not read here.
         for local, dim in zip(self.product.operands, self.a.along, strict=False):
             if self.a.gathers and local == self.collective.results[0]:
                 operands.append(travelling)

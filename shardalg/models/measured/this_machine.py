@@ -193,6 +193,8 @@ _NO_TIME = 1e-30
 def _peaks(figures: Mapping[str, float]) -> dict[str, float]:
     """Return the rate of matrix products per item type, from their fastest size class."""
     found: dict[str, float] = {}
+    # A name is, for example, "operator_flops_per_s.matmul.bfloat16.large". A rate of 1 / `_NO_TIME`
+    # means that the fit found no time for the figure.
     for name, rate in figures.items():
         figure, _, detail = name.partition(".")
         operator, _, of = detail.partition(".")

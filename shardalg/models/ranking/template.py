@@ -284,7 +284,8 @@ class Template:
             # The number may also be that of a scalar which is the same in all traces (`fixed`).
             if other is not one or key in self.fixed:
                 found.update(one.names, other.names)
-        # T follows from R, Q and L: fixing these three fixes T.
+        # T, the iterations of a pipeline, follows from its rounds R, microbatches Q and stages L:
+        # fixing these three fixes T.
         return frozenset(found - {"T"} | {*_OF_ITERATIONS} if "T" in found else found)
 
     @cached_property

@@ -135,6 +135,7 @@ def _on_own_meshes(texts: tuple[str, str], shape: tuple[int, ...]) -> tuple[Shar
     known = [s.mesh for s in found if isinstance(s, Sharding)]
     if not known:
         raise next(fault for fault in found if isinstance(fault, NotationError))
+    # A text that names no devices, such as {replicated}, is parsed on a mesh of one device.
     largest = max(known, key=lambda mesh: mesh.size)
     first, second = (
         s if isinstance(s, Sharding) and s.mesh.size > 1 else Sharding.parse(text, shape, largest)

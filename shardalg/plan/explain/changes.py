@@ -107,6 +107,7 @@ def changes(stages: Stages, sides: tuple[Side, Side], digits: Digits) -> Iterato
     sharding of either side, if the value has the annotation's shape.
     """
     wanted = [side.layout for side in sides]
+    # `slots` are all entries of the annotations that one spec of the user sets.
     for place, slots, before in islice(_places(stages, sides), MOST_PLACES):
         # The sharding of either side makes both sides equal; uneven ones would add padding.
         same = [s.dims for s in wanted if s.shape == before.shape and s.is_even]

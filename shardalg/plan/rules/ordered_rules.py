@@ -73,6 +73,9 @@ Style = Callable[[Sequence[Wanted]], Found]
 def in_order(arrays: Sequence[Wanted]) -> Found:
     """Return the rules for flax linen or MaxText; None if there are none.
 
+    A rule is needed for each wanted (name, axes). The rules are then ordered: a rule may come next
+    if each of its requirements is met, which means that one of certain other rules is before it.
+
     >>> one = Wanted(("up",), ("embed", "mlp"), (("data",), ("model",)))
     >>> other = Wanted(("out",), ("batch", "embed"), (("data",), ("model",)))
     >>> [str(rule) for rule in in_order((one, other))]
@@ -85,6 +88,8 @@ def in_order(arrays: Sequence[Wanted]) -> Found:
         if name is not None and axes
     ]
     left = list(dict.fromkeys(rules))
+    # Per rule, a set of rules for each array in which the rule must not apply: one of the set must
+    # be tried before it.
     needed = {rule: list(_requirements(rule, arrays)) for rule in left}
     taken: dict[LogicalRule, None] = {}
     while left:

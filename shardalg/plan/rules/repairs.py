@@ -127,7 +127,12 @@ def helps(before: Figures, after: Figures) -> bool:
 
 
 def candidates(rules: LogicalRules, finding: Finding) -> Iterator[tuple[LogicalRules, str]]:
-    """Yield changes of one rule that may mend a finding, each with its text."""
+    """Yield changes of one rule that may mend a finding, each with its text.
+
+    The change depends on the kind of the finding (`findings.py` lists the kinds). A rule for the
+    name is added; the missing axes are added; the rule gets the axes of the rule that it meets, or
+    no axes; axes that another rule takes are removed; or a misspelt name is replaced.
+    """
     live = [axis for axis in finding.axis.split(", ") if axis]
     if finding.rule is None:
         if finding.kind == "replicated" and finding.name:

@@ -361,6 +361,8 @@ class CostProblem:
         Args:
           taken: for each group of values in `region_arguments`, the number of its chosen sharding.
         """
+        # Per call, the completed shardings of all values, changed for the values of its groups.
+        # Stacked values are left out, because `border` derives them from their slices in the body.
         value_shardings: dict[int, list[Sharding]] = {}
         for (one, found), k in zip(self.region_arguments, taken, strict=True):
             here = value_shardings.setdefault(one.call, list(self.value_shardings))

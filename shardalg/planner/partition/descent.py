@@ -166,13 +166,18 @@ class UnitProblem:
     def nearest(self, value: int, made: Layout, asked: tuple[Layout, ...]) -> tuple[float, Layout]:
         """Return the seconds of a value's moves and its best result sharding, without a cache.
 
+        The value is moved from the sharding in which it is computed to its result sharding, and
+        from there to each reader. The result sharding is fixed, or the cheapest of `places`: the
+        computed one, and those of the readers.
+
         Args:
           made: the sharding in which the value is computed.
           asked: the shardings in which it is read.
         """
-        # The only reader takes the value as it is made, even as partial sums.
+        # A single reader (`alone`) takes the value as it is made, even as partial sums.
         if value in self.alone and asked == (made,):
             return self.first_move(value, made, made), made
+        # Values in `still` keep the sharding in which they are computed: only readers move them.
         others = () if value in self.still else asked
         value_shardings = (
             (self.value_shardings[value],)

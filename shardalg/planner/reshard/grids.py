@@ -378,7 +378,8 @@ class _Grids:
     ) -> list[tuple[BlockedDimension, Labels]]:
         """Return the dimension after each possible gather, and the digits that the gather removes.
 
-        A gather removes one or more digits from the minor end.
+        A gather removes one or more digits from the minor end. The gathered block must have one of
+        the sizes that the search allows (`blocks`); a dimension that becomes whole always may.
         """
         found = self.known.get((dim, held))
         if found is None:
@@ -387,8 +388,7 @@ class _Grids:
                 digits, leaving = held.digits[:keep], held.digits[keep:]
                 n = self.parts(digits)
                 block = held.block * (held.count // n) if keep else self.shape[dim]
-                # A dimension that becomes whole loses its padding; other blocks must belong to a
-                # grid.
+                # A dimension that becomes whole loses its padding.
                 if not keep or block in self.blocks(dim, n):
                     found.append((self.held(digits, n, block), leaving))
         return found

@@ -168,8 +168,11 @@ class _Least:
             return ()
         values, result = self.values, node.results[0]
         facts = tuple(map(self._fact, (*node.operands, result)))
+        # `splits` has the digits along which every reader takes only a part of the result.
         key = (node.signature, facts, values.splits[result])
         if key not in self._known:
+            # Whether each device has the block of the sharding alone, for all operands. Operands
+            # whose bytes are not counted may be on a device already.
             settled = all(facts[k].counted for k in rule.operands)
             loops = Loops(rule, tuple(fact.layout for fact in facts), settled)
             ways = (

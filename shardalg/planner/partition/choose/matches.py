@@ -299,12 +299,13 @@ def _contracting_digits(
 ) -> dict[str, list[tuple[int, set[Digit]]]]:
     """Return per contracting loop a list of (operand number, digits that shard this loop in it).
 
-    Loops that some operand reads through a window are excluded.
+    A loop that some operand reads through a window is excluded, unless it spans most of the window.
     """
     held = _suggested_digits(key, component, of_result=False)
     found = {}
     for name in component.loops:
         readers = _readers(component, name)
+        # A window counts in `held` for the loop that spans most of it, in `readers` for all loops.
         if name in component.rule.reduced and len(held.get(name, ())) == len(readers):
             found[name] = list(zip(readers, held[name], strict=True))
     return found

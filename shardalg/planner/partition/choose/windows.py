@@ -258,6 +258,8 @@ def _window(
     )
     # A negative coefficient reads its smallest index in the last iteration of a block.
     low = sum(min(0, c * (blocks[n] - 1)) for n, c in index.terms)
+    # The first iteration of partition p of loop n is p * blocks[n]. So `numerator` is the smallest
+    # index that a device reads, before the division by `index.div`.
     terms = tuple((n, c * blocks[n]) for n, c in index.terms if n in split)
     numerator = Index(terms, index.constant + low)
     # Iterations in the padding of a reduced loop are executed too.

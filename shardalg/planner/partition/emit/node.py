@@ -259,7 +259,11 @@ def _run_operator(
     operands: tuple[int, ...],
     cause: Cause,
 ) -> tuple[int, ...]:
-    """Emit the local operator on a device's blocks and return the local values of its results."""
+    """Emit the local operator on a device's blocks and return the local values of its results.
+
+    The plan has the local shape and the sharding (`raw`) that each result has directly after the
+    operator.
+    """
     # A result that further steps change is not yet a copy of its value.
     values = (None,) * len(node.results) if plan.indexed or plan.after else node.results
     made = zip(values, node.signature.results, plan.raw, plan.shapes, strict=True)
@@ -460,6 +464,7 @@ def recipe(
         (shape, t.dtype, layout, number((result_sharding,)))
         for shape, t, layout, result_sharding in sides
     ]
+    # A result whose computed sharding (entry 2 of `made`) is not the completed one is moved.
     away = [k for k, result_sharding in enumerate(value_shardings) if made[k][2] != result_sharding]
     return Recipe(plan, value_shardings, _emit_bare, tuple(moved), tuple(made), tuple(away))
 

@@ -278,8 +278,10 @@ class Fills:
 def _places(signature: Signature, loops: LoopDigits, result: int) -> tuple[PaddedDim, ...]:
     """Return the parts of an operator's result that may hold known numbers.
 
-    They are the paddings of its dimensions, and all elements together. Empty if the operator moves
-    elements along a dimension.
+    They are the paddings of its dimensions, and all elements together. Each entry is (dimension,
+    padding, per operand the dimension that is read along it). A padding is (digits, block, size).
+    Dimension and padding are None for all elements. Empty if the operator moves elements along a
+    dimension.
 
     Args:
       loops: the sharded loops with their digits.

@@ -91,6 +91,7 @@ class Instructions:
         """Yield a computation's nodes and the nodes of its manual regions."""
         for node in self.graph.regions[region].nodes:
             yield node
+            # Loops and branches, which have an entry in `elements`, are computations of their own.
             if node not in self.elements:
                 for body in self.graph.nodes[node].bodies:
                     yield from self._nodes(body)
