@@ -256,6 +256,7 @@ class _EarlierChoices:
 
         If one of them chooses otherwise at other sizes, the conditions of `node` say nothing.
         """
+        # `compared` has the operators of which planning compared two ways to compute them.
         nodes, found, left = self.graph.nodes, set[int](), set() if node is None else {node}
         # A node without a compared choice only passes on the shardings of its operands, so the
         # choice that matters is further back.

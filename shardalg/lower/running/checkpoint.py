@@ -53,7 +53,11 @@ def digest(array: jax.Array, shape: tuple[int, ...]) -> str:
 
 @partial(jax.jit, static_argnames="shape")
 def _halves(array: jax.Array, *, shape: tuple[int, ...]) -> list[jax.Array]:
-    """Return the two 32-bit sums of a digest; `shape` is the array's shape without padding."""
+    """Return the two 32-bit sums of a digest; `shape` is the array's shape without padding.
+
+    Each word is hashed together with its place. A sum of the hashes does not depend on the order in
+    which devices add their blocks.
+    """
     words = _words(array)
     place = jnp.zeros(words.shape, jnp.uint32)
     real = jnp.ones(words.shape, bool)

@@ -316,6 +316,7 @@ class _CandidateSearch:
 
     def over(self, found: Sequence[Candidate | Refused]) -> Ranking:
         """Return the ranking of the candidates that fit; if interrupted, of those priced so far."""
+        # Candidates of a group share a traced step, so they are priced together, in one task.
         groups = by_step(self.dividing(found))
         # Progress counts all candidates, so the first priced one comes after the refused ones.
         first, left = len(found) - sum(map(len, groups)) + 1, 0
@@ -407,6 +408,8 @@ class _CandidateSearch:
 
         None if no candidate was refused because of its size.
         """
+        # `peaks` are of plans that did not fit. Candidates in `large` were refused without a plan,
+        # because of the bytes of their arguments.
         best = min(self.peaks, default=None)
         needed = {id(one): size for size, one in self.large}
         groups = by_step(one for _, one in self.large)

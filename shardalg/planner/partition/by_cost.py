@@ -205,7 +205,11 @@ class CostProblem:
     def _option(self, node: Node, place: int, candidate: ComponentCandidate) -> Option:
         """Return a candidate of a node's component as an option of the descent.
 
-        Its seconds are those of all executions of the node in one training step.
+        Its seconds are those of all executions of the node in one training step. The option has the
+        shardings in which operands are read (`asks`) and results are computed (`makes`).
+
+        Args:
+          place: the number of the component in the node.
         """
         values = (*node.operands, *node.results)
         shardings = tuple(self.value_shardings[v] for v in values)

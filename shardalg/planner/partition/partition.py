@@ -305,6 +305,7 @@ class Partitioner(BodyPartitioner):
         )
         if not layouts or layouts == value_shardings:
             return None
+        # The node is planned as if the wider sharding were the completed one of its result.
         key = self.key(node, layouts)
         choice, price = node_plan(key).choice, partial(reshard_price, padded=key.padded)
         is_free = choice.produced == layouts and not sent_bytes(key, choice, price)

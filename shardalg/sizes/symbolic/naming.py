@@ -172,6 +172,7 @@ class Names:
 
         The size of the dimension is the sum of the sizes of the slices.
         """
+        # Per size, the slices of its dimension: from a slice's first element to its size and node.
         pieces: dict[int, dict[int, tuple[int, Node]]] = {}
         for node, source, target, shift in self.shifts:
             if shift.start is not None and shift.start >= 0:
@@ -371,6 +372,7 @@ class Names:
         known: dict[tuple[int, int | None], set[sympy.Expr]] = {}
         unknown = []
         for slot, pair in enumerate(zip(self.number, self.other, strict=True)):
+            # Equal sizes form a class (union-find), of which one slot, the root, has the formula.
             if self.parent[slot] == slot and None not in pair:
                 name = self.name[slot]
                 if name is not None:

@@ -97,7 +97,9 @@ def _dilate(step: CheckedInstruction[Dilate]) -> Result:
     """Return the contents after places are inserted between the elements and around them.
 
     A `Dilate` inserts `factor - 1` places between neighbours, `low` before the block and `high`
-    behind it. The claim is that no inserted place is the place of another element.
+    behind it. The claim is that no inserted place is the place of another element. In `span`, place
+    x holds element `(start + x) / base`, `fill` is the number at places without an element, and
+    only elements in the ranges `wanted` are held.
     """
     a, span = step.attributes, step.operand.dims[step.attributes.dim]
     fill = a.fill or step.filler
@@ -198,7 +200,8 @@ def _flat(
     """
     first = leading(tuple(span.size for span in group))
     inner, led = prod(span.size for span in group[first + 1 :]), group[first]
-    # Every other dimension must be whole, so that flat elements have no gaps.
+    # Every other dimension must be whole (from element 0, its whole length, not dilated, no range
+    # left out), so that flat elements have no gaps.
     others = all(
         (span.start, span.length, span.base, span.wanted) == (Number(), span.size, 1, ())
         for span in (*group[:first], *group[first + 1 :])

@@ -199,6 +199,7 @@ def _box_at_start(op: CheckedOperator[Extract | Insert]) -> Outcome:
         for dim, index in zip(op.operands[operand].dims, indices, strict=True)
         if index.loop is not None
     )
+    # No change of an operand is still required, and no operand is a reshaped view.
     complete = not any(held.awaits or held.viewed for held in op.operands)
     uncut = not cut & unsupported_loops(rule)
     words = f"the box is in the blocks {places}, and is whole itself"

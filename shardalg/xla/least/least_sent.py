@@ -148,6 +148,7 @@ class _Least:
                 yield self._of_node(node)
         for value, layout in zip(self.graph.results, self.sharded.results, strict=True):
             sent = self._missing(self._fact(value), dims_of(layout))
+            # Copies of a value, such as casts, count for the value that they are copies of.
             yield (Division({values.roots[values.numbers[value]]: sent}, 0.0),)
 
     def _fact(self, value: int) -> _Fact:

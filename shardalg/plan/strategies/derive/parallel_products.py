@@ -125,6 +125,7 @@ class NamedGraph:
         found = set()
         for value in self.with_role(DATA):
             names = self.classes.of(value)
+            # Data without a batch dimension have no sequence.
             start = names.index(self.batch_class) + 1 if self.batch_class in names else len(names)
             for dim in range(start, len(names)):
                 if names[dim] not in rows and not self.classes.is_iterated(value, dim):

@@ -30,6 +30,7 @@ def required_devices(key: NodeKey, component: Component, assignments: list[Assig
     """
     if not (component.is_whole and contracts(key.signature)):
         return 1
+    # Per loop: digits that shard it in all its tensors, and digits that it can use.
     matched, usable = _matches(key, component)
     most = 1
     for assigned in assignments:
@@ -53,12 +54,15 @@ def required_devices(key: NodeKey, component: Component, assignments: list[Assig
 def idle_axes_of_equal_size(key: NodeKey, component: Component) -> dict[str, Digits]:
     """Return idle mesh axes that can replace digits of a contraction's loops, by loop.
 
-    An axis is idle if no operand and no result is sharded along it. A contracting loop gets an idle
-    axis of the same size as the digits of its operands: a permute moves their blocks there. If
-    another loop uses these digits already, the contracting loop may get all idle axes, if the
-    number of devices along them is a multiple. XLA does this within a group of devices. A loop of
-    the result gets an idle axis if a contracting loop uses its digits. The result is empty for
-    other operators.
+    The axes become further candidates for the loops. An axis is idle if no operand and no result is
+    sharded along it. For example, in `[-, X] @ [X, -] -> [X, -]` on the mesh X=2, Y=2, the rows of
+    the result and the contracting loop both have X, and Y is idle. The contracting loop can get Y.
+
+    A contracting loop gets an idle axis of the same size as the digits of its operands: a permute
+    moves their blocks there. If another loop uses these digits already, the contracting loop may
+    get all idle axes, if the number of devices along them is a multiple. XLA does this within a
+    group of devices. A loop of the result gets an idle axis if a contracting loop uses its digits.
+    The result is empty for other operators.
     """
     if not (component.is_whole and contracts(key.signature)):
         return {}

@@ -398,7 +398,8 @@ class Fixpoint:
         ahead = self._wanted_ahead(self.index.tensors[position][-1])
         if ahead is None:
             return outcome
-        # XLA's order, the larger operand first, stays unless readers agree with the other alone.
+        # `wanted` has the result's sharding by the first operand alone, and by the second alone.
+        # XLA's order, the larger operand first, stays unless readers agree with the second alone.
         fits = [extends(ahead, dims) for dims in outcome.wanted]
         other = outcome.other if fits == [False, True] else None
         return outcome if other is None else other

@@ -301,6 +301,7 @@ def _matrix_forward(
     order makes a difference, the outcome also has the result of the other order.
     """
     (target,) = kind.results
+    # `how` is (merging, replace) of `Layouts.improve`.
     number, how = numbers[target], (merging, False)
     # The order of the operands matters only if both of them improve the result.
     useful = [
@@ -418,7 +419,7 @@ def _offers_from_operands(
     for other in kind.operands if is_matrix or kind.needs_sharded_result else ():
         dims = layouts.dims[numbers[other]]
         # Along the result's loops, a scatter's operands take the result's offer. Between operands,
-        # only the other loops pass.
+        # only the other loops pass (`lost`: dimensions whose loops index no result).
         if not is_matrix:
             dims = tuple(d if lost else () for d, lost in zip(dims, kind.lost[other], strict=True))
         side = kind.project(other, target, dims) if other != target and any(dims) else ()

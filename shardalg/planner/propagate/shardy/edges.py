@@ -178,7 +178,8 @@ class _IndexBuilder:
             for value in values[:count]:
                 readers.setdefault(value, []).append(step)
         # `inner` has, per loop result, the body arguments that share its sharding. Their readers
-        # are visited after the result's own.
+        # are visited after the result's own. The last step of a stack is visited first, so a stack
+        # has the readers of `inner`, then the producer, then the value's own readers.
         notified = {}
         inner = self.builder.inner
         for value in dict.fromkeys((*makers, *readers)):
