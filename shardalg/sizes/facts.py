@@ -141,6 +141,10 @@ class Facts:
         The first two have a row per term of a numerator: the indices of its factors, and its
         coefficient. The others have a row per fact: the index of its first term, the indices of the
         denominator's factors, the denominator's coefficient, and the code of the relation.
+
+        For the facts `2*B*S - X > 0` and `B/(3*X) is whole`, with the indices B 1, S 2 and X 3:
+            [[1, 2], [3, 0], [1, 0]]   [2, -1, 1]   [0, 2]   [[0], [3]]   [1, 3]   [0, 4]
+        Index 0 means the number 1.
         """
         sides: list[tuple[Formula, Formula]] = []
         for formula in (fact.formula for fact in self.facts):
@@ -148,7 +152,6 @@ class Facts:
             terms = formula.terms.items()
             is_plain = all(type(c) is int and all(e > 0 for _, e in m) for m, c in terms)
             sides.append((formula, _ONE) if is_plain else formula.fraction)
-        # Index 0 is the number 1, which pads shorter products.
         # A numerator without terms is 0 and has one row, because `np.add.reduceat` needs at least
         # one row per fact.
         above = [(m, c) for side, _ in sides for m, c in (side.terms or {frozenset(): 0}).items()]

@@ -147,7 +147,9 @@ class Computations(Instructions):
     def _count_users(self) -> list[int]:
         """Return, for each value, the number of its readers within one XLA computation.
 
-        The tuple that the computation returns does not count as a reader.
+        The tuple that the computation returns does not count as a reader. `elements` has the
+        entries of the tuples with which loops and branches are called (`outer` is the value that is
+        put in).
         """
         graph = self.graph
         # The numbers below `first` are values and results of the function. Behind them are the
@@ -168,10 +170,13 @@ class Computations(Instructions):
             for parts in tuples:
                 for value in {e.outer for e in parts if e.outer is not None}:
                     counts[value] += 1
+        # The body of a scan with several results is an inlined call in XLA. Its results are in a
+        # tuple of the call, which is read, and not in the tuple that the computation returns.
         for region in graph.regions:
             if self._returns_tuple(region.index):
                 for value in set(region.results):
                     counts[value] += 1
+        # If a result is annotated, every result has a reader of its own in XLA.
         for value in set(graph.results) if self.results_given else ():
             counts[value] += 1
         return counts
