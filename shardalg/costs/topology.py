@@ -599,6 +599,7 @@ def rearranged(given: Topology, mesh: Mesh) -> Topology:
     return replace(given, slices=slices)
 
 
+OWN_LINKS = "each mesh axis on links of its own"
 OF_OPTIONS = "the chip of the plan's options"
 """Source that `chip_text` prints if neither the call nor the default chose the chip."""
 
@@ -632,7 +633,5 @@ def machine_text(
     '8 x tpu_v3 (as asked for; devices of the mesh), joined as tpu_v3:2x2'
     """
     given = machine(asked) if mesh is None else arranged(asked, mesh)
-    joined = "each mesh axis on links of its own"
-    if isinstance(given, Topology):
-        joined = f"joined as {given.text}"
+    joined = f"joined as {given.text}" if isinstance(given, Topology) else OWN_LINKS
     return f"{chip_text(asked, devices, source)}, {joined}"

@@ -68,6 +68,24 @@ def test_each_row_is_the_plan_made_alone():
     assert found.best is found.rows[0]
 
 
+def test_rows_name_the_links_that_their_price_assumes():
+    """A plan at a value of named axes has links per axis, and a plan in numbers the vendor's."""
+    layouts = {"in_shardings": (P("data"), P(None, "model"))}
+    of = {
+        kind: sa.plan(
+            jnp.dot, X, W, mesh=sa.Mesh(dict(MESH.axes), symbolic=kind == "at"), **layouts
+        )
+        for kind in ("at", "numbers")
+    }
+    found = sa.compare({"at": of["at"].at(data=4), "numbers": of["numbers"]}, hardware="h100")
+    assert {row.name: row.chip for row in found.rows} == {"at": "h100", "numbers": "h100:1x8"}
+    links = "Rows on h100 have each mesh axis on links of its own."
+    assert links in str(found)
+    assert links not in str(compared())
+    for row in found.rows:
+        assert ("each mesh axis on links of its own" in repr(row.cost)) is (row.name == "at")
+
+
 class Here:
     """An executor that runs each job at once, on a copy as another process gets it."""
 

@@ -118,6 +118,21 @@ def test_a_plan_in_numbers_is_moved_to_each_mesh():
         _ = found.rows[3].plan
 
 
+def test_links_of_a_chip_alone_are_the_same_at_all_points_and_named():
+    """A mesh whose axes have another order is planned anew, and its links must not change."""
+    turned = dict(reversed(AXES.items()))
+    found = plan().sweep("h100", mesh=[AXES, turned], B=[512])
+    assert "2 points on h100, each mesh axis on links of its own" in found.conclusion
+    for row in found.rows:
+        cost = row.plan.cost("h100")
+        assert "each mesh axis on links of its own" in repr(cost)
+        assert row.step_s == pytest.approx(float(cost.step_time_s), rel=1e-9)
+    joined = named_plan(symbolic=False).sweep("h100", mesh=[AXES], B=[512])
+    assert "1 point on h100, joined for each mesh as the vendor does" in joined.conclusion
+    assert "joined as h100:8x8" in repr(joined.best.plan.cost("h100"))
+    assert joined.best.step_s != found.at(mesh="data=16, model=4").step_s
+
+
 def test_sizes_and_policies_of_a_plan_on_a_mesh_in_numbers():
     found = named_plan(symbolic=False).sweep("h100:64", B=[256, 512, 640], remat=POLICIES[:2])
     assert len(found.rows) == 6

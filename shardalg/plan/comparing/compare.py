@@ -358,7 +358,10 @@ class _EntryRows:
     ) -> ComparedStrategy:
         """Return the row of an entry that has a plan."""
         counts = self.counts.of(inputs.traced)
-        found = _row(entry.name, inputs.plan, entry.mesh, figures, entry.machine, counts)
+        # The plan may not be made here, so that its links are asked of the mesh.
+        plan, on = inputs.plan, entry.machine
+        joined = arranged(on, entry.mesh)
+        found = _row(entry.name, plan, (entry.mesh, joined), figures, on, counts)
         return replace(found, strategy=strategy)
 
     def refused(self, entry: _Entry, why: str) -> ComparedStrategy:
@@ -369,7 +372,7 @@ class _EntryRows:
 def _row(
     name: str,
     plan: Plan,
-    mesh: Mesh,
+    there: tuple[Mesh, Machine],
     figures: StrategyFigures,
     on: Machine,
     counts: Mapping[str, Any],
@@ -377,10 +380,11 @@ def _row(
     """Return the row of a plan with its figures on a machine.
 
     Args:
-      mesh: the mesh of the plan, which may not be made yet.
+      there: the mesh, and the machine with the links that the price assumes.
+      on: the machine that the user asked for.
     """
-    found = machine_name(arranged(on, mesh))
-    return ComparedStrategy(name, mesh_text(mesh), found, plan, figures, on=on, **counts)
+    texts = (mesh_text(there[0]), machine_name(there[1]))
+    return ComparedStrategy(name, *texts, plan, figures, on=on, **counts)
 
 
 def _priced(name: str, plan: Plan, on: Machine, counts: Mapping[str, Any]) -> ComparedStrategy:
@@ -391,7 +395,7 @@ def _priced(name: str, plan: Plan, on: Machine, counts: Mapping[str, Any]) -> Co
     """
     check_devices(plan.mesh, on)
     figures = StrategyFigures.of(plan.cost(on))
-    return _row(name, plan, plan.mesh, figures, on, counts)
+    return _row(name, plan, (plan.mesh, plan._stages.machine(on)), figures, on, counts)
 
 
 def _of_plans(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardalg.costs.analyses.limits import EXPOSED, IDLE
+from shardalg.costs.topology import OWN_LINKS
 from shardalg.errors import TableError
 from shardalg.tables import Answer, Parts, Table, bytes_text, seconds_text
 
@@ -486,9 +487,14 @@ class StrategyComparison(Answer):
         kept = "all of a device's memory counts as usable (reserve=0)"
         if reserve:
             kept = f"{reserve:.0%} of a device's memory must stay free"
+        # A chip alone is in the column if no arrangement of chips is assumed.
+        alone = {
+            row.chip: None for row in self.rows if row.figures and row.chip == row.on.chip.name
+        }
         return (
             self.conclusion,
             self._ranking,
+            *(f"Rows on {chip} have {OWN_LINKS}." for chip in alone),
             f"Memory: {kept}.",
             *(f"Refused: {r}" for r in refused),
         )

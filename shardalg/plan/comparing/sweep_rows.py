@@ -149,7 +149,7 @@ class SweepComparison(Answer):
 
     Attributes:
       rows: the points in their order; those without figures last.
-      machine: text that names the chip or the topology.
+      machine: text that names the chip with its links, or the topology.
       unfinished: the number of points that an interruption left without figures.
     """
 

@@ -25,7 +25,7 @@ from shardalg.algebra.dims import Size, evaluate
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.analyses.overlap import check_overlap
 from shardalg.costs.matrix_unit import check_products
-from shardalg.costs.topology import Machine, Topology, machine
+from shardalg.costs.topology import OWN_LINKS, Machine, Topology, machine
 from shardalg.costs.walk import walk
 from shardalg.errors import HardwareError, ShardalgError, StrategyError
 from shardalg.graph.tracing.remat import Policy, check_policy, policy_text
@@ -286,6 +286,19 @@ class _Sweep:
         self.variants = {policy: self._variant(policy) for policy in policies}
         self.file = SweepFile.opened(self.settings.file, self._made_of())
 
+    @property
+    def has_own_links(self) -> bool:
+        """Whether each axis of every mesh has links of its own, if the machine is a chip alone."""
+        return bool(self.plan.mesh.symbolic or self.plan._stages.has_own_links)
+
+    @property
+    def machine_text(self) -> str:
+        """The name of the machine, and the links of a chip alone."""
+        if isinstance(self.machine, Topology):
+            return machine_name(self.machine)
+        joined = OWN_LINKS if self.has_own_links else "joined for each mesh as the vendor does"
+        return f"{machine_name(self.machine)}, {joined}"
+
     def run(self) -> None:
         """Find the figures of all points; an interruption leaves the rest without.
 
@@ -318,10 +331,9 @@ class _Sweep:
         plan = self.plan
         traced, annotations = plan._traced, plan._annotations
         # With named axis sizes there is no placement of axes on links, so each axis has its own.
-        own = plan.mesh.symbolic or plan._stages.has_own_links
         if policy is not None:
             traced, annotations = inputs_with_remat(traced, annotations, policy)
-        settings = (self.machine, self.settings.overlap, own)
+        settings = (self.machine, self.settings.overlap, self.has_own_links)
         inputs = PlanInputs(type(plan), traced, annotations, plan.options, *settings)
         return _Base(inputs, plan if policy is None else None)
 
@@ -338,7 +350,7 @@ class _Sweep:
         call = self.plan._traced.call
         made["text of the function"] = plan_file.digest(_source(call.fn if call else None))
         chip = plan_file.digest(plan_file.body(self.machine.chip.to_json()))
-        made["hardware"] = f"{machine_name(self.machine)} (figures {chip[:12]})"
+        made["hardware"] = f"{self.machine_text} (figures {chip[:12]})"
         made["overlap"] = str(self.settings.overlap)
         versions = plan_file.versions(self.plan.options)
         own = (f"{name} {version}" for name, version in versions.items())
@@ -533,7 +545,7 @@ class _Sweep:
         """Return the ranked points."""
         rows = [self._row(number, point) for number, point in enumerate(self.points)]
         unfinished = len(self.points) - len(self.found) - len(self.failures)
-        return SweepComparison.of(rows, machine_name(self.machine), unfinished)
+        return SweepComparison.of(rows, self.machine_text, unfinished)
 
     def _row(self, number: int, point: _Point) -> SweptPoint:
         found = self.found.get(number)
@@ -588,8 +600,7 @@ def _moved(variant: _Base, mesh: Mesh) -> _Base:
     traced = given.traced.on(mesh, before=variant.mesh)
     graphs = (given.traced.graph, traced.graph)
     annotations = annotations_on_mesh(graphs, given.annotations, mesh, traced.first_mesh)
-    inputs = replace(given, traced=traced, annotations=annotations, own_links=False)
-    return _Base(inputs)
+    return _Base(replace(given, traced=traced, annotations=annotations))
 
 
 def _source(fn: Callable[..., Any] | None) -> str:
