@@ -230,7 +230,7 @@ def argument_modules(graph: Graph) -> ArgumentModules:
     backward = [v for node in graph.nodes if node.phase == "backward" for v in node.results]
     late = reachable(edges, backward)
     # An argument that only the update reads, such as an optimizer's state, is no weight.
-    read = [leaf for leaf in leaves if _is_read_early(graph, edges, leaf.value)]
+    read = [leaf for leaf in leaves if _is_read_early(graph, leaf.value)]
     matched = _matched(graph, leaves, [leaf for leaf in read if leaf.is_float], late)
     trained = set(matched.values()) | _updated(graph, read, late)
     roots = _roots(read, {leaf.root for leaf in read if leaf.value in trained})
@@ -258,16 +258,11 @@ def argument_modules(graph: Graph) -> ArgumentModules:
     )
 
 
-def _is_read_early(graph: Graph, edges: list[list[int]], value: int) -> bool:
-    """Return whether the forward or the backward pass reads an argument, also inside of bodies.
-
-    Args:
-      edges: not used.
-      value: the argument.
-    """
+def _is_read_early(graph: Graph, argument: int) -> bool:
+    """Return whether the forward or the backward pass reads an argument, also inside of bodies."""
     # A call has one phase, but its body may have nodes of several phases. So nodes in bodies
     # decide.
-    entered, seen = [value], {value}
+    entered, seen = [argument], {argument}
     while entered:
         here = entered.pop()
         readers = [graph.nodes[n] for n in graph.users[here]]

@@ -248,9 +248,7 @@ class CostProblem:
         given = {v: value_shardings[v] for v in (*entering, *graph.arguments) if v not in in_groups}
         given |= {v: whole(value_shardings[v]) for v, _ in graph.constants}
         given |= {v: value_shardings[v] for v in returned if v not in in_groups}
-        kept = {
-            v: value_shardings[v] for v in (*given, *self.sharded.fixed) if v < len(value_shardings)
-        }
+        kept = {v: value_shardings[v] for v in (*given, *self.sharded.fixed)}
         return given, kept | {v: whole(value_shardings[v]) for v, _ in graph.constants}
 
     def _required_outside(self) -> Iterator[Asked]:

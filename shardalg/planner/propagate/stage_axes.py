@@ -183,10 +183,10 @@ class _DimensionClasses:
 
 def _passed_dimensions(node: Node) -> Iterator[tuple[Place, Place]]:
     """Yield the dimensions of operands, each with the result's dimension that it becomes."""
-    # Row k of RULES describes result k of the node, so a loop's dimension is found per row.
+    # One row of RULES describes all results, or row k describes result k alone.
     for number, rule in enumerate((not node.bodies and rules(node.signature)) or ()):
         made = {
-            name: (node.results[min(k, len(node.results) - 1)], dim)
+            name: (node.results[k], dim)
             for k, dims in enumerate(rule.results, number)
             for dim, index in enumerate(dims)
             for name in index.variables

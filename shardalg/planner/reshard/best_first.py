@@ -109,11 +109,11 @@ class _SearchQueue(Generic[State, How]):
             return False
         left = self.problem.least(state)
         # If anything has to be sent, at least one more move sends.
-        turn = cost[0] + left, cost[1] + (left > 0)
-        if self.limit is not None and turn >= self.limit:
+        bound = cost[0] + left, cost[1] + (left > 0)
+        if self.limit is not None and bound >= self.limit:
             return False
         self.best[state] = cost
-        heappush(self.heap, (turn, next(self.numbers), cost, state))
+        heappush(self.heap, (bound, next(self.numbers), cost, state))
         return True
 
     def way(self, state: State) -> tuple[State, list[tuple[State, How]]]:

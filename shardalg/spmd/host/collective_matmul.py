@@ -49,9 +49,8 @@ class _SimulatedRing:
         # The product reads the gathered value `travels`, of which one block at a time is present.
         travels, dim = self.collective.results[0], self.collective.attributes.dim
         own = self.env[self.collective.operands[0]]
-        # The last entry of `along` is the result's dimension with this loop. It is None if the loop
-        # is contracted.
-        made, block = self.a.along[-1], own[0].shape[dim]
+        # The result's dimension with the sharded loop; None if the loop is contracted.
+        result_dim, block = self.a.along[-1], own[0].shape[dim]
         whole: Stack | None = None
         for direction in self.a.directions:
             piece = map_blocks(lambda _, x, d=direction: _cut(x, dim, d.first, d.size), own)
@@ -59,11 +58,11 @@ class _SimulatedRing:
                 piece = self.permute(piece, direction.hop) if t else piece
                 starts = self.starts(direction, t, block)
                 product = self.multiply(direction, starts, {travels: piece})
-                if made is None:
+                if result_dim is None:
                     whole = product if whole is None else self.add(whole, product)
                 else:
                     whole = whole or self.zeros(product)
-                    self.place(whole, product, made, starts)
+                    self.place(whole, product, result_dim, starts)
         assert whole is not None, "a ring has a direction"
         return whole
 
