@@ -732,6 +732,7 @@ class Cost:
             # A step is at least as long as its whole communication (`measured_step_s`), so this can
             # be more than the measured shares of the collectives.
             exposed = seconds_text(max(0.0, float(at.step_time_s - at.compute_s)))
+            # "communication 3 ms" becomes "exposed communication 1 ms of 3 ms".
             sent = f"exposed {sent.replace(' ', f' {exposed} of ', 1)}"
         step = f"step {seconds_text(at.step_time_s)}{self._error_text}"
         # The causes of the step's time come first, because they tell a reader what to change.

@@ -79,7 +79,9 @@ class _Ends:
     def of_value(self, value: int) -> frozenset[str]:
         """Return the modules of the weights whose gradient or update the value becomes.
 
-        The results of the value's readers must have been examined before.
+        The value may be such a result of the function itself (`results`), or become one through a
+        reader (`_through`), or under another name inside or outside of a loop (`inner`). The
+        results of the value's readers must have been examined before.
         """
         if value not in self.known:
             reached = set(filter(None, [self.results.get(value)]))

@@ -266,6 +266,8 @@ def _differs(first: Sharding, second: Sharding) -> Failure | None:
 
     Unreduced and manual axes are compared too.
     """
+    # Digits are parts of a position. If positions are other devices in the two meshes, partition
+    # ids are compared device by device.
     if not _same_order(first, second):
         return _differs_by_device(rows_of(first), rows_of(second))
     pairs = zip(first.canonical_dims, second.canonical_dims, strict=True)

@@ -82,6 +82,7 @@ class Part:
 
     def arguments(self, config: Config) -> tuple[Any, ...]:
         """Return the shapes and types of the function's arguments."""
+        # The whole train step. A part of a layer (below) has float32 weights and an activation BSM.
         if self.forward is None:
             tokens = jax.ShapeDtypeStruct((config.B, config.S), jnp.int32)
             return transformer.param_types(config), opt_state_types(config), tokens, tokens

@@ -164,6 +164,7 @@ class GraphSide:
 
     def _found(self, value: int) -> Above:
         """Compute the result of `above`: the nearest anchors from which a value is computed."""
+        # At the border of a loop or branch, a value comes from values on the other side.
         if self._sources[value]:
             return NOTHING.union(*map(self.above, self._sources[value]))
         producer = self.graph.producer[value]

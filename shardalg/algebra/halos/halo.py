@@ -307,6 +307,7 @@ class Halo:
             outputs = range(p * self.out_block, (p + 1) * self.out_block)
             windows = tuple(window.stride * o - window.padding_low for o in outputs)
             real = sum(o < self.out_size for o in outputs)
+            # The kernel of this partition has `most - low` taps of 0 before it and `low` after it.
             span = self.start.at(p), self.limit.at(p)
             rows.append(PartitionRow(p, *span, windows, real, (most - low, low)))
         taps = tuple(range(0, window.span, window.window_dilation))

@@ -258,6 +258,7 @@ def _without_types(param: Any) -> Any:
     retraced = jax.make_jaxpr(partial(evaluated, param))(*given)
     if isinstance(param, ClosedJaxpr):
         return retraced
+    # An open jaxpr has no place for constants that the new trace captured.
     if retraced.consts:
         raise NotImplementedError("a body with constants of its own")
     return getattr(retraced, "jaxpr", retraced)

@@ -124,6 +124,7 @@ def section(settings: Settings, found: Trained) -> Section:
     )
     if not found.losses:
         return Section(TITLE, (words, summed))
+    # Donated arrays, such as parameters, whose new value has the sharding of the argument.
     kept = found.kept
     ran = RAN.format(
         steps=len(found.losses),

@@ -492,6 +492,7 @@ class _Sweep:
         count = 0
         for number, result in results(self.settings.executor, jobs):
             count += 1
+            # A worker fails, or returns the figures of a plan, or the reason why there is no plan.
             if isinstance(result, Failed):
                 self.failures[number] = str(result)
                 self._report(str(result))

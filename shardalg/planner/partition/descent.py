@@ -294,6 +294,7 @@ def descend_together(problem: UnitProblem, start: Sequence[int]) -> tuple[int, .
                 for other in answering:
                     _improve(problem, other, trial)
                 now = problem.total(trial)
+                # A difference by rounding is no improvement; the sweeps might not end.
                 if now < best * (1 - 1e-12):
                     best, taken = now, trial
         if best == before:

@@ -80,6 +80,8 @@ class Names:
                 "on a size (or two hints are equal by accident): plan with numbers, or decide "
                 "outside the function."
             )
+        # A slot is one dimension of one value, in the order of the values. `partner` has, for each
+        # value, the number of its counterpart in the second trace, or a negative number.
         numbers: list[int | None] = []
         values = self.aligned.second.values
         for value, other in zip(self.graph.values, self.aligned.partner, strict=True):

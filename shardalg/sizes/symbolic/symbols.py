@@ -161,6 +161,7 @@ def name_sizes(graph: Graph, dims: Sequence[Shape], tracer: Tracer) -> Symbols:
             "dims('N D') and N*D, and give sizes that the function fixes as numbers."
         )
     found = compare(lifted, second)
+    # A constant may differ: Python code computed it from a size. `graph_at` reports it.
     if found is not None and found.kind != "constant":
         place = f" ({found.source})" if found.source and found.source not in found.text else ""
         raise SymbolError(
