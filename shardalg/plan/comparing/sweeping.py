@@ -330,7 +330,6 @@ class _Sweep:
         """
         plan = self.plan
         traced, annotations = plan._traced, plan._annotations
-        # With named axis sizes there is no placement of axes on links, so each axis has its own.
         if policy is not None:
             traced, annotations = inputs_with_remat(traced, annotations, policy)
         settings = (self.machine, self.settings.overlap, self.has_own_links)
