@@ -142,26 +142,42 @@ def mixed(F, B=2**21, Y=32):
     return sa.compare(layer, *arrays(F, B), hardware=chip, strategies=strategies)
 
 
-@pytest.mark.parametrize(("F", "share"), [(131072, 0.1), (32768, 0.13)])
-def test_mixed_fsdp_and_tensor_parallelism_reaches_a_smaller_batch(F, share):
+RATIOS = {
+    (131072, "ring"): 1.01,
+    (32768, "ring"): 0.88,
+    (131072, "book"): 1.07,
+    (32768, "book"): 1.06,
+}
+"""Our smallest batch of the mix over the book's, by F and by the bytes that a ring counts."""
+
+
+@pytest.mark.parametrize(("F", "counts"), RATIOS)
+def test_mixed_fsdp_and_tensor_parallelism_reaches_a_smaller_batch(F, counts):
     """ "B / N > 4 alpha^2 / (M_X M_Y F)" with the best X; FSDP on two torus axes, M_X M_Y = 2.
 
     With F = 32768 the best Y is 8. A ring of 8 devices sends 7/8 of the bytes that the book counts,
-    so that our boundary is 12 % below the book's.
+    so that our boundary is 12 % below the book's. Links that are slower by the same share are the
+    book's count. The rest is its best Y, any real number: 6.4 for this F.
     """
-    chips = 4096
-    where = mixed(F, Y=8)["mixed"].cost.compute_bound("B", "X")
-    least = []
+    chips, least, whole = 4096, [], counts == "book"
     for Y in (2, 4, 8, 16, 32, 64):
         X = chips // Y
-        left, sign, number = bound(where, F=F, X=X, Y=Y)
-        assert (left, sign) == ("B/X", ">")
-        # Below 0 no batch is large enough: tensor parallelism alone is communication-bound.
-        if number > 0:
-            least.append(number * X / chips)
+        share = {"X": (X - 1) / X, "Y": (Y - 1) / Y} if whole else {"X": 1, "Y": 1}
+        cost = mixed(F, Y=Y)["mixed"].plan.cost(book_chip(X=2 * W * share["X"], Y=W * share["Y"]))
+        where = cost.compute_bound("B", "X")
+        # Devices at which tensor parallelism alone is communication-bound at any batch.
+        if where == "never" or (found := bound(where, F=F, X=X, Y=Y))[2] < 0:
+            assert Y - (not whole) > F / ALPHA
+            continue
+        assert found[:2] == ("B/X", ">")
+        exact = F / (2 * Y) / (F / ALPHA - Y)
+        if not whole:
             exact = F / (2 * Y) * (1 - 1 / X) / (F / ALPHA - (Y - 1))
-            assert least[-1] == pytest.approx(exact, rel=0.05), Y
-    assert min(least) == pytest.approx(4 * ALPHA**2 / (2 * F), rel=share)
+        least.append(found[2] * X / chips)
+        assert least[-1] == pytest.approx(exact, rel=0.05), Y
+    ratio = min(least) / (4 * ALPHA**2 / (2 * F))
+    assert ratio == pytest.approx(RATIOS[F, counts], abs=0.006)
+    assert abs(ratio - 1) < 0.1 or (F, counts) == (32768, "ring")
 
 
 def test_pure_fsdp_needs_a_larger_batch_than_the_mix():
