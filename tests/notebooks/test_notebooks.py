@@ -70,6 +70,24 @@ def test_it_holds_no_logic(path):
     assert max(len(cell.source.splitlines()) for cell in code_cells(read(path))) <= 18
 
 
+def lines_above_picture(cells):
+    """Return how many lines of text are shown above the first picture; collapsed ones are not."""
+    count = 0
+    for cell in cells:
+        if not cell.metadata.get("jupyter", {}).get("source_hidden"):
+            count += len(cell.source.splitlines())
+        if cell.cell_type == "code" and "image/png" in kinds(cell):
+            return count
+    return None
+
+
+def test_the_answer_of_which_strategy_is_on_the_first_screen():
+    (path,) = (path for path in NOTEBOOKS if path.stem == "11_which_strategy")
+    cells = read(path).cells
+    assert lines_above_picture(cells) <= 40
+    assert sum(cell.cell_type == "code" for cell in cells) <= 12
+
+
 def nodes(path):
     """All that the code cells say, parsed."""
     return [n for cell in code_cells(read(path)) for n in ast.walk(ast.parse(cell.source))]

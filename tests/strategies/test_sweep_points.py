@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 
@@ -12,6 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.plan.comparing import sweep_file
+from shardalg.show.sweep_points import draw_sweep
+from shardalg.tables import bytes_text
 from tests.strategies.sweep_steps import (
     AXES,
     SPECS,
@@ -162,7 +165,18 @@ def test_ranking_pareto_and_look_up(tmp_path):
     with pytest.raises(sa.TableError, match="Q was not swept: there are mesh, remat, B"):
         found.at(Q=1)
     assert "points on tpu_v5e" in found.page(tmp_path / "sweep.html").read_text()
-    assert found.draw()._repr_png_()[:4] == b"\x89PNG"
+    figure = found.draw()
+    assert figure._repr_png_()[:4] == b"\x89PNG"
+    (axes,) = figure.axes
+    for axis, kind in ((axes.xaxis, r"[\d.]+ [kMG]?B"), (axes.yaxis, r"[\d.]+ [nµm]?s")):
+        texts = [tick.label1.get_text() for tick in axis.get_major_ticks()]
+        assert len(texts) > 1
+        assert all(re.fullmatch(kind, text) for text in texts), texts
+        assert not axis.get_minor_ticks()
+    near = found.best.dot()._replace(capacity_bytes=2 * found.best.peak_bytes)
+    (one,) = draw_sweep([near], [near], "sample").axes
+    assert [text.get_text() for text in one.texts] == [found.best.name]
+    assert f"usable: {bytes_text(near.capacity_bytes)}" in [line.get_label() for line in one.lines]
     assert found.table["B"].count(384) == 9
 
 
