@@ -33,8 +33,8 @@ CHECKPOINTS, SCANS = "checkpoints", "scans"
 def policy_names() -> tuple[str, ...]:
     """Return the names in `jax.checkpoint_policies` that are policies themselves.
 
-    >>> policy_names()[2:4]
-    ('dots_saveable', 'dots_with_no_batch_dims_saveable')
+    >>> {"dots_saveable", "everything_saveable"} <= set(policy_names())
+    True
     """
     offered = jax.checkpoint_policies
     others = (*BY_NAMES, "save_from_both_policies", "save_and_offload_only_these_names")
