@@ -31,11 +31,13 @@ def as_written(
 ) -> None:
     """Show formulas in a docstring (indented, in no section) as literal blocks."""
     made: list[str] = []
-    section = literal = False
+    section = literal = example = False
     for line in lines:
+        # What an example prints may be indented, and is literal already.
+        example = line.startswith(">>>") or (example and bool(line))
         flush = bool(line) and not line[0].isspace()
         section = line.rstrip() in SECTIONS or (section and not flush)
-        formula = line.startswith("    ") and not section
+        formula = line.startswith("    ") and not section and not example
         if formula and not literal:
             made += ["", "::", ""]
         literal = formula or (literal and not flush)

@@ -217,6 +217,13 @@ def test_boxes_of_linen_and_variables_of_nnx_are_read():
         ({"w": ((3, 4), "float32", 7)}, {}, "array 'w' has the names 7: give a name or None"),
         ({"w": object()}, {}, "array 'w' is <object"),
         ({"w": ("a", "a")}, {}, "have 'a' twice"),
+        ({"w": ((-3, 4), ("a", "b"))}, {}, r"shape \[-3, 4\], with the size -3: sizes are whole"),
+        ({"w": ((3.5, 4), ("a", "b"))}, {}, r"shape \[3.5, 4\], with the size 3.5"),
+        ({"w": ((True, 4), ("a", "b"))}, {}, r"with the size True"),
+        ({"w": ((*sa.dims("B", hint=8), 4), ("a", "b"))}, {}, r"with the size B"),
+        ({"w": ((), "float32", ())}, {}, "no array has names for its dimensions"),
+        ({"w": ((), "float32", ("a",))}, {}, r"0 dimensions, \[\], and 1 names, \['a'\]"),
+        ({"w": W}, {"names": 3}, "has the names 3: give a name or None"),
         ({"w": jnp.ones(3)}, {"names": {"v": ("a",)}}, "no names for array 'w'; near: v"),
         ({"w": W}, {"fn": lambda ww: ww}, "parameter 'ww' of <lambda> is no key of"),
         ([W], {"fn": lambda w: w}, "`arrays` is a mapping whose keys are"),
@@ -227,6 +234,37 @@ def test_boxes_of_linen_and_variables_of_nnx_are_read():
 def test_what_lint_cannot_read(arrays, more, message):
     with pytest.raises(sa.StrategyError, match=message):
         sa.logical_rules([("mlp", "model")], MESH).lint(arrays, **more)
+
+
+@pytest.mark.parametrize("scalar", [((), "int32", ()), jax.ShapeDtypeStruct((), "int32"), ()])
+def test_scalars_have_no_names(scalar):
+    """The count of an optimizer, beside arrays with names; a node without arrays is skipped."""
+    rules = sa.logical_rules([("mlp", "model"), ("embed", None)], MESH)
+    found = rules.lint({"w": W, "state": (scalar, {"m": W})})
+    assert not len(found)
+    assert found.num_arrays == 2 + (scalar != ())
+    names = {"w": W[-1], "state": ((), {"m": W[-1]})}
+    bare = {"w": jax.ShapeDtypeStruct(*W[:2])}
+    assert not len(rules.lint({**bare, "state": (scalar, {"m": bare["w"]})}, names=names))
+    layouts = rules.strategy(({"w": W, "count": scalar},)).in_shardings[0]
+    assert layouts["w"] == rules.spec(W[-1])
+
+
+def test_findings_are_asked_for_by_number_and_kind():
+    found = sa.logical_rules([("mpl", "model")], MESH).lint({"w": W})
+    assert found[0] is found[-1] is found.of_kind("no_array")[0]
+    assert found[:3] == tuple(found)
+    for number in (99, -2, "no_array"):
+        with pytest.raises(sa.TableError, match=f"no finding {number!r}: .* numbered 0 to 0"):
+            _ = found[number]
+    with pytest.raises(sa.TableError, match="'shadow': did you mean 'shadowed'"):
+        found.of_kind("shadow")
+
+
+@pytest.mark.parametrize("names", ["mlp", (3,), (("mlp",),)])
+def test_names_of_dimensions_are_text(names):
+    with pytest.raises(sa.StrategyError, match="give a tuple with a name or None per dimension"):
+        sa.logical_rules([("mlp", "model")], MESH).spec(names)
 
 
 def test_a_model_of_a_billion_parameters_takes_less_than_two_seconds():

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.plan.rules.ordered_rules import STYLES, Wanted, conflicts, in_order
+from shardalg.planner.propagate.strategy import PerLeaf
 
 MESH = sa.Mesh({"data": 4, "model": 2, "expert": 2})
 AXES = [(), ("data",), ("model",), ("expert",), ("data", "expert")]
@@ -344,6 +345,56 @@ def test_a_prefix_and_layouts_of_every_form():
     assert sa.rules_of(sa.Strategy(MESH, None), (names,)).rules == ()
     bare = jax.ShapeDtypeStruct((4,), "float32")
     assert sa.rules_of(sa.Strategy(MESH, (P("model"), P("data"))), (bare, None)).rules == ()
+
+
+def test_layouts_of_results_are_written():
+    """Gradients are sharded, and the parameters that they belong to are whole (ZeRO 2)."""
+    names, more = {"up": ("embed", "mlp"), "down": ("mlp", "embed")}, {"loss": None}
+    apart = {key: tuple(f"{name}_grad" for name in own) for key, own in names.items()}
+    outs = {"up": P("data", "model"), "down": P("model", "data")}
+    strategy = sa.Strategy(MESH, (P(),), (outs, {"loss": P()}))
+    found = sa.rules_of(strategy, (names,), results=(apart, more))
+    assert reads(found, apart, {key: entries(spec) for key, spec in outs.items()})
+    again = found.strategy((names,), results=(apart, more))
+    assert again.out_shardings == (outs, {"loss": None})
+    assert again.in_shardings == ({key: P(None, None) for key in names},)
+    # One sharding for all results, and results that are left to completion.
+    one = sa.rules_of(sa.Strategy(MESH, None, P("data")), (None,), results=(apart["up"], more))
+    assert one.linen() == (("embed_grad", "data"),)
+    assert sa.rules_of(sa.Strategy(MESH, None), (names,), results=(apart, more)).rules == ()
+    with pytest.raises(sa.StrategyError, match=r"result/0/up: 'embed' on data, 'mlp' on model"):
+        sa.rules_of(strategy, (names,), results=(names, more))
+    with pytest.raises(
+        sa.StrategyError, match=r"layout for array 'result/down'.*Give `results` as"
+    ):
+        sa.rules_of(strategy, (names,), results=apart)
+
+
+def test_layouts_of_results_of_a_recipe():
+    """The sharding of a result may be given per leaf, too."""
+    shapes = {"up": (64, 256), "down": (256, 64)}
+    params = {k: jax.ShapeDtypeStruct(shape, "float32") for k, shape in shapes.items()}
+    x = jax.ShapeDtypeStruct((128, 64), "float32")
+    grads = jax.grad(lambda params, x: jnp.sum((x @ params["up"]) @ params["down"]))
+    recipe = sa.recipes.zero(2, "data") | sa.recipes.tensor("model")
+    mesh, roles = sa.Mesh({"data": 2, "model": 4}), ("parameters", "data")
+    explained = recipe.explain(grads, params, x, mesh=mesh, roles=roles)
+    names = {key: (f"{key}_0", f"{key}_1") for key in shapes}
+    out = {key: tuple(f"{name}_grad" for name in own) for key, own in names.items()}
+    found = explained.rules((names, ("batch", None)), results=out)
+    made, want = found.strategy((names, None), results=out), explained.strategy
+    for one, other in (
+        (made.out_shardings, want.out_shardings),
+        (made.in_shardings[0], want.in_shardings[0]),
+    ):
+        for key in names:
+            assert padded(entries(one[key]), 2) == padded(entries(other[key]), 2)
+    assert any(any(entries(spec)) for spec in want.out_shardings.values())
+    leaves = PerLeaf(want.out_shardings[key] for key in ("down", "up"))
+    flat = sa.rules_of(sa.Strategy(mesh, None, leaves), (None, None), results=out)
+    assert {*flat.rules} == {rule for rule in found.rules if rule.name.endswith("_grad")}
+    with pytest.raises(sa.StrategyError, match="layouts for 2 arrays, and `results` has 1"):
+        sa.rules_of(sa.Strategy(mesh, None, leaves), (None,), results={"up": out["up"]})
 
 
 def test_axes_of_size_one_need_no_rule():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from shardalg.errors import HardwareError
@@ -124,10 +125,18 @@ class Calibration:
         return self.software == DATASHEET
 
     def __getitem__(self, name: str) -> float:
-        """Return the value of the constant with a name, or its default."""
+        """Return the value of the constant with a name, or its default.
+
+        Raises:
+          HardwareError: there is no constant of this name.
+        """
         for known, value in self.values:
             if known == name:
                 return value
+        if name not in CONSTANTS:
+            near = get_close_matches(str(name), list(CONSTANTS), 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(CONSTANTS)}."
+            raise HardwareError(f"no constant has the name {name!r:.40}: {hint}")
         return CONSTANTS[name].default
 
     def changed(self, **values: float) -> Calibration:

@@ -18,8 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, overload
 
+from shardalg.errors import TableError
 from shardalg.tables import Parts, Table, html_part, repr_part
 
 if TYPE_CHECKING:
@@ -121,10 +123,31 @@ class Findings:
     @overload
     def __getitem__(self, at: slice) -> tuple[Finding, ...]: ...
     def __getitem__(self, at: Any) -> Any:
+        """Return the finding with a number, or those of a slice.
+
+        Raises:
+          TableError: there is no such number; the error says how many findings there are.
+        """
+        if isinstance(at, slice):
+            return self.found[at]
+        if not hasattr(at, "__index__") or not -len(self) <= at < len(self):
+            listed = f"they are numbered 0 to {len(self) - 1}" if self else "there are none"
+            raise TableError(
+                f"there is no finding {at!r:.40}: {listed}. `of_kind(kind)` returns those of one "
+                "kind."
+            )
         return self.found[at]
 
     def of_kind(self, kind: str) -> tuple[Finding, ...]:
-        """Return the findings of one kind."""
+        """Return the findings of one kind.
+
+        Raises:
+          TableError: there is no such kind.
+        """
+        if kind not in KINDS:
+            near = get_close_matches(str(kind), KINDS, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"the kinds are {', '.join(KINDS)}."
+            raise TableError(f"no finding is of kind {kind!r:.40}: {hint}")
         return tuple(one for one in self.found if one.kind == kind)
 
     def table(self) -> DataFrame:

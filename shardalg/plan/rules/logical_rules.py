@@ -89,12 +89,16 @@ class LogicalRules:
         Dimensions without a rule are absent.
 
         Raises:
-          StrategyError: two dimensions have one name.
+          StrategyError: two dimensions have one name, or an entry is neither a name nor None.
 
         >>> rules = logical_rules([("mlp", "x"), ("embed", "x")], Mesh({"x": 2}))
         >>> rules.applied(("embed", "mlp")), rules.applied(("embed", None))
         ({1: 0}, {0: 1})
         """
+        if isinstance(names, str) or not all(n is None or isinstance(n, str) for n in names):
+            raise StrategyError(
+                f"logical axes are {names!r:.60}: give a tuple with a name or None per dimension."
+            )
         twice = [name for name, count in Counter(names).items() if name and count > 1]
         if twice:
             raise StrategyError(

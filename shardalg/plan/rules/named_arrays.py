@@ -91,6 +91,8 @@ def named_arrays(arrays: Any, names: Any = None) -> NamedTree:
         # `nnx.get_partition_spec` keeps a variable around each spec, so its path ends in "value", a
         # word that the path of the array does not have.
         by_key |= {key.removesuffix("/value"): x for key, x in by_key.items()}
+        for key, each in by_key.items():
+            checked_names(key, each, None)
         missing = [one.key for one in found if one.names is None and one.key not in by_key]
         if missing:
             near = get_close_matches(missing[0], list(by_key), 2) or sorted(by_key)[:2]
@@ -104,7 +106,7 @@ def named_arrays(arrays: Any, names: Any = None) -> NamedTree:
             else checked_names(one.key, by_key[one.key], one.shape, one.dtype)
             for one in found
         )
-    elif all(one.names is None for one in found):
+    elif not any(one.names for one in found):
         raise StrategyError(
             f"no array has names for its dimensions. Write arrays as {_EXAMPLE}, or pass names=... "
             "with the same keys."
@@ -184,9 +186,10 @@ def _array(key: str, leaf: Any) -> NamedArray:
         return checked_names(key, leaf, None, "float32")
     # A leaf is (shape, names) or (shape, dtype, names). Without a dtype, an array counts as
     # float32, the usual type of parameters.
-    if isinstance(leaf, tuple) and len(leaf) in (2, 3) and _is_shape(leaf[0]):
+    if _is_written(leaf):
         dtype = leaf[1] if len(leaf) == 3 else "float32"
-        return checked_names(key, leaf[-1], tuple(leaf[0]), _dtype_text(key, dtype))
+        shape = _checked_shape(key, leaf[0])
+        return checked_names(key, leaf[-1], shape, _dtype_text(key, dtype))
     names = getattr(leaf, "names", None)
     value = leaf
     if _is_haliax(leaf):
@@ -212,6 +215,9 @@ def checked_names(
     Raises:
       StrategyError: `names` are no names, or are not as many as dimensions.
     """
+    # A scalar has no dimension to name.
+    if shape == () and (names is None or not len(names)):
+        return NamedArray(key, (), shape, dtype)
     if names is None:
         return NamedArray(key, None, shape, dtype)
     if not _is_names(names):
@@ -290,24 +296,57 @@ def _dtype_text(key: str, dtype: Any) -> str:
         ) from None
 
 
-def _is_shape(given: Any) -> bool:
-    return isinstance(given, tuple | list) and all(isinstance(n, int | np.integer) for n in given)
+def _is_plain(given: Any) -> bool:
+    """Return whether a node is a tuple or list; a named tuple is a node of other arrays."""
+    return isinstance(given, tuple | list) and not hasattr(given, "_fields")
+
+
+def _is_written(leaf: Any) -> bool:
+    """Return whether a node is an array as (shape, dtype, names) or (shape, names).
+
+    A shape is read with wrong sizes, too, so that the error can name them.
+    """
+    if not isinstance(leaf, tuple) or not _is_plain(leaf) or len(leaf) not in (2, 3):
+        return False
+    shape: Any = leaf[0]
+    # Named sizes are expressions of sympy.
+    if not _is_plain(shape):
+        return False
+    numbers = (isinstance(n, int | float | np.number) or hasattr(n, "free_symbols") for n in shape)
+    if not all(numbers):
+        return False
+    # An empty tuple may also be a node without arrays. It is the shape of a scalar beside a dtype.
+    return bool(shape) or (len(leaf) == 3 and isinstance(leaf[1], str | type | np.dtype))
+
+
+def _checked_shape(key: str, shape: Sequence[Any]) -> tuple[int, ...]:
+    """Return a shape that the user wrote.
+
+    Raises:
+      StrategyError: a size is no whole number of at least 0.
+    """
+    for size in shape:
+        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 0:
+            raise StrategyError(
+                f"array {key!r} has the shape {list(shape)!r:.80}, with the size {size!r}: sizes "
+                "are whole numbers of at least 0."
+            )
+    return tuple(map(int, shape))
 
 
 def _is_names(leaf: Any) -> bool:
     """Return whether a leaf is a tuple or list of dimension names, not a named tuple of arrays."""
     if isinstance(leaf, PartitionSpec):
         return True
-    plain = isinstance(leaf, tuple | list) and not hasattr(leaf, "_fields")
     # An empty tuple is a node of a pytree, and a scalar has no names to read.
-    return plain and bool(leaf) and all(n is None or isinstance(n, str) for n in leaf)
+    names = _is_plain(leaf) and all(n is None or isinstance(n, str) for n in leaf)
+    return bool(names and leaf)
 
 
 def _is_leaf(leaf: Any) -> bool:
     """Return whether a node of a pytree is one array with its names."""
-    tuples = isinstance(leaf, tuple) and len(leaf) in (2, 3) and _is_shape(leaf[0])
     boxed = hasattr(leaf, "unbox") or hasattr(leaf, "get_metadata") or _is_haliax(leaf)
-    return bool(tuples) or boxed or _is_names(leaf)
+    return _is_written(leaf) or boxed or _is_names(leaf)
 
 
 def _is_haliax(leaf: Any) -> bool:

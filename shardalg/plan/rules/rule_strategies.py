@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
@@ -14,10 +15,10 @@ from shardalg.plan.rules.logical_rules import Axes, LogicalRules, mesh_from
 from shardalg.plan.rules.named_arrays import (
     EXAMPLE_ARGUMENTS,
     NamedArray,
-    NamedTree,
     Names,
     arguments_of,
     named_site,
+    named_tree,
     specs_by_path,
 )
 from shardalg.plan.rules.ordered_rules import STYLES, Conflict, Wanted, conflicts
@@ -32,6 +33,7 @@ def rules_of(
     arrays: Any,
     *,
     style: str = "linen",
+    results: Any = None,
     sites: Mapping[str, Any] | None = None,
     leave_out: bool = False,
 ) -> LogicalRules:
@@ -46,6 +48,8 @@ def rules_of(
         whose leaves are names of dimensions, boxes of flax linen, variables of nnx, named arrays of
         haliax, (shape, names), or arrays without names.
       style: "linen", "nnx", "haliax" or "maxtext".
+      results: the names of the function's result, as a pytree like an entry of `arrays`. None: the
+        layouts of the result have no influence.
       sites: by the name of a site of the strategy, the names of its dimensions.
       leave_out: whether arrays without rules are named by a warning, not by the error. The rules
         give the layouts of all other arrays.
@@ -89,8 +93,10 @@ def rules_of(
             f"sites is {sites!r:.60}: give the names of the dimensions of each site, as in "
             '{"activations": ("batch", "embed")}.'
         )
+    named = [one for tree in arguments_of(arrays) for one in tree.arrays]
     layouts = [
-        *_layouts(strategy, arguments_of(arrays), mesh),
+        *_layouts(strategy.in_shardings, named, mesh, ARGUMENTS),
+        *_layouts(strategy.out_shardings, named_tree(results, RESULT).arrays, mesh, RESULTS),
         *_site_layouts(strategy, sites or {}, mesh),
     ]
     # Axes of size 1 split nothing. They are written only if the layouts have no rules without them:
@@ -138,32 +144,60 @@ def _listed(found: Sequence[Conflict]) -> str:
     return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class _Side:
+    """The arguments or the results of a strategy.
+
+    Attributes:
+      root: the path with which the keys of its arrays begin.
+      what: its name for messages.
+      remedy: the sentence that says how its arrays are given.
+    """
+
+    root: str
+    what: str
+    remedy: str
+
+
+RESULT = "result"
+ARGUMENTS = _Side(
+    "", "arrays", f"Give `arrays` as the function's arguments, as in {EXAMPLE_ARGUMENTS}."
+)
+RESULTS = _Side(RESULT, "results", "Give `results` as the function's result, with the same tree.")
+
+
 def _layouts(
-    strategy: Strategy, arguments: Sequence[NamedTree], mesh: Mesh
+    given: Any, every: Sequence[NamedArray], mesh: Mesh, side: _Side
 ) -> Iterator[tuple[NamedArray, tuple[Axes, ...]]]:
     """Yield the named arrays that a strategy shards, with the mesh axes of each dimension.
+
+    Args:
+      given: the strategy's layouts of the arguments, or of the results.
+      every: the arrays of that side.
 
     Raises:
       StrategyError: an array has no place in the strategy, or a layout that cannot be read.
     """
-    given, every = strategy.in_shardings, [one for tree in arguments for one in tree.arrays]
+    if not any(one.names for one in every):
+        return
     if isinstance(given, PerLeaf):
         if len(given) != len(every):
             raise StrategyError(
-                f"the strategy has layouts for {len(given)} arrays, and `arrays` has {len(every)}. "
-                "Give an entry with the same arrays per argument."
+                f"the strategy has layouts for {len(given)} arrays, and `{side.what}` has "
+                f"{len(every)}. {side.remedy}"
             )
         by_key = {one.key: spec for one, spec in zip(every, given, strict=True)}
     else:
-        by_key = specs_by_path(given)
+        found = specs_by_path(given)
+        by_key = {"/".join(part for part in (side.root, p) if part): s for p, s in found.items()}
     for one in every:
         if one.names is not None:
-            spec = _spec_of(one.key, by_key)
+            spec = _spec_of(one.key, by_key, side)
             if spec is not None:
                 yield one, _axes(spec, one, mesh)
 
 
-def _spec_of(key: str, by_key: Mapping[str, Any]) -> Any:
+def _spec_of(key: str, by_key: Mapping[str, Any], side: _Side) -> Any:
     """Return the spec of an array: that of the array itself, or of a tree that contains it.
 
     Args:
@@ -179,8 +213,7 @@ def _spec_of(key: str, by_key: Mapping[str, Any]) -> Any:
             return by_key[path]
     near = get_close_matches(key, list(by_key), 2) or sorted(by_key)[:2]
     raise StrategyError(
-        f"the strategy has no layout for array {key!r}; near: {', '.join(near)}. Give `arrays` as "
-        f"the function's arguments, as in {EXAMPLE_ARGUMENTS}."
+        f"the strategy has no layout for array {key!r}; near: {', '.join(near)}. {side.remedy}"
     )
 
 
