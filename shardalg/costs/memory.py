@@ -310,6 +310,11 @@ class Scan:
         Args:
           start: the values alive at the start of the block, with their bytes.
           pinned: values that stay in memory to the end of the block.
+
+        There are three models. Without a graph, every value is in memory from its instruction to
+        its last use. With a graph, values that kernels keep on the chip or cast themselves are not
+        in memory. With `rebuild`, pointwise operators are also fused, and the backward pass repeats
+        them instead of keeping their results.
         """
         graph = self.graph
         if graph is None:
@@ -318,7 +323,8 @@ class Scan:
         if not self.rebuild:
             last = last_uses(block.instructions, block.results)
             read = self.casts.read
-            # A value that products read in its stored type lives as long as its cast would.
+            # `read` has, for the result of a cast, the value before the cast. A product reads that
+            # value and casts it itself, so the value lives as long as its cast would.
             for value in last.keys() & read.keys():
                 last[read[value]] = max(last[read[value]], last[value])
             return Lives(start, pinned, last, written, never.union(read))

@@ -263,8 +263,9 @@ def _sources(
         if not inner and not bit & REDUCES:
             continue
         of = NOTHING.union(*[sources.get(v, (v,)) for v in instruction.operands])
-        # The masked bits of a pointwise operator are `FUSES`. A product does not write over its
-        # operands, so its result has no sources to overwrite.
+        # Of the bits `FUSES` and `REDUCES`, a pointwise operator has the first one alone. Any other
+        # operator, such as a product, does not write over its operands, so its result has no
+        # sources to overwrite.
         made_of = of if bit & _REPEATS == FUSES else NOTHING
         for value in inner:
             if value in unwritten:

@@ -630,7 +630,8 @@ class Pricing:
     def arithmetic(self, instruction: Instruction) -> tuple[Any, Any, float]:
         """Return (flops, flops with sizes rounded up to the matrix unit's blocks, peak rate).
 
-        An instruction that is no operator of the graph has 0 flops at an infinite rate.
+        The flops are those of one device, counted on its local shapes. An instruction that is no
+        operator of the graph has 0 flops at an infinite rate.
         """
         if type(instruction.attributes) is not Apply or instruction.node is None:
             return 0, 0, math.inf
@@ -642,6 +643,8 @@ class Pricing:
         padded = padded_flops(signature, shapes, self.hardware.matrix_unit, params, row)
         flops = shaped_flops(signature, shapes, params, row)
         node = instruction.node
+        # In a grouped product (mixture of experts) with formulas for sizes, the busiest device has
+        # a part of the rows that depends on local and global shapes (`whole` has the global ones).
         if self.sizes is not None and dict(instruction.attributes.loops):
             whole = self.whole(self.graph.nodes[node])[1]
             flops, padded = (
@@ -677,7 +680,8 @@ class Pricing:
 
     def useful(self) -> tuple[Any, Any]:
         """Return (flops of a call on global shapes, their seconds on one device at its peak)."""
-        # Equal operators are counted once, because formulas are slow to add up.
+        # Equal operators are counted once, because formulas are slow to add up. `whole` gives the
+        # signature of a node, its global shapes if these are formulas, and its executions per call.
         tally: Counter[tuple[Hashable, Any, Any]] = Counter()
         nodes = Counter(map(self.whole, self.graph.walk()))
         for (signature, shapes, trips), times in nodes.items():

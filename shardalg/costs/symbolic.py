@@ -483,6 +483,8 @@ class _Symboliser:
         assert after is not None and isinstance(after.attributes, Collective | DynamicSlice), (
             "what is padded is padded for the move after it"
         )
+        # `after` divides the padded dimension into equal blocks. The padded size is therefore the
+        # block of its result, times the number of devices along the digits of `after`.
         cut = self.program.locals[after.results[0]].sharding
         block = self.tile(self.wholes[local.index][dim], cut.shape[dim], cut.dims[dim])
         shape[dim] = block * math.prod(d.size for d in self.digits(after.attributes.digits))

@@ -330,7 +330,11 @@ def _block_fault(graph: Graph, node: Node, region_arguments: list[RegionArgument
 
 
 def _region_call(graph: Graph, node: Node) -> RegionCall:
-    """Return the operands and results of a call, and the arguments and results of its bodies."""
+    """Return the operands and results of a call, and the arguments and results of its bodies.
+
+    The second field has the numbers of leading operands with a role of their own: for a scan the
+    constants and the carries, for a while loop the constants of the condition and of the body.
+    """
     bodies = [graph.regions[body] for body in node.bodies]
     return RegionCall(
         node.index,

@@ -42,9 +42,12 @@ class Sources:
         self._hidden = tuple(f"{place.rstrip(os.sep)}{os.sep}" for place in places)
         # Models and the lab are written like a user's code, so their lines are shown.
         self._shown = tuple(f"{_PACKAGE / room}{os.sep}" for room in ("models", "lab"))
-        # Many equations share frames, tracebacks and name stacks, so what each shows is kept:
-        # texts by path, by place in code, and by the id of a traceback; then the shown lines that
-        # are of packages, scopes by the id of a stack, and whether a path is a package's.
+        # Caches, because many equations share frames, tracebacks and name stacks:
+        #   _files: the printed name of a path.          _lines: the text of a place in code.
+        #   _tracebacks, _kernels: the line and the kernel's name, by the id of a traceback.
+        #   _foreign: the lines that belong to installed packages.
+        #   _stacks: (flags, scopes) by the id of a name stack.
+        #   _packages: whether a path belongs to a package.
         self._files: dict[str, str] = {}
         self._lines: dict[tuple[CodeType, int], str] = {}
         self._tracebacks: dict[int, str] = {}

@@ -368,10 +368,10 @@ def _updated(graph: Graph, read: list[_Leaf], late: bytearray) -> set[int]:
 def _roots(read: list[_Leaf], trained: set[str]) -> set[str]:
     """Return the names of the trees that contain weights.
 
-    These are the trained trees, and trees with at least half as many leaves as the largest tree. If
-    there are trained trees, another tree needs at least 3 leaves, so that a pair of data arrays is
-    not taken for frozen weights.
-    The latter are frozen weights, or the weights of a function without a backward pass.
+    These are the trained trees, and trees with at least half as many leaves as the largest tree.
+    The latter are frozen weights, or the weights of a function without a backward pass. If there
+    are trained trees, another tree needs at least 3 leaves, so that a pair of data arrays is not
+    taken for frozen weights.
 
     Args:
       read: the arguments that the forward or the backward pass reads.

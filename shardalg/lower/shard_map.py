@@ -369,7 +369,11 @@ class Lowered:
 
     @property
     def _twin_axes(self) -> Axes:
-        """The axes of the mesh on which XLA partitions the same function."""
+        """The axes of the mesh on which XLA partitions the same function.
+
+        `run` has the axes of the program's own mesh, `user` those of the user's mesh.
+        """
+        # With a callback, for example, JAX requires all shardings to name the axes of one mesh.
         if self._names_one_mesh:
             return self.run
         # Annotations may shard along a part of an axis. The user's mesh has no axis for it, but the

@@ -262,6 +262,8 @@ def _tile_count(question: _Question, group: tuple[int, ...], tile: Sequence[int]
       group: numbers of the places (dimensions and classes) that form the tile.
       tile: the partition id along each of these places.
     """
+    # The unknowns of the solver: the parts of each place (n), the partition id of each device along
+    # it (id), and the right number of devices per tile (`share`).
     exists = z3.And([z3.Int(f"n{k}") > part for k, part in zip(group, tile, strict=True)])
     holds = [
         z3.And([z3.Int(f"id{k}_{d}") == part for k, part in zip(group, tile, strict=True)])
@@ -309,6 +311,7 @@ def _sharding(question: _Question, found: Rows) -> Sharding:
     names: Mapping[int, DimOrClass] = {
         k: place for k, (place, _) in enumerate(question.places) if found.parts[k] > 1
     }
+    # `found` has the number of a place as its key, and `table` the place itself.
     table = Rows(
         found.size,
         {place: found.parts[k] for k, place in names.items()},

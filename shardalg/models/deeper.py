@@ -232,8 +232,9 @@ def aligned(low: Sequence[Key], high: Sequence[Key]) -> list[tuple[int, int]] | 
     both are paired. None: the longer sequence is not the shorter one with more repetitions.
 
     Both sequences are scanned together; `shift` keys of the longer one have no partner so far.
-    Where the keys differ, the longer one has one repetition more, which is skipped. `more` has the
-    shift of each index of the shorter sequence.
+    Where the keys differ, the longer one has one repetition more. `_run` finds its length, and
+    `_moved` chooses which of the equal repetitions is skipped. `more` has the shift of each index
+    of the shorter sequence.
 
     >>> aligned("p12ab12ab12e", "p12ab12ab12ab12e")[4:9]
     [(4, 4), (5, 9), (6, 10), (7, 11), (8, 12)]

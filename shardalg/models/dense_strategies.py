@@ -143,6 +143,8 @@ def _weight_dims(layout: StrategyAxes, mesh: Mesh, weight: str, shape: tuple[int
         found[cut] = layout.tensor
     # Every weight has the model's features, so that this choice gives all weights one sharding.
     free = [features, *(dim for dim in range(len(shape)) if dim not in (features, cut))]
+    # Next to tensor axes the features are the only choice, and they are the choice if nothing
+    # divides: uneven blocks are refused where the strategy is used.
     divided = [dim for dim in free if shape[dim] % weight_parts == 0]
     place = divided[0] if divided and not found[cut] else features
     found[place] = layout.weights

@@ -404,9 +404,11 @@ class _Sizes:
     def graph(self) -> Graph:
         """Return the plan's graph with a recorded size in place of every number.
 
-        A recorded size writes down each comparison that planning makes with it.
+        A recorded size writes down each comparison that planning makes with it. `second` is the
+        function traced at other sizes: parameters that differ there depend on sizes.
         """
         graph = self.stages.graph
+        # A loaded plan has no function, so that nothing shows which parameters depend on sizes.
         if self.second is None:
             return graph
         values = tuple(

@@ -101,8 +101,13 @@ def _solved(
 ) -> str:
     """Return the text of an inequality between one name and a quotient of two sums.
 
+    Names that multiply the largest term of the quotient go to the left side: `B > 3*D*X` becomes
+    `B/X > 3*D` if X may go there.
+
     Args:
       side: the name, the sign, and the names that may go to the left side.
+      above, below: numerator and denominator of the quotient.
+      values: the point near which the inequality holds; it decides which term is the largest.
     """
     name, sign, others = side
     # Sizes are positive, so that a bound below 0 decides for all of them.

@@ -313,7 +313,8 @@ class Guards:
         arrays = {name: exact.of(symbol(name)) for name in points[0]}
         holds = {fact: Checked([fact], {}).hold(arrays) for fact in (*self.asked, *self.traced)}
         holding_points = np.ones(len(points), bool)
-        # Facts of the run itself are decisive at every point.
+        # `whole` is the record of the run, and `traced` has facts about the traced program. These
+        # facts are decisive at every point.
         for fact in (*self.whole.facts, *self.traced):
             holding_points &= holds[fact]
         # A call is doubtful where one of its facts fails, or where an inner call has another

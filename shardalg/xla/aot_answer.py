@@ -293,7 +293,8 @@ def _cause(kind: str, axes: str, both: tuple[Moved, Moved], near: bool) -> str:
     (scatters, parts), (reduces, whole) = fewer
     # If other all-reduces were combined, their number is no evidence. The bytes are: an all-reduce
     # sends twice the bytes of the reduce-scatter that it replaces.
-    # `parts` bytes are missing then, and twice as many are sent in addition (`whole` is negative).
+    # `parts` bytes are missing then, and twice as many are sent in addition (`whole` is negative):
+    # the sum of both is 0, within the share `SLACK` of the all-reduced bytes.
     is_whole = reduces < 0 or abs(whole + 2 * parts) <= -SLACK * whole
     if kind in _REDUCES and scatters > 0 and is_whole:
         return f"all-reduced and then sliced: {scatters} reduce-scatters"

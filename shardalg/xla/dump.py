@@ -260,7 +260,15 @@ def _completion(
     *,
     loops: Told,
 ) -> Completion:
-    """Read the completion from a dump; `results` has the HLO sharding and the shape of each."""
+    """Read the completion from a dump.
+
+    Args:
+      results: the HLO sharding and the shape of each result of the function.
+      loops: returns the trip count of a `while` instruction if it is known, else None.
+
+    Raises:
+      LoweringError: the dump has no program from before or after partitioning.
+    """
     if dump.before is None or dump.after is None:
         raise LoweringError(
             f"XLA partitioned nothing on {mesh!r}: there is no dump of its partitioner. Compare a "

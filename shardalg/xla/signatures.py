@@ -102,10 +102,12 @@ class GraphSide:
     _above: dict[int, Above] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Set, for each value at the border of a region, the values from which it comes.
+        """Set two tables: the values that a region's border renames, and the first anchors.
 
-        Also make each argument of the function an anchor: a value with a signature of its own, with
-        which XLA's program is compared.
+        An anchor is a value with a signature of its own, by which both programs are compared. The
+        anchors above a value are the nearest ones from which it is computed. `_sources` gives, for
+        each value at the border of a region, the values from which it comes. `_above` begins with
+        the function's arguments, each of which is an anchor of its own.
         """
         graph = self.graph
         self._sources: dict[int, list[int]] = defaultdict(list)
@@ -221,7 +223,9 @@ class HloSide:
     def shapes(self, _: None) -> list[tuple[HloInstruction, object]]:
         """Return (instruction, (kind, shape, number of results)) of each anchor.
 
-        Instructions of all computations are listed, also of those that nothing calls.
+        An anchor is an instruction that is compared with a node of the graph (`hlo_kind` knows it).
+        Instructions of all computations are listed, also of those that nothing calls. The argument
+        is unused; the method of the same name for graphs takes the values to describe.
         """
         found = [i for here in self.module.computations.values() for i in here.values()]
         return [(i, (hlo_kind(i), i.leaves[0][1], _hlo_reduced(i))) for i in found if hlo_kind(i)]

@@ -135,7 +135,12 @@ class Classes:
         return parts(self.held)
 
     def rounds(self, exchange: Exchange) -> tuple[Round, ...]:
-        """Return the rounds of an exchange, in which classes of devices send to classes."""
+        """Return the rounds of an exchange, in which classes of devices send to classes.
+
+        An interval covers one or more blocks; round k brings the k-th block after the one in which
+        the interval starts. Rounds in which no device reads an existing element are left out,
+        except short gaps between others (`worth_sending`).
+        """
         # The interval that starts last in its first block reaches into the most blocks.
         offsets = self.starts(exchange, *self.window(exchange)) % exchange.block
         last = int((offsets.max() + max(exchange.want.length, 1) - 1) // exchange.block)
@@ -300,8 +305,10 @@ class ClassRound:
     def _sent(self, row: int, target: int, source: int, *ends: int) -> tuple[Label, Sends]:
         """Return the label of two classes of devices, and the elements that one sends to the other.
 
-        Device k of a class has the partition id `target + k*T` and reads from `source + k*S` (see
-        `Classes`).
+        The label is (source class, target class, distance), see `Label`. The elements are a range
+        of the sender's block, the same for all k, with runs: the ranges of k for which they are
+        sent. Device k of a class has the partition id `target + k*T` and reads from `source + k*S`
+        (see `Classes`).
 
         Args:
           row: the number of the other digits, which both classes share.

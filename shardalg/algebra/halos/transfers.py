@@ -274,6 +274,8 @@ class _Group:
     def joints(self, new: _New) -> Iterator[tuple[tuple[int, int], int]]:
         """Yield (price of the changed group, k) for each way to add the slot `new` to the group.
 
+        A price is (elements that a device sends, number of permutes).
+
         The new slot can be united with slot k if both send the same tensor. If k is the number of
         slots in the group, the new slot is appended instead. A union that would be wider than a
         block is left out, because no slice of the block has that width.

@@ -149,7 +149,8 @@ def _turn(fits: Callable[[int], bool], guess: int) -> int:
 
     The search goes upward from the guess in doubling steps. It passes numbers that do not fit, up
     to twice the guess, because `fits` need not be monotonic. If no number fits there, the search
-    goes downward. 0 counts as a number that fits.
+    goes downward. 0 counts as a number that fits. Between a number that fits and one that does not,
+    `_last` finds the last one that fits, by bisection.
     """
     low = high = by = 0
     while (at := guess + by) < LARGEST:

@@ -157,6 +157,8 @@ def _reason(here: Sent, there: Sent, every: tuple[dict[int, Sent], dict[int | No
         sums = [s for s in theirs.values() if set(s.kinds) == kinds and s.axes == here.axes]
         if any(other.wire_bytes > here.wire_bytes for other in sums):
             return COMBINED
+        # If the plan has the same collective several times, and XLA kept at least one of these, the
+        # other ones were merged into it.
         alike = [local for local, other in ours.items() if other == here]
         return MERGED if len(alike) > 1 and any(local in theirs for local in alike) else REMOVED
     if not here.kinds:

@@ -108,6 +108,9 @@ def _record(
 ) -> tuple[str, tuple[str, ...], int, int, int, int | float]:
     """Return the first six fields of a collective's `HloCollective`.
 
+    They are the kind, the axes and the size of its groups, and the bytes of its operands, of its
+    results, and sent on a ring.
+
     Args:
       fused: result bytes of each fusion that a TPU runs as one reduce-scatter, by computation.
     """

@@ -228,7 +228,8 @@ def decide(
         return Proved(ms, smt2)
     if answer == z3.unknown:
         return Unknown(ms, smt2, fault or solver.reason_unknown())
-    # Only whole numbers are read: `radix` is a function.
+    # Only whole numbers are read. Claims may use an uninterpreted function (`radix`), which has
+    # arguments (its arity is not 0) and therefore no number as its value.
     model = solver.model()
     pairs = ((str(d), model[d]) for d in model.decls() if d.arity() == 0)
     values = sorted((name, v.as_long()) for name, v in pairs if z3.is_int_value(v))

@@ -116,13 +116,14 @@ class CandidatePricing:
         for one in found:
             sizes = sizes_of(one)
             # Sizes at which two scalars coincide give another program, because equal scalars are
-            # one value.
+            # one value. `names` has these sizes, and `more` those that no template has fixed yet.
             names = frozenset().union(*(t.together(sizes) for t in usable.values()))
             more = tuple((name, sizes[name]) for name in sorted(names - fixed))
             same.setdefault((bool(names), more), []).append(one)
         for (is_other, more), group in same.items():
             # A template that is traced at the coinciding values has the program with the shared
-            # scalar. A group of one candidate needs no template: it is planned by itself.
+            # scalar. A group of one candidate needs no template: it is planned by itself. If sizes
+            # coincide that are fixed already (`is_other`), no template has the program.
             if more and len(group) > 1:
                 yield from self.together(group, fixed | dict(more).keys())
             else:

@@ -95,7 +95,7 @@ def kind_of(one: Candidate) -> tuple[Any, ...]:
     """Return a key that is equal for candidates whose steps have one template.
 
     The key has the model's fields, whether it is a pipeline, the sizes that are too small to vary
-    (`_SMALL`), and which of the counts Q, L and R are equal.
+    (`_SMALL`), and which of the counts Q (microbatches), L (stages) and R (rounds) are equal.
     """
     sizes = sizes_of(one)
     small = tuple((name, size) for name, size in sizes.items() if size <= _SMALL)

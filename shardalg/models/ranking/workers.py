@@ -126,7 +126,11 @@ class Workers:
     _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def run(self) -> None:
-        """Price all tasks; if this is interrupted, `done` has the results so far."""
+        """Price all tasks; if this is interrupted, `done` has the results so far.
+
+        This process and up to `count - 1` worker processes each take the next task that no other
+        one has taken, until none is left. A thread starts the workers and feeds them (`_beside`).
+        """
         many = min(self.count - 1, len(self.tasks) - 1)
         # Tasks are pickled before pricing starts, because pricing in this process fills the caches
         # that a task's values have, and these would be pickled too.

@@ -122,7 +122,11 @@ class StrategyRegions(Answer):
         return Table(LIMIT_COLUMNS, tuple(map(self._limit, range(len(self.strategies)))))
 
     def _limit(self, number: int) -> tuple[str, str, str]:
-        """Return the row of `LIMIT_COLUMNS` of a strategy."""
+        """Return the row of `LIMIT_COLUMNS` of a strategy: where it computes longer than it sends.
+
+        The limit is between neighbouring points of the grid of which only one fulfils this. The row
+        has an inequality from formulas that hold at both points, or the two points themselves.
+        """
         name, prices = self.names[number], self.prices[number]
         planned = np.isfinite(prices.step_s)
         if not planned.any():
@@ -134,6 +138,8 @@ class StrategyRegions(Answer):
         ]
         if not pairs:
             return name, EVERYWHERE if prices.computes[planned].all() else NOWHERE, ""
+        # A pair is (point inside, point outside). Of the pairs with formulas, the middle one stands
+        # for the whole limit.
         known = [pair for pair in pairs if self._formulas((number,), pair)] or pairs
         inside, outside = known[len(known) // 2]
         at = _text(self._point(inside))

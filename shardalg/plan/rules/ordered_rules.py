@@ -102,7 +102,12 @@ def in_order(arrays: Sequence[Wanted]) -> Found:
 
 
 def _requirements(rule: LogicalRule, arrays: Sequence[Wanted]) -> Iterator[set[LogicalRule]]:
-    """Yield, per array in which a rule must not apply, the rules of which one is before it."""
+    """Yield, per array in which a rule must not apply, the rules of which one must be before it.
+
+    A rule does not apply if an earlier rule has given the dimension its axes, or has given another
+    dimension one of the rule's axes. For an array with the names ("batch", "mlp") on the axes x and
+    y, the rule (mlp, x) must not apply: (mlp, y) or (batch, x) must be before it.
+    """
     for one in arrays:
         if rule.name not in one.names:
             continue

@@ -71,7 +71,12 @@ def below_peak(
 
 
 def _repeated(program: SpmdProgram) -> list[_Repeated]:
-    """Return the copies that collectives outside of loops compute more than once."""
+    """Return the copies that collectives outside of loops compute more than once.
+
+    A copy is a graph value in one sharding, such as a gathered weight. Each entry has the copy, the
+    instructions between its uses (where keeping the copy needs more memory), its bytes, and the
+    bytes sent that keeping it saves.
+    """
     made: dict[Copy, list[int]] = defaultdict(list)
     instructions = program.block.instructions
     read = {local: i for i, one in enumerate(instructions) for local in one.operands}

@@ -75,6 +75,10 @@ class Partitioner(BodyPartitioner):
     ) -> None:
         """Set the shardings of values, the classes of nodes and an empty program.
 
+        `alike` and `kinds` have the equivalence classes of nodes, and `recipes` the decisions so
+        far, per class. `hoisted` will have the copies that are gathered before a loop. `context` is
+        the program under construction, and `rates` caches the chip's rates by element type.
+
         Args:
           roles: the role of every graph value, such as "parameters".
           kept: gathered copies that later phases may read, too.

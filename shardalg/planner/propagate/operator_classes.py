@@ -156,7 +156,8 @@ def _picked(source: Map, target: Map) -> tuple[int, ...] | None:
     loop has several dimensions, or the digits of a loop must divide its extent.
 
     Args:
-      source, target: for each dimension of both tensors, its loops.
+      source, target: for each dimension of both tensors, its loops as (name, extent that the
+        digits must divide; 0 for any).
     """
     for side in (source, target):
         loops = [entry for entry in side if entry]

@@ -433,6 +433,8 @@ def fitted_then_permuted(shape: Shape, start: Dims, goal: Dims, axes: Digits) ->
     # Parts common to n and m stay, so dimension k gives up (`out`) or takes (`into`) only the rest.
     out = [n // gcd(n, m) for n, m in counts]
     into = [m // gcd(n, m) for n, m in counts]
+    # `arcs` is (price, all-to-alls). Each all-to-all is (source dimension, target dimension, number
+    # of devices), and together they divide the number of parts until it fits on the mesh.
     arcs = _arcs(need // gcd(need, devices), tuple(out), tuple(into))
     if arcs is None:
         return None, None

@@ -316,6 +316,7 @@ def _moves(shape: Shape, start: State, goal: State, axes: Digits) -> list[Search
             steps = _moves_with_pending_sums(shape, (dims, pending), wanted, axes)
             return [*steps[:-1], steps[-1]._replace(state=goal)]
         route = shuffled(shape, dims, wanted, (axes, ())) or Route(dims)
+    # The search has the digits in pieces of prime size; the last state gets them as given.
     steps = in_moves(shape, (dims, pending), wanted, route)
     return [*steps[:-1], steps[-1]._replace(state=goal)]
 
@@ -510,10 +511,11 @@ def bound(shape: Shape, start: State, goal: State) -> object:
 
 
 def is_direct(shape: Shape, start: State, goal: State) -> bool:
-    """Return whether some path is known, without a search, to send no more than `bound`.
+    """Return whether some path is known, without a search, to be a cheapest one.
 
-    Such paths are slices followed by gathers, an all-reduce, or slices followed by reduce-scatters
-    to the goal's digits. All blocks must be even.
+    It then sends no more elements than `bound`, which every path must send. Such paths are slices
+    followed by gathers, an all-reduce, or slices followed by reduce-scatters to the goal's digits.
+    All blocks must be even.
     """
     (dims, pending), (wanted, kept) = start, goal
     if any(size % parts(d) for side in (dims, wanted) for size, d in zip(shape, side, strict=True)):

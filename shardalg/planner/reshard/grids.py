@@ -109,8 +109,10 @@ class _Grids:
         """Set both ends of the search as states, and the tables of its bound.
 
         `wanted` and `needed` are the elements of the first device's block of the goal, per
-        dimension and in all. `named` has the goal's digits. `known`, `arrangements` and `shared`
-        are caches.
+        dimension and in all. `named` has the goal's digits. The rest are caches: `shared` has, per
+        dimension, the elements that a block has in common with the goal's block; `arrangements`
+        has, by numbers of parts, all ways to give digits to the dimensions; `known` has the results
+        of all other methods.
         """
         self.shape, self.sizes, self.overlaps = problem.shape, problem.sizes, problem.overlaps
         self.padded, self.kept = problem.padded, problem.goal[1]

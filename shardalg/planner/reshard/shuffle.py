@@ -184,6 +184,9 @@ Needs(lacks=0, leaves=2, blocked=0))
         major end. The three bounds are for the digits that must arrive, for the digits that must
         leave, and for the digits that must leave before a digit of the goal can arrive.
 
+        A digit is an integer with one bit, and a set of digits the sum of its digits. `price` is
+        indexed by a set: it is the cost of one all-to-all that moves the set.
+
         Args:
           goal: the digits of the dimension at the goal, major first.
           elsewhere: the set of digits that other dimensions have at the goal.

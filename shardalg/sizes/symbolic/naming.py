@@ -121,6 +121,9 @@ class Names:
     def join_loops(self) -> None:
         """Record that all dimensions which one loop of an operator indexes have equal sizes.
 
+        Dimension d of value v has the number `base[v] + d`. Numbers of equal sizes are joined in a
+        union-find, of which `parent` is the table.
+
         Relations that are no equalities, such as products of a reshape, go to `equations` and
         `shifts`.
         """

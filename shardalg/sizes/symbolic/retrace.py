@@ -98,7 +98,8 @@ class Alignment:
     def _agree(self, ours: Node, theirs: Node, constants: tuple[set[int], set[int]]) -> bool:
         """Return whether two nodes apply the same operator to corresponding values.
 
-        Sizes, parameters and literals may differ.
+        Sizes, parameters and literals may differ. `partner` gives, for each value of the first
+        graph, the corresponding value of the second one.
 
         Args:
           constants: the literals of the first and of the second graph.

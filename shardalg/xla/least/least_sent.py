@@ -43,9 +43,14 @@ class Division(NamedTuple):
 
 
 def least_sent(stages: Stages) -> int:
-    """Return a lower bound of the bytes that XLA's program sends per device and step."""
+    """Return a lower bound of the bytes that XLA's program sends per device and step.
+
+    It is the sum of the bytes that each operator needs in its cheapest division (`_Least`). For a
+    function with a `shard_map`, it is the bytes of the user's own collectives.
+    """
     graph = stages.graph
     explicit = sum(_explicit(graph, stages.traffic, stages.mesh.size))
+    # In a `shard_map` the user has divided the operators, so their divisions are no choice of XLA.
     if graph.block_axes or any(r.kind == "shard_map" for r in graph.regions):
         return math.floor(explicit)
     return math.floor(_Least(graph, stages.sharded).bytes)

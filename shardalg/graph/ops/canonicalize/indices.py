@@ -91,7 +91,8 @@ def _with_batch_dimensions(graph: Graph, counting: _Counting, node: Node) -> Nod
         batch = counting.along(piece)
         dim = found.selected[component]
         shape = graph.values[piece].type.shape
-        # A constant 0 also counts along the index vector's own dimension, which has one element.
+        # Along dimension `batch` the component is 0, 1, 2, ... A constant 0 also counts along the
+        # index vector's own dimension, which has one element.
         vector = len(shape) - 1
         if batch is None or batch in {*found.index_batching, *dims.values(), vector}:
             continue

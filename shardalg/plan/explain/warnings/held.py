@@ -132,6 +132,7 @@ def _even_remedies(trials: Trials, group: _Uneven, *, equal: bool) -> Iterator[s
     major = Digit(cut.stride * cut.size // part, part)
     minor = Digit(cut.stride, cut.size // part)
     split, left = (*kept, *([major] if part > 1 else [])), (minor, *others)
+    # A choice is (digits that the uneven dimension keeps, digits that split another dimension).
     # At an equal price only the first remedy is offered, so the fewest replicas come first.
     choices = dict.fromkeys(((split, left), (split, ()), (kept, ())))
     found = [each for over in choices if (each := _evened(trials, value, (size, digits), over))]

@@ -147,6 +147,12 @@ class DimensionClasses:
 def dimension_classes(graph: Graph) -> DimensionClasses:
     """Return the classes of all dimensions of a graph.
 
+    Two union-finds over all dimensions are built. `fine` joins dimensions that one loop of an
+    operator indexes, and dimensions inside and outside of a loop body. `coarse` also joins a
+    dimension that nests several loops, such as (heads, features of a head), with the dimension of
+    the major loop. `nests` has the nested dimensions, `walked` the stacked ones whose elements a
+    loop takes one by one.
+
     >>> import jax
     >>> from shardalg.graph.tracing.trace import trace
     >>> x, w, v = (jax.ShapeDtypeStruct(s, "float32") for s in ((8, 4), (4, 6), (6, 4)))

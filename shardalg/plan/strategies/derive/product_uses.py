@@ -200,6 +200,9 @@ class _Reader:
     ) -> None:
         """Record the uses of an operand for the parameter that it is a copy or a slice of.
 
+        `kinds` collects the uses by (parameter, dimension), `products` the uses by product, and
+        `expert_nodes` the products with a batch loop of a parameter (one matrix per expert).
+
         Args:
           origin: the parameter. used: (dimension of the operand, kind of use), as of `_uses`.
         """

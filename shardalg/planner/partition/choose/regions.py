@@ -348,7 +348,8 @@ class _BodySums:
         """Yield a value, and all operands whose deferred partial sums the value may contain.
 
         If sums are not reduced at once, an operator that passes partial sums on computes a partial
-        sum from that of its operand. The search goes back over such operators of the body.
+        sum from that of its operand. The search goes back over such operators of the body. `reader`
+        finds them: it is None for an operand of any other operator.
         """
         yield value
         producer = self.graph.producer[value]

@@ -95,6 +95,8 @@ class Fixpoint:
         # readers either, until the level of broadcasts.
         self.closed = bytes([closed[number] for number in self.numbers])
         self.skipped = bytes([c or v in index.late_backward for v, c in enumerate(self.closed)])
+        # The `retry` tables have the visits that become due when merging begins. `need_result` has
+        # the scatters, whose operands take each other's shardings only if the result has one.
         self._broadcast_level = self._level(image.BROADCAST, BACKWARD)
         self.need_result = {
             number for number, kind in enumerate(index.kinds) if kind.needs_sharded_result
@@ -185,6 +187,8 @@ class Fixpoint:
             elif position in index.tuple_groups:
                 changed |= self._visit_tuple(index.tuple_groups[position], FORWARD)
             else:
+                # `pick` reads the layout numbers of the step's tensors. The outcome depends only on
+                # these and on the operator's class, so steps of equal layers are computed once.
                 key = pick[position](numbers)
                 outcome = memos[kind].get(key, UNKNOWN)
                 if outcome is UNKNOWN:

@@ -151,7 +151,9 @@ class Instructions:
     def _before_root(self, region: int) -> list[Key]:
         """Return the instructions that the last tuple of a computation reads.
 
-        They are those of the carries, of the stacks, and of the arguments that only pass through.
+        The tuple has the results of the body, and those arguments of the body that are elements of
+        its tuple, because an HLO `while` returns also what it only reads. An instruction is (kind,
+        number, number of a result), as `Key` explains.
         """
         results = self.graph.regions[region].results
         # A body with a tuple of its own is an inlined call, whose results are taken out one by one.

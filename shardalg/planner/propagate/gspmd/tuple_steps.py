@@ -258,7 +258,9 @@ class Computations(Instructions):
         """Yield the steps that put the operands of a loop or a conditional into its tuples.
 
         A loop has one tuple, whose elements then pass their shardings to the loop's result. A
-        conditional has one tuple per branch.
+        conditional has one tuple per branch. An element has the value that is put into it
+        (`outer`), its places in these tuples (`tuples`), and its place in the loop's result
+        (`loop`).
         """
         tuples: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for element in self.elements[number]:
@@ -416,7 +418,8 @@ class Computations(Instructions):
         """Yield the steps that put the results of a body into the tuple that the body returns.
 
         Nothing is yielded for the function itself. A loop also returns the values that it only
-        reads.
+        reads. Of an element of the tuple, `numbers` has the body's result that becomes the element
+        (None: the body only reads it), and `roots` the element's place in the returned tuple.
         """
         found = self.graph.regions[region]
         if found.node is None:

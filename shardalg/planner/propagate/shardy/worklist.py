@@ -66,7 +66,12 @@ class Worklist:
         self.known: list[tuple[Directions, Memo] | None] = [None] * len(index.kinds)
 
     def run(self) -> None:
-        """Run all stages, each until nothing changes."""
+        """Run all stages of Shardy's propagation, each until nothing changes.
+
+        In the earlier stages only some operators act, so that these have priority. Without
+        priorities only the last stage runs, in which all act. `todo` is the stack of steps to
+        visit. `waits` tells for each step whether it is on the stack, so that none is there twice.
+        """
         for stage in range(LAST_STAGE + 1) if self.priorities else (LAST_STAGE,):
             self.level = stage
             # Shardy propagates between the results and their annotations before and after a stage.
