@@ -509,7 +509,12 @@ class Pricing:
         return over(amount if self.sizes is None else Formula.of(amount), rate)
 
     def moved(self, instruction: Instruction[Collective]) -> _Price:
-        """Return the price of a collective, without overlap in a collective matmul."""
+        """Return the price of a collective, without overlap in a collective matmul.
+
+        A price is a key, by which equal rows of the cost are added up, and amounts: the number of
+        executions, bytes sent, and work by cause (link, network, latency). An amount with the name
+        (cause, rate) means `amount / rate` seconds of this cause.
+        """
         attributes, mesh = instruction.attributes, self.program.mesh
         size = self.sent(instruction)
         # The first of several combined all-reduces has the time of all. The others have an empty

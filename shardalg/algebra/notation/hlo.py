@@ -292,6 +292,7 @@ def _sharding(read: _Tiles, shape: tuple[int, ...]) -> Layout:
     Otherwise the mesh has the order of the list of devices, and the digits are those of the place
     in this list.
     """
+    # `rows` has the digits of each dimension of the array; None if they do not fit its extents.
     size, rows = math.prod(read.extents), None
     if read.order is None:
         rows = _cut(read.digits, read.extents)

@@ -107,6 +107,9 @@ def undominated(formulas: Iterable[Formula]) -> tuple[Formula, ...]:
     (2*B, B + M)
     """
     found = tuple(dict.fromkeys(formulas))
+    # A row has a formula's coefficients, a column per monomial. Monomials are positive, so a row
+    # that is at least as large in every column is at least as large at all sizes. A larger row has
+    # the larger sum, so that it is kept before the rows that it makes superfluous.
     terms = _Terms.of(found)
     rows = [terms.row(formula) for formula in found]
     kept: list[int] = []

@@ -176,6 +176,8 @@ def _loops_without_window(rule: Rule) -> frozenset[str]:
     A reduction by a user's function may have no number to fill padding with. Then all loops that
     do not index whole dimensions are returned.
     """
+    # Padding would be filled with the start value (`filler`), or with a number that is never
+    # selected (`vacant`).
     if rule.combine == USER and not rule.vacant and rule.filler(0) is None:
         return moved(rule)
     places = ((t, d) for t in rule.tensors for d in range(len(rule.indices(t))))

@@ -150,6 +150,7 @@ def _places(
     seen: set[tuple[Slot, ...]] = set()
     for place in dict.fromkeys(place for side in sides for place in side.annotations):
         # Results that are new values of arguments, and repeated sites, share one spec of the user.
+        # An entry is (field of `Annotations`, index into it).
         slots = _SLOTS[place.kind](stages.traced, stages.annotations, place.number)
         if slots in seen or _is_region_spec(stages, place):
             continue

@@ -164,7 +164,10 @@ def conflicts(arrays: Sequence[Wanted], style: str) -> tuple[Conflict, ...]:
         core = _core(kept, rules_of)
 
         def exception(one: Wanted) -> tuple[int, int]:
-            """Return how many layouts forbid this one, and how few arrays have it, negated."""
+            """Return (number of layouts that exclude this one, negated number of its arrays).
+
+            The largest is left out: it clashes with most others, and has the fewest arrays.
+            """
             against = sum(rules_of((one, other)) is None for other in kept)
             return against, -len(one.keys)
 
@@ -206,7 +209,11 @@ def _core(arrays: Sequence[Wanted], rules_of: Style) -> list[Wanted]:
 
 
 def _reason(out: Wanted, others: Sequence[Wanted], style: str) -> str:
-    """Return why arrays have no rules together: a name with two layouts, or orders in a circle."""
+    """Return why arrays have no rules together.
+
+    Either two of them give a name different axes. Or no order of the rules is possible, because
+    each of several rules would have to be before the next one, and the last before the first.
+    """
     for other in others:
         for name, axes in zip(out.names, out.axes, strict=True):
             if name in other.names and other.axes[other.names.index(name)] != axes:

@@ -113,6 +113,8 @@ class DimBuilder:
 def start_of(exchange: Exchange, index: Index, more: int = 0) -> Start:
     """Return `index + more` as the place at which an instruction starts on each device.
 
+    `more` is a number of elements behind the index.
+
     The variables of `index` are loops that stand for partition ids (`exchange.ids`). In the result
     they are numbered instead, so that equal starts of different operators are equal values.
     """

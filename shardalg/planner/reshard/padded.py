@@ -182,6 +182,7 @@ def gathered(shape: Shape, start: State, goal: State) -> list[SearchStep]:
             way.move(move, (dims, pending), shape)
     for dim, digits in enumerate(goal[0]):
         if digits:
+            # A slice needs blocks of equal size, so the dimension is padded to a multiple first.
             grid = replaced(shape, dim, way.natural(dim, digits))
             dims = replaced(dims, dim, digits)
             block = tile(shape[dim], parts(digits))

@@ -62,6 +62,7 @@ def _concatenate(step: CheckedInstruction[Concatenate]) -> Result:
     # `first` starts where the whole concatenation starts; `length` is that of the pieces so far.
     first = step.operand.dims[dim]
     length = first.length
+    # Elements outside of a `wanted` range are not held. The result can state one such range only.
     requested = {found.dims[dim].wanted for found in step.operands} - {()}
     words = "all pieces have the same wanted range"
     claims: list[Goal] = [("delivers", Decided(words, len(requested) <= 1))]

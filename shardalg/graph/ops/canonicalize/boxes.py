@@ -220,7 +220,8 @@ def _slice_bounds(graph: Graph, value: int, region: int, dim: int) -> tuple[int,
 def _rotation_of_sum(known: KnownValues, node: Node) -> Node | None:
     """Return `pad(x[a:]) + pad(x[:a])` as a rotation of x; None for any other sum.
 
-    Each end of x must be in the place of the other end, and zero elsewhere.
+    Each end of x must be in the place of the other end, and zero elsewhere. An entry of `ends` is
+    (zeros in front, x, dimension, start and limit of the slice).
     """
     ends = sorted([e for v in node.operands if (e := _padded_slice(known, v, node.region))])
     if len(ends) != 2:

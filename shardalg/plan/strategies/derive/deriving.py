@@ -258,7 +258,9 @@ def _site(placing: Placing, site: Site) -> SiteLayout:
     )
     name = site.name or ""
     kind = repr(graph.values[value].type)
-    # Tokens go from the batch to the experts between two such sites, which have both dimensions.
+    # In a mixture of experts, two neighbouring sites may have dimensions of the batch and of the
+    # experts. An all-to-all between them moves the tokens: the site next to the experts' product is
+    # sharded by experts, the other one by batch.
     if named.batch_class in names and set(names) & named.expert_classes:
         beside = _is_beside_experts(named, site)
         wanted = tuple(row for row in wanted if row[0] != ("batch" if beside else "experts"))

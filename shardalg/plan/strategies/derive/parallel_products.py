@@ -145,7 +145,13 @@ def refusal(named: NamedGraph, value: int, dim: int, parts: int) -> str:
 
 
 def tensor_classes(named: NamedGraph, parts: int) -> frozenset[int]:
-    """Return the classes of dimensions that tensor parallelism shards into `parts` blocks."""
+    """Return the classes of dimensions that tensor parallelism shards into `parts` blocks.
+
+    Two classes conflict if some parameter has both, because one axis shards one dimension only. Of
+    the sets without conflicts, the one with the largest value (see below) is chosen. Classes that
+    do not conflict with it are added.
+    """
+    # Per class: the bytes of the parameters that it would shard, and the classes in conflict.
     covered: dict[int, float] = defaultdict(float)
     conflicts: dict[int, set[int]] = defaultdict(set)
     excluded = {*named.expert_classes, named.batch_class}

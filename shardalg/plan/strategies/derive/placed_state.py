@@ -128,6 +128,8 @@ def _follow(at: Placing, layout: ArrayLayout, owner: ArrayLayout) -> None:
 def place_data(at: Placing) -> None:
     """Shard data arguments: batch, sequence, products' features, and for `two_d` the residual's.
 
+    Each of these shards at most one dimension of an array: the first one of its classes.
+
     Raises:
       StrategyError: the batch does not divide.
     """

@@ -213,6 +213,7 @@ def least_time(key: NodeKey, component: Component, candidates: list[Choice]) -> 
         readers.
         """
         time = weights.time(choice, _exact_bytes(key, choice))
+        # `waits`: the partial sums of the result may stay pending until a loop is over.
         defers = key.waits and any(made.unreduced for made in choice.produced)
         # Values that are computed from a moved result have its sharding, and would be moved, too.
         moves_shared = key.read_again and any(
@@ -221,6 +222,7 @@ def least_time(key: NodeKey, component: Component, candidates: list[Choice]) -> 
         )
         return time, not defers, -choice.devices, moves_shared
 
+    # With recorded sizes, each comparison of two candidates is noted with this description.
     def about(best: int, other: int) -> Weighed:
         by = "time" if has_arithmetic else "bytes"
         return Weighed(candidates[best], candidates[other], by)

@@ -261,6 +261,7 @@ def _is_free(
     """
     used, own = digits
     # No axis is idle if matched and own digits together have as many parts as there are devices.
+    # A digit in both sets would count twice, so that the product says nothing.
     if own & used or _parts(used) * _parts(own) != key.value_shardings[0].mesh.size:
         return False
     return all(_digits(key, t) <= used for t in component.tensors if t.operand != operand)

@@ -487,7 +487,7 @@ def elements(
       shape: the local shape of one of the operands.
     """
     exchanges = tuple(window.exchange for window in found)
-    # Every device has the whole dimension, so it reads its own elements.
+    # No digits shard the dimension: every device has all of it, and reads its own elements.
     if not exchanges[0].held:
         return 0
     blocks = tuple(tensors[window.operand] for window in found)
@@ -514,7 +514,8 @@ def fetch_program(found: tuple[ShardedWindow, ...], tensors: tuple[int, ...]) ->
     for window, block in zip(found, blocks, strict=True):
         sizes[block] = window.exchange.block
     along = DimBuilder(dim, tuple(sizes))
-    # A dimension that every device has whole is padded and cut without an exchange.
+    # `held` has the digits that shard the dimension. Without any, every device has it whole, and it
+    # is padded and cut without an exchange.
     if found[0].exchange.held:
         intervals = deliver(along, blocks, tuple(window.exchange for window in found))
     else:

@@ -158,8 +158,8 @@ def forward(
 ) -> StepOutcome | None:
     """Return the new layouts of an operator's results, or None if nothing changes.
 
-    With merging, the operands' offers are applied in turn; otherwise only the offer with the most
-    tiles.
+    An offer is the sharding that one operand proposes for a result. With merging, the offers are
+    applied in turn; otherwise only the offer with the most tiles.
     """
     if kind.role in image.MATRIX:
         return _matrix_forward(kind, numbers, layouts, merging)
