@@ -351,9 +351,8 @@ class _Region:
         Args:
           number: the index of the node.
         """
-        # In `ends`, operand k is tensor k, and the result is tensor ~0.
-        # An operand with the samples alone is padded here, a result cut here. A merged operand is
-        # padded already; if the node sums over samples, the added ones are set to zero before.
+        # In `ends`, operand k is tensor k, and the result is tensor ~0. A merged operand is padded
+        # already; if the node sums over samples, the added ones are set to zero before it.
         node, ends = self.graph.nodes[number], self.ends[number]
         chains: list[tuple[int, tuple[Signature, ...]]] = []
         operands = []

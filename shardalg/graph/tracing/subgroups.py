@@ -127,8 +127,7 @@ def _nested_region(params: Mapping[str, Any], operands: Sequence[Any]) -> list[A
     axes, sides = sides_of(params)
     mesh, own = params["mesh"], {name for name, _ in axes}
     sizes = dict(zip(mesh.axis_names, map(int, mesh.axis_sizes), strict=True))
-    # The body has blocks along its own axes only, so the specs are cut to these. Of the equal
-    # copies along outer axes, one is computed, and its results are copied again.
+    # The body has blocks along its own axes only, so the specs are cut to these.
     inner = [
         [tuple(tuple(name for name in names if name in own) for names in dims) for dims in side]
         for side in sides

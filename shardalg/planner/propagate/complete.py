@@ -55,7 +55,7 @@ class Contested(Fixpoint):
         If it does not, the second operand wins in the steps of `turned`, and the first one in all
         others.
         """
-        # XLA's look-ahead decides first. If it takes the other order, the product is not contested.
+        # If the look-ahead takes the other order, the product is not contested.
         found = super()._preferred_order(position, outcome)
         if found is not outcome or outcome.other is None:
             return found

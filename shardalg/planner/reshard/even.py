@@ -306,7 +306,6 @@ def _moves(shape: Shape, start: State, goal: State, axes: Digits) -> list[Search
     """
     (dims, pending), (wanted, _) = start, goal
     route = direct(shape, dims, wanted)
-    # A permute would move the pending sums to other devices, too.
     if route is None:
         dims, wanted, axes = plain(dims), plain(wanted), *plain((axes,))
         route = None if pending else permuted(dims, wanted, axes)

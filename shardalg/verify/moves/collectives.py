@@ -411,7 +411,6 @@ def _is_permutation(
             return False
         # Edges become integers, so that numpy finds the equal edges of two readings by sorting.
         codes.append((operand * devices + sources) * devices + targets)
-    # An edge that two readings share is one message, so equal edges count once.
     found = np.unique(np.concatenate(codes))
     sides = found // devices % devices, found % devices
     return all(np.bincount(side, minlength=1).max() <= 1 for side in sides)
