@@ -278,6 +278,11 @@ def test_progress_counts_every_strategy():
         ({"reserve": "10%"}, "give a share from 0 to below 1"),
         ({"meshes": [3]}, "give a Mesh, or axis sizes"),
         ({"hardware": "h1000:8"}, "h1000"),
+        ({"hardware": []}, "hardware is an empty list"),
+        ({"hardware": ["h100:8", "h100:1x8"]}, r"hardware has Topology\(h100:1x8\) twice"),
+        ({"meshes": []}, "meshes is an empty list"),
+        ({"meshes": [{"data": 8}, {"data": 8}]}, r"meshes has Mesh\(data=8\) twice"),
+        ({"progress": "yes"}, "progress is 'yes': give True, False, or a function"),
     ],
 )
 def test_bad_input(more, text):
@@ -299,6 +304,14 @@ def test_a_strategy_without_work_has_no_share():
 def test_a_dict_of_other_things_is_refused(given):
     with pytest.raises(sa.StrategyError, match="are not plans"):
         sa.compare(given)
+
+
+def test_arguments_of_a_function_beside_plans_are_refused():
+    plans = {"data": sa.plan(loss, WEIGHTS, X, strategy=STRATEGIES["data"], roles=ROLES)}
+    with pytest.raises(sa.StrategyError, match="got plans, and args, roles of a function"):
+        sa.compare(plans, WEIGHTS, roles=ROLES)
+    with pytest.raises(sa.TraceError, match="3 is no function: pass what is called"):
+        sa.compare(3, strategies={"a": sa.recipes.fsdp("data")})
 
 
 def test_unknown_names_have_near_ones():

@@ -244,8 +244,12 @@ def test_plans_in_numbers_have_no_regions():
     )
     with pytest.raises(sa.TableError, match=r"No strategy has a plan: two: "):
         refused.regions("X")
+    found = comparison_of_one().regions(B=[64])
     with pytest.raises(sa.TableError, match="is no point of the grid"):
-        comparison_of_one().regions(B=[64]).at(B=3)
+        found.at(B=3)
+    for sizes, text in (({}, "nothing"), ({"C": 3}, "C=3"), ({"B": 64, "C": 3}, "B=64, C=3")):
+        with pytest.raises(sa.TableError, match=rf"has the sizes B; at\(\) got {text}\."):
+            found.at(**sizes)
 
 
 def comparison_of_one():

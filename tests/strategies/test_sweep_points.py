@@ -160,8 +160,16 @@ def test_ranking_pareto_and_look_up(tmp_path):
     assert one.plan.mesh == sa.Mesh(MESHES[1])
     cost = one.plan.cost("v5e")
     assert one.step_s == pytest.approx(float(cost.step_time_s), rel=1e-9)
+    assert found.at(mesh=MESHES[1], B=384, remat="dots_saveable") is one
+    assert found.at(mesh=sa.Mesh(MESHES[1]), B=384, remat=None).remat == "as written"
     with pytest.raises(sa.TableError, match="6 points of 18 have mesh='data=8, model=8'"):
         found.at(mesh="data=8, model=8")
+    with pytest.raises(sa.TableError, match=r"0 points of 18 have B=385: B has 384, 512\."):
+        found.at(B=385)
+    with pytest.raises(sa.StrategyError, match="mesh has 8: give a Mesh"):
+        found.at(mesh=8)
+    with pytest.raises(sa.StrategyError, match="remat has 3, which is no policy"):
+        found.at(remat=3)
     with pytest.raises(sa.TableError, match="Q was not swept: there are mesh, remat, B"):
         found.at(Q=1)
     assert "points on tpu_v5e" in found.page(tmp_path / "sweep.html").read_text()
@@ -219,7 +227,7 @@ def test_failures_of_an_executor_are_rows_and_not_kept(tmp_path):
     assert [row.refused for row in failed] == ["the executor failed: OSError: the worker is gone"]
     again = plan().sweep("h100:64", **asked)
     assert not any(row.refused for row in again.rows)
-    with pytest.raises(sa.StrategyError, match=r"OSError: the worker is gone\. All 3 jobs failed"):
+    with pytest.raises(sa.StrategyError, match=r"worker is gone\. It failed for 3 of 3"):
         plan().sweep("h100:64", executor=Broken(1, 2, 3), B=asked["B"])
 
 
@@ -313,6 +321,10 @@ BAD = {
         {"B": range(1, 1001), "D": range(1, 1001)}, sa.StrategyError, "has 1,000,000 points",
     ),
     "executor": ({"B": [8], "executor": ThreadPoolExecutor}, sa.StrategyError, "an object with"),
+    "set": ({"B": {64, 128}}, sa.StrategyError, "B is a set: give a list, whose values have an"),
+    "iterator": ({"B": iter([64])}, sa.StrategyError, "B is a list_iterator: give a list"),
+    "file": ({"B": [64], "file": 3}, sa.PlanFileError, "file is 3: give the path of a file"),
+    "progress": ({"B": [64], "progress": "yes"}, sa.StrategyError, "progress is 'yes': give True"),
     "reserve": ({"B": [8], "reserve": 2}, sa.StrategyError, "reserve is 2"),
     "chip": ({"B": [8], "hardware": "v9"}, sa.HardwareError, "no hardware 'v9'"),
 }  # fmt: skip

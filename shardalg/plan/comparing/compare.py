@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.hardware import names
 from shardalg.costs.topology import Machine, arranged, machine
-from shardalg.errors import ShardalgError, StrategyError
+from shardalg.errors import ShardalgError, StrategyError, TraceError
 from shardalg.graph.ops.roles import check_roles
 from shardalg.plan.comparing.compared import ComparedStrategy, StrategyComparison
 from shardalg.plan.comparing.given import (
@@ -126,12 +126,24 @@ def compare(
     if isinstance(fn, Mapping):
         if strategies:
             raise StrategyError("compare() got plans and strategies: give one of both.")
+        of_functions = {
+            "args": args or None, "meshes": meshes, "roles": roles, "options": options,
+            "kwargs": kwargs, "donate_argnums": donate_argnums, "executor": executor,
+        }  # fmt: skip
+        unread = [name for name, value in of_functions.items() if value is not None]
+        if unread:
+            raise StrategyError(
+                f"compare() got plans, and {', '.join(unread)} of a function: plans are made "
+                "already. Leave these out, or give the function with its arguments and strategies=."
+            )
         return _of_plans(fn, machines_of(hardware), counts)
     if not strategies or not isinstance(strategies, Mapping):
         raise StrategyError(
             f"strategies is {strategies!r:.60}: give a dict from names to strategies or recipes, "
             'as in {"fsdp": sa.recipes.fsdp("data")}.'
         )
+    if not callable(fn):
+        raise TraceError(f"{fn!r:.80} is no function: pass what is called with the arguments.")
     on = machines_of(hardware) or (machine((options or Options()).hardware),)
     _check_names(strategies)
     entries, refused = _entries(strategies, on, meshes_of(meshes))

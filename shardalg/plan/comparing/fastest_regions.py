@@ -87,8 +87,13 @@ class StrategyRegions(Answer):
         """Return the name of the fastest strategy at a point of the grid; None if none fits.
 
         Raises:
-          TableError: the point is not on the grid.
+          TableError: the point is not on the grid, or a size is missing or unknown.
         """
+        if sizes.keys() != self.sizes.keys():
+            given = ", ".join(f"{name}={size!r}" for name, size in sizes.items()) or "nothing"
+            raise TableError(
+                f"a point of these regions has the sizes {', '.join(self.sizes)}; at() got {given}."
+            )
         place = []
         for name, values in self.sizes.items():
             found = np.flatnonzero(values == sizes.get(name))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from shardalg.algebra.mesh import Mesh
@@ -15,11 +15,43 @@ Progress = Callable[[int, int, str], None]
 
 
 def machines_of(hardware: Any) -> tuple[Machine, ...]:
-    """Return the machines that the user named: none, one or several."""
+    """Return the machines that the user named: none, one or several.
+
+    Raises:
+      HardwareError: an unknown name. StrategyError: an empty list, or a machine that occurs twice.
+    """
     if hardware is None:
         return ()
-    several = hardware if isinstance(hardware, list | tuple) else (hardware,)
-    return tuple(machine(each) for each in several)
+    found = [machine(each) for each in listed("hardware", hardware)]
+    check_distinct("hardware", found)
+    return tuple(found)
+
+
+def listed(name: str, given: Any) -> list[Any]:
+    """Return the values of an argument, one or several, as a list that is not empty.
+
+    Raises:
+      StrategyError: the list is empty, or the values are in something else than a list.
+    """
+    if isinstance(given, set | frozenset | Iterator):
+        raise StrategyError(
+            f"{name} is a {type(given).__name__}: give a list, whose values have an order."
+        )
+    several = list(given) if isinstance(given, list | tuple | range) else [given]
+    if not several:
+        raise StrategyError(f"{name} is an empty list: give at least one value, or leave it out.")
+    return several
+
+
+def check_distinct(name: str, values: Sequence[Any]) -> None:
+    """Raise unless all values differ, because two rows would have one name.
+
+    Raises:
+      StrategyError: two values are equal.
+    """
+    twice = next((v for i, v in enumerate(values) if v in values[:i]), None)
+    if twice is not None or values.count(None) > 1:
+        raise StrategyError(f"{name} has {twice!r} twice: give each value once.")
 
 
 def meshes_of(given: Any, *, what: str = "meshes") -> tuple[Mesh, ...]:
@@ -29,13 +61,13 @@ def meshes_of(given: Any, *, what: str = "meshes") -> tuple[Mesh, ...]:
       what: the name of the argument, for the error.
 
     Raises:
-      StrategyError: a value is neither a mesh nor axis sizes.
+      StrategyError: a value is neither a mesh nor axis sizes, is in the list twice, or there is
+        none in it.
     """
     if given is None:
         return ()
-    several = given if isinstance(given, list | tuple) else (given,)
-    found = []
-    for each in several:
+    found: list[Mesh] = []
+    for each in listed(what, given):
         if isinstance(each, Mesh):
             found.append(each)
         elif isinstance(each, Mapping):
@@ -47,6 +79,7 @@ def meshes_of(given: Any, *, what: str = "meshes") -> tuple[Mesh, ...]:
                 f"{what} has {each!r:.60}: give a Mesh, or axis sizes as "
                 "{'data': 16, 'model': 4}."
             )
+    check_distinct(what, found)
     return tuple(found)
 
 
@@ -88,7 +121,15 @@ def reporter(progress: Progress | bool | None) -> Progress | None:
 
     Args:
       progress: a function; True for a line on stderr; None for a line if stderr is a terminal.
+
+    Raises:
+      StrategyError: it is something else.
     """
+    if not (progress is None or isinstance(progress, bool) or callable(progress)):
+        raise StrategyError(
+            f"progress is {progress!r:.40}: give True, False, or a function of the number of a "
+            "finished row, the number of all rows, and its name."
+        )
     if progress is True or (progress is None and sys.stderr.isatty()):
         return print_progress
     return progress if callable(progress) else None

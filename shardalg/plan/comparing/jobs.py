@@ -180,9 +180,9 @@ def check_failures(failures: Sequence[str], count: int) -> None:
     """
     if count and len(failures) == count:
         raise StrategyError(
-            f"{failures[0]}. All {count} jobs failed. A pool of processes needs a main module that "
-            'can be imported: put the call under `if __name__ == "__main__":`, and start the pool '
-            'with mp_context=multiprocessing.get_context("spawn").'
+            f"{failures[0]}. It failed for {count} of {count} jobs. A pool of processes needs a "
+            'main module that can be imported: put the call under `if __name__ == "__main__":`, '
+            'and start the pool with mp_context=multiprocessing.get_context("spawn").'
         )
 
 

@@ -74,6 +74,8 @@ class SweepFile:
         """
         if path is None:
             return SweepFile(None, dict(made_of))
+        if not isinstance(path, str | Path):
+            raise PlanFileError(f"file is {path!r:.60}: give the path of a file as text.")
         place = Path(path)
         if not place.exists():
             if not place.parent.is_dir():

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardalg.errors import TableError
+from shardalg.graph.tracing.remat import check_policy, policy_text
+from shardalg.plan.comparing.given import mesh_text, meshes_of
 from shardalg.plan.comparing.step_figures import StepFigures
 from shardalg.tables import Answer, Parts, Table, bytes_text, counted, seconds_text
 
@@ -195,28 +197,39 @@ class SweepComparison(Answer):
         )
 
     def at(self, **values: Any) -> SweptPoint:
-        """Return the point with these values: sizes, mesh="data=4, model=2", remat="...".
+        """Return the point with these values: sizes, mesh={"data": 4, "model": 2}, remat="...".
+
+        Meshes and policies may be given as to `Plan.sweep`, or as texts of the table.
 
         Raises:
-          TableError: no point or several ones have them, or a name is unknown.
+          TableError: no point or several ones have them, or a name is unknown. StrategyError: the
+            mesh is none.
         """
         known = ("mesh", "remat", *self._sizes)
         wrong = [name for name in values if name not in known]
         if wrong:
             raise TableError(f"{', '.join(wrong)} was not swept: there are {', '.join(known)}.")
-        found = [
-            row
-            for row in self.rows
-            if all(
-                (row.sizes[n] if n in row.sizes else getattr(row, n)) == v
-                for n, v in values.items()
-            )
-        ]
+        if not isinstance(mesh := values.get("mesh", ""), str):
+            values["mesh"] = ", ".join(map(mesh_text, meshes_of(mesh, what="mesh")))
+        if not isinstance(remat := values.get("remat", ""), str):
+            values["remat"] = policy_text(None if remat is None else check_policy(remat))
+
+        def value(row: SweptPoint, name: str) -> Any:
+            """Return the value of a point that has this name."""
+            return row.sizes[name] if name in row.sizes else getattr(row, name)
+
+        found = [row for row in self.rows if all(value(row, n) == v for n, v in values.items())]
         if len(found) != 1:
             asked = ", ".join(f"{name}={value!r}" for name, value in values.items())
+            every = {name: sorted({value(row, name) for row in self.rows}) for name in values}
+            swept = [
+                f"{name} has {', '.join(map(str, every[name][:MOST_SHOWN]))}"
+                for name, one in values.items()
+                if one not in every[name]
+            ]
             raise TableError(
                 f"{counted(len(found), 'point')} of {len(self.rows)} have {asked or 'no value'}: "
-                "`.table` lists all points."
+                f"{'; '.join(swept) or '`.table` lists all points'}."
             )
         return found[0]
 

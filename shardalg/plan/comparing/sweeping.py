@@ -33,7 +33,9 @@ from shardalg.plan import plan_file
 from shardalg.plan.comparing.given import (
     Progress,
     check_devices,
+    check_distinct,
     check_share,
+    listed,
     machine_name,
     mesh_text,
     meshes_of,
@@ -91,8 +93,10 @@ class SweepSettings:
         """Return whether arrays of sizes are asked for, and no list of points.
 
         Raises:
-          StrategyError: a size is an array, and another one a list.
+          StrategyError: a size is an array and another one a list, or a size is a set or iterator.
         """
+        for name, given in sizes.items():
+            listed(name, given)
         lists = [name for name, given in sizes.items() if isinstance(given, list | tuple | range)]
         # Only arrays have dimensions; a nested list would not be one array.
         others = [name for name in sizes if name not in lists]
@@ -143,16 +147,15 @@ def _points(plan: Plan, sizes: Mapping[str, Any], settings: SweepSettings) -> li
     """
     meshes: list[Any] = [None]
     if settings.mesh is not None:
-        meshes = list(meshes_of(_listed("mesh", settings.mesh), what="mesh"))
-        _check_distinct("mesh", meshes)
+        meshes = list(meshes_of(settings.mesh, what="mesh"))
         _check_meshes(plan, meshes, sizes)
     policies: list[Any] = [None]
     if settings.remat is not None:
         given = settings.remat
         # A tuple may be one policy with its names, so only a list has several policies.
         several = given if isinstance(given, list) else [given]
-        policies = [None if p is None else check_policy(p) for p in _listed("remat", several)]
-        _check_distinct("remat", policies)
+        policies = [None if p is None else check_policy(p) for p in listed("remat", several)]
+        check_distinct("remat", policies)
     values = {name: _sizes(name, given) for name, given in sizes.items()}
     for name, found in values.items():
         for value in found:
@@ -167,27 +170,12 @@ def _points(plan: Plan, sizes: Mapping[str, Any], settings: SweepSettings) -> li
     return [_Point(m, p, row) for p in policies for m in meshes for row in grid]
 
 
-def _listed(name: str, given: Any) -> list[Any]:
-    """Return the values of an argument as a list that is not empty."""
-    several = list(given) if isinstance(given, list | tuple | range) else [given]
-    if not several:
-        raise StrategyError(f"{name} is an empty list: give at least one value, or leave it out.")
-    return several
-
-
 def _sizes(name: str, given: Any) -> list[int]:
     """Return the values of a swept size."""
     several = given.reshape(-1).tolist() if isinstance(given, np.ndarray) else given
-    found = [int(v) if isinstance(v, np.integer) else v for v in _listed(name, several)]
-    _check_distinct(name, found)
+    found = [int(v) if isinstance(v, np.integer) else v for v in listed(name, several)]
+    check_distinct(name, found)
     return found
-
-
-def _check_distinct(name: str, values: Sequence[Any]) -> None:
-    """Raise unless all values differ, because two points would have one name."""
-    twice = next((v for i, v in enumerate(values) if v in values[:i]), None)
-    if twice is not None or values.count(None) > 1:
-        raise StrategyError(f"{name} has {twice!r} twice: give each value once.")
 
 
 def _check_meshes(plan: Plan, meshes: Sequence[Mesh], sizes: Mapping[str, Any]) -> None:

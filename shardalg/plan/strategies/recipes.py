@@ -195,6 +195,12 @@ class Recipe:
 
     def _check_wishes(self) -> None:
         """Raise if a ban names another axis than the recipe's, or a pin is contradictory."""
+        for path, _ in (*self.wishes.pins, *self.wishes.bans):
+            if not isinstance(path, str):
+                raise StrategyError(
+                    f"a pin or ban names {path!r:.60}: give the path of an argument as text, as in "
+                    "'params/embed*'."
+                )
         for path, axis in self.wishes.bans:
             if axis not in self.axes:
                 near = get_close_matches(str(axis), self.axes, 1)
@@ -311,7 +317,7 @@ def zero(level: int, *axes: str) -> Recipe:
 
     Source: arXiv:1910.02054.
     """
-    if level not in ZERO_LEVELS or isinstance(level, bool):
+    if type(level) is not int or level not in ZERO_LEVELS:
         raise StrategyError(f"zero({level!r}, ...): the level is 1, 2 or 3, then the axes follow.")
     return _recipe("fsdp", axes) if level == 3 else _recipe("zero", axes, level)
 

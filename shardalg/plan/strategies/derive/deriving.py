@@ -142,8 +142,10 @@ def _check_wishes(graph: Graph, wishes: Wishes, mesh: Mesh) -> None:
                 )
         unknown = sorted(axis for axis in axes if axis not in mesh.shape)
         if unknown:
+            near = get_close_matches(unknown[0], mesh.axis_names, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
             raise StrategyError(
-                f"a pin of {path} names {', '.join(unknown)}, which {mesh!r} does not have."
+                f"a pin of {path} names {', '.join(unknown)}, which {mesh!r} does not have.{hint}"
             )
 
 
