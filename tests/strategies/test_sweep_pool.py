@@ -1,4 +1,4 @@
-"""The page `docs/sweeps.md`: its example, and its script with a pool of processes."""
+"""The page `docs/sweeps.md`: its example, and its scripts with a pool and with Dask."""
 
 import doctest
 import json
@@ -22,11 +22,14 @@ def test_the_example_of_the_page_runs():
 
 
 @pytest.mark.slow
-def test_the_script_of_the_page_runs(tmp_path):
-    (script,) = re.findall(r"^```\n(import multiprocessing.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+@pytest.mark.parametrize("executor", ["ProcessPoolExecutor", "LocalCluster"])
+def test_the_scripts_of_the_page_run(executor, tmp_path):
+    scripts = re.findall(r"^```\n(import .*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    (script,) = (text for text in scripts if executor in text)
     (tmp_path / "script.py").write_text(script)
     command = [sys.executable, "script.py"]
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
-    assert "2 points on h100: 0 by formula and 2 by a plan. 2 fit." in found.stdout
+    joined = "joined for each mesh as the vendor does"
+    assert f"2 points on h100, {joined}: 0 by formula and 2 by a plan. 2 fit." in found.stdout
     assert len(json.loads((tmp_path / "sweep.json").read_text())["points"]) == 2
