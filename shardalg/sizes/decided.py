@@ -9,10 +9,11 @@ call returns the same result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from fractions import Fraction
-from functools import lru_cache, wraps
+from functools import cache, lru_cache, wraps
+from operator import is_
 from typing import Any, TypeVar
 
 import numpy as np
@@ -193,7 +194,7 @@ class Replaced:
     def sequence(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the tuple with the numbers in its items replaced; `values` if none changes."""
         made = [self(value) for value in values]
-        if all(a is b for a, b in zip(made, values, strict=True)):
+        if all(map(is_, made, values)):
             return values
         # A named tuple takes its items as separate arguments.
         return tuple(made) if type(values) is tuple else type(values)(*made)
@@ -208,10 +209,12 @@ class Replaced:
 
     def record(self, value: Any) -> Any:
         """Return a dataclass with its numbers replaced, or `value` itself if nothing changes."""
-        parts = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
-        made = {name: self(part) for name, part in parts.items()}
-        same = all(made[name] is part for name, part in parts.items())
-        return value if same else type(value)(**made)
+        names = _field_names(type(value))  # type: ignore[arg-type]
+        parts = [getattr(value, name) for name in names]
+        made = [self(part) for part in parts]
+        if all(map(is_, made, parts)):
+            return value
+        return type(value)(**dict(zip(names, made, strict=True)))
 
 
 class Guards:
@@ -463,8 +466,11 @@ def _same_except_sizes(recorded: Any, found: Any, pairs: list[tuple[Any, Any]]) 
     if isinstance(recorded, tuple) or (is_dataclass(kind) and kind is not Mesh):
         if isinstance(recorded, tuple) and len(recorded) != len(found):
             return False
-        both = zip(_parts(recorded), _parts(found), strict=False)
-        return all(_same_except_sizes(a, b, pairs) for a, b in both)
+        return all(
+            # Equal parts that are one object have equal sizes; most parts have none.
+            a is b or _same_except_sizes(a, b, pairs)
+            for a, b in zip(_parts(recorded), _parts(found), strict=False)
+        )
     # The call at the point got the recorded mesh with other axis sizes, so meshes differ in sizes
     # only.
     return bool(kind is Mesh or recorded is found or recorded == found)
@@ -473,9 +479,15 @@ def _same_except_sizes(recorded: Any, found: Any, pairs: list[tuple[Any, Any]]) 
 _SIZES = (Recorded, int, Fraction)
 
 
-def _parts(value: Any) -> Iterator[Any]:
-    """Yield the items of a tuple, or the values of a dataclass's fields."""
+def _parts(value: Any) -> Sequence[Any]:
+    """Return the items of a tuple, or the values of a dataclass's fields."""
     if isinstance(value, tuple):
-        yield from value
-    else:
-        yield from (getattr(value, f.name) for f in fields(value) if f.init)
+        return value
+    names = _field_names(type(value))  # type: ignore[arg-type]
+    return [getattr(value, name) for name in names]
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    """Return the fields of a dataclass that its constructor takes."""
+    return tuple(field.name for field in fields(kind) if field.init)
