@@ -337,6 +337,23 @@ def test_the_largest_batch_fits_and_a_larger_one_does_not():
         assert peak(2 * largest) > row.capacity_bytes
 
 
+def test_the_largest_batch_of_the_present_annotations():
+    mesh = jax.sharding.AbstractMesh((8,), ("data",))
+    given = (NamedSharding(mesh, P()), NamedSharding(mesh, P("data")))
+    x = jax.ShapeDtypeStruct((64, X.shape[1]), X.dtype)
+
+    def found(x):
+        return sa.compare(
+            jax.jit(loss, in_shardings=given), WEIGHTS, x, strategies={"fsdp": STRATEGIES["fsdp"]},
+            hardware="h100:8", roles=ROLES, reserve=0.99,
+        )  # fmt: skip
+
+    largest = found(x).largest_batch("current")
+    for batch, fits in ((largest, True), (2 * largest, False)):
+        row = found(jax.ShapeDtypeStruct((batch, X.shape[1]), X.dtype))["current"]
+        assert row.fits is fits, batch
+
+
 def test_a_largest_batch_needs_a_function_and_data():
     plans = {"data": sa.plan(loss, WEIGHTS, X, strategy=STRATEGIES["data"], roles=ROLES)}
     with pytest.raises(sa.TableError, match="has no function to plan"):
@@ -351,6 +368,13 @@ def test_rows_of_one_name_are_told_apart_by_mesh_and_chip():
         _ = found["data"]
     names = [f"data on data=4, model=2 on {chip}" for chip in ("h100:1x8", "tpu_v5p:2x2x2")]
     assert [found[name].chip for name in names] == ["h100:1x8", "tpu_v5p:2x2x2"]
+    chips = {"h100:1x8", "tpu_v5p:2x2x2"}
+    for table in (found.by_axis(), found.memory()):
+        assert set(table["chip"]) == chips
+        keys = [name for name in ("strategy", "mesh", "chip", "mesh_axes") if name in table.columns]
+        rows = list(zip(*(table[key] for key in keys), strict=True))
+        assert len(set(rows)) == len(rows)
+    assert found.memory().columns[-2:] == ("peak_bytes", "capacity_bytes")
     sentence = found.why(*names).sentence
     assert all(name in sentence for name in names)
 

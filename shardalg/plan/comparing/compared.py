@@ -326,6 +326,7 @@ class StrategyComparison(Answer):
             {
                 "strategy": row.name,
                 "mesh": row.mesh,
+                "chip": row.chip,
                 "mesh_axes": axes,
                 "executions": sums["executions"],
                 "wire_bytes": sums["wire_bytes"],
@@ -335,7 +336,7 @@ class StrategyComparison(Answer):
             for row in self.rows
             for axes, sums in row.by_axis().items()
         ]
-        columns = ("strategy", "mesh", "mesh_axes", "executions", "wire_bytes")
+        columns = ("strategy", "mesh", "chip", "mesh_axes", "executions", "wire_bytes")
         return Table.from_records(
             records, (*columns, *(f"{name}_s" for name in names), "exposed_s")
         )
@@ -346,12 +347,16 @@ class StrategyComparison(Answer):
         Classes are those of `plan.memory`: parameters, optimizer state, activations, and so on.
         """
         records = []
+        classes: dict[str, None] = {}
         for row in self.rows:
             if row.figures is not None:
                 held = {f"{name}_bytes": n for name, n in row.figures.memory_by_class.items()}
+                classes |= dict.fromkeys(held)
+                place = {"strategy": row.name, "mesh": row.mesh, "chip": row.chip}
                 ends = {"peak_bytes": row.peak_bytes, "capacity_bytes": row.capacity_bytes}
-                records.append({"strategy": row.name, "mesh": row.mesh, **held, **ends})
-        return Table.from_records(records)
+                records.append({**place, **held, **ends})
+        columns = ("strategy", "mesh", "chip", *classes, "peak_bytes", "capacity_bytes")
+        return Table.from_records(records, columns)
 
     def why(self, first: str, second: str) -> StrategyDifference:
         """Return why one strategy is faster than another: causes, and modules with collectives.

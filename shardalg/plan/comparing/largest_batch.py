@@ -69,11 +69,13 @@ class BatchSearch:
         Raises:
           TableError: the strategy was refused, or the batch is not known.
         """
-        if row.plan is None or row.strategy is None:
+        if row.plan is None:
             raise TableError(f"{row.name!r} has no plan: {row.refused}")
         mesh = row.plan.mesh
+        # The row `current` has the annotations of the function, which the trace has.
+        strategy = row.strategy or Strategy(mesh)
         there = self.named.on(mesh, before=self.named.first_mesh or mesh)
-        plan = plan_of(*planned_strategy(there, row.strategy, options))
+        plan = plan_of(*planned_strategy(there, strategy, options))
         cost = plan.cost(row.on)
         # The search compares peaks with the memory of the chip. A smaller chip is the way to tell
         # it about the reserve.
