@@ -372,6 +372,7 @@ class Pricing:
         values = instruction.operands + instruction.results
         inside = bool(self.kernels) and not self.kernels.isdisjoint(values)
         halved = inside and instruction.node in causal_products(self.graph)
+        # Without `chains`, traffic beside products has no price of its own: True for every step.
         return inside, halved, self.chains is None or self.chains.along(instruction)
 
     @cached_property

@@ -231,6 +231,7 @@ def argument_modules(graph: Graph) -> ArgumentModules:
     late = reachable(edges, backward)
     # An argument that only the update reads, such as an optimizer's state, is no weight.
     read = [leaf for leaf in leaves if _is_read_early(graph, leaf.value)]
+    # `matched` has, for each gradient or next value among the results, its argument.
     matched = _matched(graph, leaves, [leaf for leaf in read if leaf.is_float], late)
     trained = set(matched.values()) | _updated(graph, read, late)
     roots = _roots(read, {leaf.root for leaf in read if leaf.value in trained})
@@ -249,6 +250,7 @@ def argument_modules(graph: Graph) -> ArgumentModules:
     known = by_ending({node.module for node in graph.nodes if node.module})
     scoped = {leaf.value: _scoped(leaf.words, known) or names[leaf.value] for leaf in weights}
     others = _others(leaves, scoped, known, {leaf.value for leaf in read})
+    # The last entry marks the values that depend on an argument that is no weight.
     return ArgumentModules(
         scoped,
         others,

@@ -107,7 +107,7 @@ def _wrong_regions(graph: Graph) -> Iterator[str]:
 
 
 def _wrong_region_arguments(graph: Graph) -> Iterator[str]:
-    """Yield a message for each region argument between values of different shapes.
+    """Yield a message for each region argument (tie) between values of different shapes.
 
     Also yield a message for each argument of a body that no region argument connects to a value
     outside.
@@ -115,6 +115,7 @@ def _wrong_region_arguments(graph: Graph) -> Iterator[str]:
     tied = {tie.target for tie in graph.region_arguments}
     for tie in (t for t in graph.region_arguments if not t.is_manual):
         source, target = graph.values[tie.source], graph.values[tie.target]
+        # A stack outside of a scan has one leading dimension more than the value inside.
         if source.type.shape[tie.source_drop :] != target.type.shape[tie.target_drop :]:
             sides = [(value.name, value.type) for value in (source, target)]
             yield f"the tie {tie.kind} joins {sides}"

@@ -113,6 +113,7 @@ def repeated(graph: Graph, block: Block) -> dict[int, tuple[int, ...]]:
     made = {result: at for at, one in enumerate(block.instructions) for result in one.results}
     readers = _readers(block)
     phase = block.instructions[found[0]].phase
+    # The positions of gathers whose copies later instructions may still read.
     open_copies = [
         at
         for at, one in enumerate(block.instructions)

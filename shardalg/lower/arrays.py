@@ -134,7 +134,11 @@ class ArrayBorder:
         return Blocks(self.path, held.shape, item, held.__getitem__)
 
     def true(self, array: Any) -> Any:
-        """Return an array without its padding; if it is a function of blocks, make the array."""
+        """Return an array without its padding.
+
+        In place of an array, a function may be given that returns the block at an index (slices).
+        The array is then made from its blocks.
+        """
         shape = self.sharding.shape
         blocks = self.blocks(array) if callable(array) else None
         if blocks is not None:

@@ -198,7 +198,10 @@ def _timed(lowered: Lowered, sort: InstructionKind, repeats: int) -> Alone:
     emitter = Emitter(lowered.program, lowered.graph, lowered.run, lowered.tiled)
 
     def emitted(*blocks: Any) -> list[Any]:
-        """Return the results of some instructions, which are emitted for one device's blocks."""
+        """Return the results of the group's first instructions on one device's blocks.
+
+        The instructions become JAX operations, by the function in `EMIT` for each kind.
+        """
         env = dict(zip(operands, blocks, strict=True))
         made = (
             EMIT[type(one.attributes)](emitter, one, *(env[v] for v in one.operands))

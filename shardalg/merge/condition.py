@@ -345,6 +345,7 @@ def _independent(a: NamedDigit, b: NamedDigit) -> Iterator[SizeStatement]:
     # With strides of 1 the greatest common divisor must be 1, but a size is in both periods.
     elif a.stride == b.stride == ONE and a.top.common(b.top) != ONE:
         raise _Never
+    # The relation is symmetric: in one order, (a, b) and (b, a) give the same statement.
     a, b = sorted((a, b), key=lambda d: (d.top.powers, d.top.number))
     if a.stride == b.stride == ONE:
         yield SizeStatement("coprime", (a.top, b.top))

@@ -136,6 +136,9 @@ class Pipeline:
     def __call__(self, weights: Tree, x: Tree) -> Tree:
         """Apply the layers to a batch; the result equals applying one layer after the other.
 
+        A scan runs all stages at once. In each iteration every stage applies its layers to one
+        microbatch, and the results move on to the next stage.
+
         Args:
           weights: as `stack` gives them, (stages, layers per stage, ...) per leaf.
           x: per leaf (batch, ...). Microbatch m has the samples m, m + microbatches, ...: a batch

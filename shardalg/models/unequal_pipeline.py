@@ -120,6 +120,7 @@ class StagePlan:
         # reductions of the gradients come after it, once per step.
         inside = [each for each in backward if each.step.loops]
         after = [each for each in backward if not each.step.loops]
+        # None: no pipeline loop is around the instructions within a stage's own program.
         each = (replace(p, seconds=p.seconds / microbatches) for p in parts(inside, None))
         return (
             _named(FORWARD, parts([*forward], None)),

@@ -59,7 +59,7 @@ class Reshard(Answer):
         """The program of the path, and a graph of one argument that is also the result."""
         # The graph has no operator, and its only argument, value 0, is also its result. The
         # verifier then proves that the path computes the identity, so no reference result is
-        # needed.
+        # needed. The region is the whole program: number 0, without a call around it, run once.
         value = Value(0, ValueType(self.source.shape, self.dtype), "argument", "x")
         root = Region(0, "root", None, None, (), (), (), 1)
         graph = Graph((value,), (), (root,), (), (0,), (0,), ("x",), ("result",))

@@ -143,7 +143,8 @@ class _Cone:
           shardings: (size of the dimension, number of shards) of each sharded dimension.
         """
         ratios = [Formula.of(size) / parts for size, parts in shardings]
-        # A size such as V - 1 is at most a constant times its largest term, if it has one.
+        # A size such as V - 1 is at most a constant times its largest term, if it has one. A ratio
+        # without one is left out: the region is then larger, so statements about it stay true.
         tops = [_largest(_positive(_upper_bound(ratio)), _Cone(()).dominates) for ratio in ratios]
         return _Cone(tuple(dict.fromkeys(top[0] for top in tops if len(top) == 1)))
 

@@ -212,8 +212,8 @@ def _larger(first: Formula, second: Formula) -> Formula:
 def _is_nonnegative(difference: Formula) -> bool:
     """Return whether a formula is certainly at least 0 at all sizes of at least 1.
 
-    It is if it has no negative coefficient once each size s is written as 1 + s. False means "not
-    known".
+    The answer is yes if no coefficient is negative, possibly after each factor is written as its
+    lower bound plus a number of at least 0. False means "not known".
     """
     factors = {factor for monomial in difference.terms for factor, _ in monomial}
     least = {factor: _lower_bound(factor) for factor in factors}
@@ -226,7 +226,8 @@ def _is_nonnegative(difference: Formula) -> bool:
     smooth = _drop_ceilings(difference)
     if smooth is not None:
         return _is_nonnegative(smooth)
-    # In H - 1 the size is 1 or more: with h = H - 1, a sum without negative terms is left.
+    # For example, H - 1 becomes h for H = 1 + h. A quotient has no such form, and a long formula
+    # would get too many terms.
     divides = any(e < 0 for monomial in difference.terms for _, e in monomial)
     if divides or len(difference.terms) > _SHIFTED_TERMS:
         return False

@@ -163,11 +163,15 @@ class FieldTests:
         return test
 
     def _is_digits(self, value: object) -> bool:
-        """Return whether a value is a tuple of digits that counts no position twice."""
+        """Return whether a value is a tuple of digits of this mesh, or of a mesh over its devices.
+
+        No two of the digits may overlap.
+        """
         if type(value) is not tuple or not all(type(digit) is Digit for digit in value):
             return False
         if not all(type(number) is int for digit in value for number in digit):
             return False
+        # Many fields have equal digits, so each tuple is tested only once.
         if value not in self._digits:
             self._digits[value] = self._on_mesh(value)
         return self._digits[value]

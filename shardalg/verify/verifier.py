@@ -415,7 +415,8 @@ class Verifier:
         node = self.graph.nodes[instruction.node]
         if node.primitive in USER_COLLECTIVES and isinstance(instruction.attributes, Operator):
             return True
-        # A collective makes the node's value of another one. A reshard reads and makes one value.
+        # `origin` is the graph value that a local is a block of. A collective reads one value and
+        # computes another one, the node's result. A reshard has the same value at both ends.
         made = [self.program.locals[result].origin for result in instruction.results]
         read = [self.program.locals[operand].origin for operand in instruction.operands]
         return node.primitive in USER_COLLECTIVES and made == list(node.results) and made != read

@@ -346,6 +346,7 @@ class ClassRound:
         A class is a set of devices that read their blocks in the same pattern. A pair of classes
         (source, target) stands for all pairs of devices in these classes.
         """
+        # The start of each interval, counted from the start of the block that this round brings.
         offset = self.start % self.exchange.block - self.number * self.exchange.block
         layout = piece(offset, offset + self.exchange.want.length, self.exchange.block)
         # A permute must not have two pairs with one source. Classes with different sources have no
@@ -353,9 +354,11 @@ class ClassRound:
         permutes, labels = [], list(self.sends)
         for members in once_each([label[0] for label in labels], range(len(labels))):
             sent = tuple(labels[i] for i in members)
+            # A permute sends one range of every block, so it must cover the range of each class.
             lower = min(self.sends[label].lower for label in sent)
             upper = max(self.sends[label].upper for label in sent)
             permutes.append(Permute(sent, lower, upper))
+        # `own` tells whether some device reads its own block; `_own` has that device per class.
         first, last = self.valid
         own = bool(((first <= self._own) & (self._own <= last)).any())
         return Round(self.number, *layout, tuple(permutes), own)

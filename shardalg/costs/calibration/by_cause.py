@@ -208,6 +208,7 @@ class _Moved:
         """
         *message, count = together_and_count
         found = dict(seconds_by_cause(self.attributes, sum(message), wiring=self.wiring))
+        # The first all-reduce of a message has the seconds of all, so that the others have none.
         if not message:
             found = {}
         elif found:
@@ -396,6 +397,8 @@ class _Split:
                     found["kernel"] = done, peak
                 else:
                     found["matrix"] = whole, peak
+        # `rates` and `sizes` have one order: an amount per cause. The number of executions is last.
+        # A local operator has neither mesh axes nor a role in communication: () and "".
         rates = tuple((name, rate) for name, (_, rate) in found.items())
         sizes = (*(amount for amount, _ in found.values()), step.count)
         computed = _Computed(rates, self.is_roofline)

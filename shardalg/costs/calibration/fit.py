@@ -346,6 +346,7 @@ class _Problem:
         """Return the constants of each chip with the least squares of relative errors."""
         from scipy.optimize import least_squares
 
+        # An entry of `free` is one value for several constants, which have the bounds of the first.
         firsts = [one.constants[0] for one in self.free]
         low = np.array([CONSTANTS[name].least for name in firsts])
         high = np.array([CONSTANTS[name].most for name in firsts])

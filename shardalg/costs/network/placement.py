@@ -267,6 +267,8 @@ class UnplacedAxes:
         sizes: dict[str, Any] = {}
         for name, part in chain.from_iterable(axis_parts(self.mesh, d) for d in digits):
             sizes[name] = sizes[name] * part.size if name in sizes else part.size
+        # An axis has links of its own: a level of the network that has only this axis, in which
+        # neighbours differ by 1 (stride 1).
         return tuple(
             DigitSpan(Level(LINK, size, self.speeds[name], self.latency_s), Digit(1, size))
             for name, size in sizes.items()

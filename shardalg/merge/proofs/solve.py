@@ -75,6 +75,8 @@ class _Encoder:
     def bounds(self) -> list[z3.BoolRef]:
         """Return the ranges of all unknowns and coordinates."""
         rows = [z3.And(z3.Int(n) >= 0, z3.Int(n) < end) for n, end in self.claim.unknowns]
+        # Without coordinates, a device is one number `d`. Otherwise the coordinates of the claim's
+        # device (named "") and of its members are bounded.
         if self.space is None:
             return [*rows, z3.Int("d") >= 0, z3.Int("d") < self.claim.mesh.size]
         devices = [self.device(name) for name in ("", *(n for n, _ in self.claim.members))]

@@ -536,6 +536,11 @@ class _Sweep:
         return SweepComparison.of(rows, self.machine_text, unfinished)
 
     def _row(self, number: int, point: _Point) -> SweptPoint:
+        """Return a point of the sweep with its figures, or with the reason why it has none.
+
+        Args:
+          number: the position of the point in `points`.
+        """
         found = self.found.get(number)
         refused = found.refused if found else self.failures.get(number, UNFINISHED)
         sizes = dict(point.sizes)

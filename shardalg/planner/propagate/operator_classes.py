@@ -104,6 +104,7 @@ class OperatorClass:
         if self.role == image.CONTRACTION:
             order = order[::-1]
         found: dict[str, int] = {}
+        # A single loop has the extent 0 in `maps` (any digits may shard it): the size counts then.
         for tensor in order:
             for size, entry in zip(self.shapes[tensor], self.maps[tensor], strict=True):
                 for loop, extent in entry:
@@ -271,6 +272,9 @@ def operator_class(
     # XLA propagates from the indices of a gather before its data (kGather).
     indices = {symbol.operand for symbol in rule.symbols}
     shapes = tuple(t.shape for t in types)
+    # Bytes matter only in products, where the larger operand has precedence; 0 elsewhere lets more
+    # nodes share a class. A class is closed for GSPMD if only its result has a whole loop, or if no
+    # dimension of any tensor has a loop.
     return OperatorClass(
         role=role,
         maps=maps,

@@ -284,8 +284,9 @@ class Pool(NamedTuple):
 def _swapped(shape: Shape, ends: tuple[Dims, Dims], among: Pool, best: Priced) -> Priced:
     """Return the cheapest route of all-to-alls alone, with its price, or `best` if that is cheaper.
 
-    The search represents a set of digits as an integer with one bit per digit, and a dimension as a
-    list of such sets, major first.
+    A unit is a group of digits that a cheapest path moves together (`_units`). The search
+    represents a set of units as an integer with one bit per unit, and a dimension as a list of such
+    sets, major first.
 
     Args:
       ends: the shardings at which the search begins and ends. If `among.back` is True, the search
@@ -295,7 +296,7 @@ def _swapped(shape: Shape, ends: tuple[Dims, Dims], among: Pool, best: Priced) -
     """
     (start, goal), (pool, placed, back) = ends, among
     units = _units(start, goal, pool, ample=not any(size % parts(pool) for size in shape))
-    # A set of units is an integer with one bit per unit, so that states are compared fast.
+    # Integers are compared faster than tuples of digits.
     bits = {unit[0]: 1 << i for i, unit in enumerate(units)}
     of_bits = {1 << i: unit for i, unit in enumerate(units)}
     start_bits, goal_bits = (
@@ -308,6 +309,7 @@ def _swapped(shape: Shape, ends: tuple[Dims, Dims], among: Pool, best: Priced) -
     # the tensor that is sent in addition to one block: the inverse of the formula at the end.
     # Without a route to beat, four blocks are the limit.
     most = 4 if best[0] is None else 1 + best[0] * used
+    # Before the first all-to-all, the digits `placed` may slice any dimensions.
     firsts = _placements(start_bits, [bits[d] for d in placed if d in bits])
     found = search.search(firsts, (most * used, 0))
     if found is None:

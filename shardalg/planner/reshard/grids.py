@@ -214,7 +214,12 @@ class _Grids:
             yield (hop.sent, hop.sent > 0), hop.after, hop
 
     def moves(self, dims: Dims, pending: Labels) -> Iterator[GridMove]:
-        """Yield every move from a state, retiles (changes of a block size) last."""
+        """Yield every move from a state, retiles (changes of a block size) last.
+
+        Args:
+          dims: the digits and blocks of each dimension.
+          pending: the digits along which sums are pending.
+        """
         local = prod([held.block for held in dims])
         yield from self.sums(dims, pending, local)
         for digit in self.free(dims, pending):
@@ -288,13 +293,22 @@ class _Grids:
                     yield GridMove(sent, (made, rest), "reduce_scatter", (dim,), (digit,))
 
     def swaps(self, dims: Dims, pending: Labels, local: int) -> Iterator[GridMove]:
-        """Yield the all-to-alls; a device has `local` elements before."""
+        """Yield the all-to-alls that are possible from a state.
+
+        An all-to-all moves minor digits of one dimension to the minor end of another dimension.
+
+        Args:
+          dims: the digits and blocks of each dimension.
+          pending: the digits along which sums are pending; they stay pending.
+          local: the number of elements of a device's block before the all-to-all.
+        """
         for source, held in enumerate(dims):
             for stays, leaving in self.without_minor_digits(source, held):
                 n, rest = held.count // stays.count, replaced(dims, source, stays)
                 for dim, other in enumerate(dims):
                     # An all-to-all delivers its digits in any order for the same bytes.
                     for arriving in permutations(leaving) if dim != source else ():
+                        # There is one result per padded size that the dimension may have.
                         for after in self.cut(dim, other, arriving):
                             # Of the n pieces of its block, a device keeps one.
                             sent = _padded_elements(local, other, after) // n * (n - 1)

@@ -301,7 +301,8 @@ class _MeshDigits:
     def exchange(self, move: AllToAll) -> AllToAll:
         """Return the all-to-all with each digit written as an axis or sub-axis of the mesh."""
         if move.arriving:
-            # Both sides must keep the same pieces, because their order differs.
+            # Pieces of an axis are not merged here: they may be neighbours in one order only, and
+            # both orders must have the same pieces.
             sides = (tuple([self.known.get(d, d) for d in s]) for s in (move.digits, move.arriving))
             return AllToAll(move.split_dim, move.concat_dim, *sides)
         return replace(move, digits=self.digits(move.digits))

@@ -102,6 +102,8 @@ class Shuffle:
         # `parts[-1]` is the number of devices along all digits. If it divides every size, no stack
         # can have a number of parts that does not divide.
         self.fits = not any(size % parts[-1] for size in shape)
+        # The tables of the bound. `elsewhere` has, per dimension, the goal's digits in all other
+        # dimensions, which must leave it. `known` caches, per dimension, the results of `needs`.
         placed = sum(map(sum, goal))
         self.elsewhere = [placed & ~sum(order) for order in goal]
         self.known: list[dict[Stack, Needs]] = [{} for _ in goal]

@@ -42,6 +42,8 @@ class Names:
           second: a trace of the same function at other sizes; None if there is none.
         """
         self.graph, self.second = graph, second
+        # `base` has the first slot of each value. `number` and `other` have the size of each slot
+        # in the two traces.
         self.base = [0]
         self.number: list[int] = []
         for value in graph.values:

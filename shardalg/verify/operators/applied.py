@@ -307,6 +307,8 @@ class Filling:
         contents = self.operands[operand].dims[dim]
         if beside is None:
             return None
+        # Elements with gaps between them (`base`), or of which the device lacks some (`wanted`),
+        # have padding at further places.
         if replace(contents, fill=beside.fill) != beside or contents.base != 1 or contents.wanted:
             return None
         return fill_number(contents.fill, self.signature.operands[operand].dtype)

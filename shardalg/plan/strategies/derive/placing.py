@@ -158,9 +158,12 @@ class Placing:
         """
         value = self.value(layout)
         shape, rank = self.named.shape(value), len(layout.dims)
+        # A dimension that a loop walks through, such as that of stacked layers, does not count.
         free = [d for d in range(rank) if not self.named.classes.is_iterated(value, d)]
         if len(free) < 2:
             return True
+        # An array is small if it has at most as many elements as the longest dimension of all
+        # parameters that products read (`_longest`).
         is_read = any((value, dim) in self.named.uses.kinds for dim in range(rank))
         size = math.prod(shape[dim] for dim in free)
         return layout.role == PARAMETERS and not is_read and size <= self._longest

@@ -107,6 +107,8 @@ class _Reader:
             if node.phase == "forward" and not node.bodies:
                 for number, rule in enumerate(rules(node.signature) or ()):
                     self._read(node, rule, number)
+        # Classes over which products of two activations sum are closed as well: to shard one would
+        # cost a sum after each of these products.
         return ProductUses(
             {place: frozenset(kinds) for place, kinds in self.kinds.items()},
             tuple(self.products.values()),
@@ -151,6 +153,7 @@ class _Reader:
         kind = self.graph.values[result].type
         times = float(self.graph.trip_count(node))
         result_bytes = math.prod(kind.shape) * kind.itemsize * times
+        # `owned` has, for operands that are a copy or a slice of a parameter, this parameter.
         weights = {k: self._origin(node.operands[k]) for k in rule.operands}
         owned = {k: origin for k, origin in weights.items() if origin is not None}
         is_product = row_class(rule) in PRODUCTS

@@ -358,7 +358,8 @@ def _suggested_digits(
     Args:
       of_result: whether dimensions of the result are listed, or those of the operands.
     """
-    # Only the first available copy counts, as in XLA, where a value has one sharding.
+    # Only the first available copy counts, as in XLA, where a value has one sharding. `suggested`
+    # has the loops of each dimension; of the loops of a window only the one that spans most of it.
     found: dict[str, list[set[Digit]]] = {}
     for tensor in component.tensors:
         if (tensor.operand is None) == of_result:

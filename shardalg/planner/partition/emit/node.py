@@ -235,6 +235,8 @@ def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str)
     if plan.apply is None:
         held, made = plan.choice.required_shardings[0], plan.choice.produced[0]
         return (regroup(context, node, operands[0], held, made),)
+    # These instructions are, for example, masks of padding. `filler` is the number of the operand
+    # with the value that overwrites the padding.
     for position, attributes, filler in plan.before:
         role = context.roles[node.operands[position]]
         more = () if filler is None else (operands[filler],)

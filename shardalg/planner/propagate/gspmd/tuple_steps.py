@@ -87,7 +87,7 @@ class Computations(Instructions):
         return self.first + len(self.names) - 1
 
     def _join_literals(self) -> None:
-        """Make equal constants of a computation one, including the zeros in which stacks begin.
+        """Make equal constants of a computation one, also the zeros with which a loop fills stacks.
 
         Sets three tables: `read` has the constants that each operator reads as full tensors,
         `first_of` has the constant that stands for each of its equals, and `related` lists for each
@@ -289,6 +289,7 @@ class Computations(Instructions):
         element, region = self.entering[value]
         call = self.graph.regions[region].node
         assert call is not None  # only the function's own region has no call
+        # The element's place in the body's tuple; a body that does not take the element has none.
         parameter = element.parameters.get(region)
         if parameter is None:
             return

@@ -62,7 +62,8 @@ class _IndexBuilder:
         """Find the values whose reader annotates them, and count the readers of each value.
 
         A sharding constraint (site) is an operator that reads the annotated value. If Shardy's
-        rules allow it, the value itself starts with the constraint's sharding.
+        rules allow it, the value itself starts with the constraint's sharding. Such values are in
+        `seeded`, except carries of loops: these are in `instead`, with an annotated copy.
         """
         builder = self.builder
         self.absent = builder.numbers | builder.full
@@ -85,6 +86,8 @@ class _IndexBuilder:
         }
         self.seeded = {v: node for v, node in site_of.items() if v not in self.instead}
         self.operators = [*map(self._redirected, self.operators)]
+        # `uses` has the number of readers of each value, on which Shardy's first stage depends.
+        # `found` has the number of each operator class.
         self.uses = Counter(v for o in self.operators if not o.is_edge for v in o.operands)
         self.found: dict[OperatorClass, int] = {}
         # Operators of equal layers share one class object, so its identity finds their number.

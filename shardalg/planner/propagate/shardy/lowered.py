@@ -54,7 +54,8 @@ def shardy_class(node: Node, kind: OperatorClass) -> OperatorClass:
     Args:
       kind: the class of the node for GSPMD.
     """
-    # Shardy counts through the loops of a window like digits (ConvolutionOp in its rule registry).
+    # Shardy shards the image of a convolution as if a reshape had split its spatial dimensions into
+    # the loops of the window, the longer one major (ConvolutionOp in its rule registry).
     if kind.image is not None:
         kind = replace(kind, maps=kind.image.nested(kind.maps))
     if node.primitive in ("dynamic_slice", "dynamic_update_slice"):

@@ -297,13 +297,19 @@ class ShardyModuleBuilder(Instructions):
         return self.kinds[key]
 
     def _kind_in_role(self, node: Node, role: str | None) -> OperatorClass | None:
-        """Return a node's operator class; `role` is its role in `step.BOXES`, or None."""
+        """Return a node's operator class for Shardy, or None if nothing passes through the node.
+
+        Args:
+          role: for a slice or a pad that is a slice, an update, a gather or a scatter of a box in
+            XLA's module, its role there; None for any other node.
+        """
         rows = self.rules(node.signature) if node.signature.operands else None
         if not rows:
             return None
         kind = operator_class(node.signature, rows, ())
         if role is None:
             return lowered.shardy_class(node, kind)
+        # Shardy visits updates of a box together with slices; GSPMD has a role of its own for them.
         is_window = role == image.WINDOW
         return replace(box_class(node, kind), role=role if is_window else image.DYNAMIC_SLICE)
 
