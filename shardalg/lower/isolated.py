@@ -113,6 +113,7 @@ def each_alone(
     prices = timed(lowered.program, lowered.graph, hardware) if hardware is not None else ()
     seconds = {id(p.step.instruction): p.seconds * p.step.count for p in prices}
     amounts = {one.instruction: one.amounts for one in taken}
+    # `sorts` groups equal instructions, of which only the first one is timed.
     return tuple(
         replace(_timed(lowered, sort, repeats), amounts=amounts[sort.place])
         for sort in sorts(lowered, seconds)

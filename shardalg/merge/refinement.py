@@ -154,7 +154,10 @@ def apart_along(fine: Sharding, coarse: Sharding) -> tuple[int, Digit] | None:
 
 
 def cuts_of(shardings: Iterable[Sharding]) -> set[int]:
-    """Return all strides and periods of the shardings' digits and of their mesh's axes."""
+    """Return all strides and periods (stride * size) of the shardings' digits and the mesh's axes.
+
+    The numbers 1 and the size of the mesh are included.
+    """
     operands = list(shardings)
     mesh = operands[0].mesh
     digits = [d for s in operands for _, row in s.split_places for d in row]

@@ -257,6 +257,9 @@ class _Region:
     def _visited(self, node: Node, value: int, dim: int) -> list[tuple[int, int, int]] | None:
         """Add a node that reads or computes a merged value, and return all its merged values.
 
+        A merged value has several samples in one dimension, which a reshape merged with another
+        dimension. The node is added to `loops`, with its loop over samples.
+
         Args:
           value: an operand or the result of the node that is known to have merged samples.
           dim: its merged dimension.

@@ -316,7 +316,10 @@ class _StepSchedule:
         return here[::-1]
 
     def _evaluate_if_small(self, number: int) -> bool:
-        """Evaluate a step that depends on few of the sizes; return False for any other step."""
+        """Evaluate a step that depends on few of the sizes; return False for any other step.
+
+        Such a step has at least FEWER times fewer points on the grid of its own sizes.
+        """
         names, points = self.sizes[number], self.points
         shape = np.broadcast_shapes(*(points.arrays[name].shape for name in names))
         # A step without sizes is a number and is always evaluated once.

@@ -91,6 +91,7 @@ class Checked:
             groups.setdefault(one.check.names, []).append(one)
         for names, group in groups.items():
             shape = np.broadcast_shapes(*(arrays[name].shape for name in names))
+            # A grid that is not at least FEWER times smaller saves too little.
             if math.prod(shape) * FEWER > points.count:
                 many += group
                 continue

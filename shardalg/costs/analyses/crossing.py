@@ -109,7 +109,8 @@ def _turns(sign: Callable[[int], int], low: int, high: int) -> Iterator[int]:
 def largest(fits: Callable[[int], bool]) -> int:
     """Return the largest size for which `fits` is true; 0 if it is false for 1.
 
-    `fits` must be monotonic: if a size does not fit, no larger one does.
+    `fits` must be monotonic: if a size does not fit, no larger one does. The size is doubled until
+    it does not fit, or until LARGEST; then bisection finds the last one that fits.
     """
     if not fits(1):
         return 0

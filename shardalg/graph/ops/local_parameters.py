@@ -404,8 +404,9 @@ UNSORTED: Params = (("indices_are_sorted", False), ("unique_indices", False))
 def _gather(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     """Return the changed parameters of a gather that reads from the device's block alone.
 
-    An index outside the block reads the fill value or is clipped. `owned` lists the dimensions by
-    which results from other devices' blocks are masked.
+    An index outside the block reads the fill value or is clipped. `owned` has (component of the
+    index, loop, number of valid starts) of each dimension by which results from other devices'
+    blocks are masked.
     """
     n, split = numbers(signature), sharded(rule, blocks)
     if not split:

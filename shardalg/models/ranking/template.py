@@ -314,6 +314,8 @@ def template(one: Candidate, fixed: Set[str] = frozenset()) -> Template:
     given = sizes_of(one)
     points = []
     for point in _POINTS:
+        # Sizes up to `_SMALL` equal other scalars of the program, so they keep their value. T
+        # follows from the sizes of loops (`with_iterations`).
         chosen = {
             n: given[n] if given[n] <= _SMALL or n in fixed else point[n] for n in given if n != "T"
         }

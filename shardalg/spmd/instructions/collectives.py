@@ -282,8 +282,9 @@ class RaggedAllToAll(Collective):
     def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
         """Return the shape of the array that receives the slices; None if operands do not fit.
 
-        The rows that are sent must have its row shape, and the four vectors of offsets and sizes
-        must be equally long.
+        The operands are those of `jax.lax.ragged_all_to_all`. The rows that are sent must have the
+        row shape of the receiving array, and the four vectors of offsets and sizes must be equally
+        long.
 
         Args:
           first: the shape of the rows that are sent.

@@ -129,6 +129,8 @@ def _move_down(graph: Graph, chain: list[Node], join: Join) -> list[Node] | None
         for k, v in enumerate(node.operands)
         if k != _array_operand(node)
     )
+    # `moved` is the slice of the pointwise result. The pointwise operators then compute on the
+    # slice's whole operand, which must have at most as many elements as the chain's result.
     dtype = last.signature.operands[0].dtype
     moved = _typed(first, ValueType(shape, dtype), kept)
     grown = prod(last.signature.results[0].shape) >= prod(shape)

@@ -121,6 +121,7 @@ class DimensionClasses:
         class is tested in the same way.
 
         Args:
+          fine: the class. closed: classes that must stay whole, as an operator sums over them.
           seen: the classes around this one, which are not visited again.
         """
         if fine in self.iterated:

@@ -98,8 +98,9 @@ def _scattered(
 ) -> Iterator[Instruction]:
     """Yield the instructions that replace an all-reduce and its cuts.
 
-    Each cut becomes a reduce-scatter. An all-reduce over the axes that no cut uses follows. Padding
-    before a cut now runs on values that are not yet reduced.
+    A cut is a slice by which each device keeps its block of the result. Each cut becomes a
+    reduce-scatter. An all-reduce over the axes that no cut uses follows. Padding before a cut now
+    runs on values that are not yet reduced.
     """
     combine, left = first.attributes.combine, first.attributes.digits
     (local,) = first.operands
@@ -134,7 +135,8 @@ class ScatterReductions(Rewriter):
     def finish(self, block: Block) -> Block:
         """Return the block in which reduce-scatters replace all-reduces that are only cut.
 
-        They are emitted at the position of the last cut.
+        A cut is a slice by which each device keeps its block, possibly after a padding. The
+        reduce-scatters are emitted at the position of the last cut.
         """
         instructions = block.instructions
         # Most programs have no reduction that is cut or padded, and need no table of readers.

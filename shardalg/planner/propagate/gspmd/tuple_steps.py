@@ -452,7 +452,8 @@ class Computations(Instructions):
           single: whether the target may count as a value with exactly one reader.
         """
         source, target = ends
-        # Places that are added after `users` was counted have no entry there.
+        # With `single`, the step may replace a sharding that it does not refine. Steps along loops
+        # never do. Places that are added after `users` was counted have no entry there.
         if role == image.ELEMENT and target < len(self.users):
             single = single and self.users[target] == 1
         kind = pass_through(self._shape(source), single and role != image.LOOP)
