@@ -459,6 +459,7 @@ def cost_on(
         share = (depth - low) // (high - low)
         return costs[low].limits * (1 - share) + costs[high].limits * share
 
+    # Nothing was planned at this depth, so there is no table by module and no plan at other sizes.
     return replace(
         next(iter(costs.values())),
         totals=found,

@@ -72,6 +72,8 @@ def forward(q: Any, k: Any, v: Any, bias: Any, *rest: Any, **params: Any) -> tup
       rest: the other operands of JAX's primitive; the first two are the lengths of the sequences.
       params: the parameters of JAX's primitive.
     """
+    # The dimensions become batch, length, heads, size. `seen` is the mask of visible keys; None if
+    # all keys are visible.
     q, k, v = (_by_length(x, params) for x in (q, k, v))
     scores, seen = _scores(q, k, bias, rest[:2], params)
     most = jnp.max(scores, -1, keepdims=True)

@@ -289,6 +289,7 @@ def _planned(
         )
         program, graph = stages.program, stages.graph
         done[layers] = work(program, graph, on, as_priced=True)
+        # Live bytes need no roles (None), only the donated arguments.
         programs[layers] = Shallow(program, graph, None, stages.traced.donated, chip.rebuilds)
     # Only shallow models are planned. The live bytes of a deeper one grow by the same amount with
     # each layer, so they follow from two shallow programs.

@@ -253,6 +253,7 @@ class _Least:
           fact: the layout of the operand and the bytes of an element.
           reads: the part of the operand that a device reads.
         """
+        # For values with `counted` 0, the bound leaves out the bytes that bring them to readers.
         if not fact.counted:
             return 0.0
         # Along summed loops only shares are known: `need` of the elements are read, `both` of them
