@@ -96,6 +96,8 @@ def _reported(error: Exception, options: argparse.Namespace) -> tuple[int, str]:
     """Return the exit status for an error, and its message."""
     if isinstance(error, UserProgramError):
         return PROGRAM_FAILED, failed(error.__cause__ or error, str(error))
+    # An error that a line of the user's program raised, such as a missing file, is no wrong use of
+    # the command. It is reported below, with the user's lines.
     if isinstance(error, ShardalgError | OSError) and not _is_users(error):
         status = PROGRAM_FAILED if isinstance(error, TraceError) else WRONG_USE
         text = str(error)

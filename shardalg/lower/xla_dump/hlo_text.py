@@ -108,7 +108,10 @@ def group_axes(groups: Sequence[Sequence[int]], mesh: Mesh) -> tuple[str, ...] |
 
 
 def _radix(members: Sequence[int]) -> Digits:
-    """Return the digits, major first, whose positions are `members`; empty if there are none."""
+    """Return the digits, major first, whose positions are `members`; empty if there are none.
+
+    For example, the members 0, 1, 4, 5 give two digits of size 2, with the strides 4 and 1.
+    """
     digits: list[Digit] = []
     covered = 1
     # The digits found so far give the first `covered` members. The next member is one step of the

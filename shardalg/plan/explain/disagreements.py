@@ -284,13 +284,15 @@ class _Reading:
     def _on_loops(self, instruction: Instruction, digits: Digits) -> Iterator[Cause]:
         """Yield (value, digits) for the tensors of an operator that some of the digits shard.
 
-        Only dimensions count whose loop the operator was partitioned along.
+        Only dimensions count whose loop the operator was partitioned along. A digit is a mesh axis
+        or a part of one.
         """
         apply = instruction.attributes
         if not isinstance(apply, Apply) or instruction.node is None:
             return
         node = self.graph.nodes[instruction.node]
         for name, own in apply.loops:
+            # The loop may be partitioned along the same axis or along a part of it (`overlap`).
             shared = tuple([d for d in own if any(d == o or overlap(d, o) for o in digits)])
             for value, dims in self._tensors(node) if shared else ():
                 layout = self.sharded.shardings[value]

@@ -133,7 +133,7 @@ def _live(mesh: Mesh, axes: Axes) -> Axes:
 
 
 def _listed(found: Sequence[Conflict]) -> str:
-    """Return the arrays without rules as text, each with its witness."""
+    """Return the arrays without rules as text, with the arrays that forbid them and the reason."""
     lines = []
     for one in found[:MOST_CONFLICTS]:
         lines.append(f"  {one.arrays}")

@@ -323,13 +323,15 @@ def best_of(problem: UnitProblem, start: Sequence[int], *, more: int) -> tuple[i
     """Return the best options that coordinate descent finds: an option number per unit.
 
     The descent runs from `start` and from `more` random points; the seed is fixed. If `more` is not
-    0, the end of the first descent and the best end are improved by `descend_together`.
+    0, `descend_together` improves the end of the first descent and the best end. It also tries
+    changes of one unit after which the neighbours adapt.
     """
     first = descend(problem, start)
     if not more:
         return first
     draw = random.Random(0)
-    # An option that reads partial sums costs infinitely much unless another one makes them.
+    # An option that reads partial sums costs infinitely much unless another one makes them. Random
+    # points therefore take only options that read no partial sum (`asks`: operands' shardings).
     finite = [
         [
             number

@@ -145,6 +145,9 @@ def _together(step: CheckedInstruction[Top | Fold]) -> Result:
 
     A `Top` or `Fold` combines the partial results of all devices, several operands at once. All of
     these must therefore have one sharding. Further operands of a `Fold` are its start values.
+
+    The contents of a partial result list the changes that are still required (`awaits`). This
+    instruction must be the only one. The result has it removed.
     """
     a, operand = step.attributes, step.operand
     rest = remove_digits(operand.unreduced, a.digits)

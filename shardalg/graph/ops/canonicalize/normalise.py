@@ -450,7 +450,9 @@ class _GraphRewriter:
     ) -> tuple[Signature, list[int]]:
         """Add all operators of a node's replacement except the last one, which is returned.
 
-        The result is the last operator's signature and the new indices of its operands.
+        The result is the last operator's signature and the new indices of its operands. The order
+        is: operators on single operands (such as a pad), the new node, and a cut that restores the
+        old result. Without a cut, the new node is the last operator.
 
         Args:
           change: the operators that replace the node.

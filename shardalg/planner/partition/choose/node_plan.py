@@ -115,7 +115,11 @@ class NodePlan:
 
     @cached_property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The local shapes of the results directly after the local operator, before any cut."""
+        """The local shapes of the results directly after the local operator.
+
+        They are the shapes of the device's blocks (`raw` has the shardings). The dimensions in
+        `kept` are longer: their additional elements are cut off afterwards.
+        """
         lengths = {k.dim: k.length for k in self.kept}
         return tuple(
             tuple(lengths.get(dim, size) for dim, size in enumerate(layout.shard_shape))

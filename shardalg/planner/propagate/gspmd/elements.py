@@ -176,8 +176,10 @@ class _Loop:
     def elements(self) -> list[Element]:
         """Return the elements that are not scalars, in HLO's order, and give each its places.
 
-        A place is an entry of one of the loop's tuples, numbered like a value: before the `while`,
-        after it, as a parameter of its bodies, and at the end of its body.
+        A place is an entry of one of the loop's tuples, numbered like a value: before the `while`
+        (`tuples`), after it (`loop`), as a parameter of its bodies (`parameters`), and at the end
+        of its body (`roots`). A body reads or writes one layer of "xs" and "ys", so the whole stack
+        has a place in the body, too (`stacks`).
         """
         kept = []
         for element in sorted(self.found, key=lambda e: ORDER.index(e.kind)):
