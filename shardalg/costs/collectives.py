@@ -162,6 +162,8 @@ def seconds_by_cause(
         # A message has the block of one operand, although the permute may choose among several.
         block = held if attributes.choices == 1 else quotient(held, attributes.choices)
         return permutes_s(wiring.network, attributes.routes, block)
+    # An exchange sends `sends` blocks, each of one of its `choices` operands. `held` has every
+    # operand once.
     if attributes.sends != attributes.choices:
         held = quotient(held * attributes.sends, attributes.choices)
     return _seconds(attributes.sent_as, wiring.spans(attributes.digits), held)

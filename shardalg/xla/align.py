@@ -181,7 +181,9 @@ def _paired(
 ) -> tuple[list[tuple[int, HloInstruction]], list[int]]:
     """Return (value, instruction) pairs with equal signatures, and the values without a partner.
 
-    A value is without a partner if XLA's dump lacks its signature.
+    A value is without a partner if XLA's dump lacks its signature. A value is in neither
+    list if its pair would be a guess: XLA's instructions with its signature have several shardings,
+    and their number is not that of the values.
 
     Args:
       ours: signature per value. theirs: pairs (instruction, signature).

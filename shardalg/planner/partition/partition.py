@@ -265,6 +265,7 @@ class Partitioner(BodyPartitioner):
         context, nodes = self.context, self.graph.nodes
         kinds, pick, recipes = self.kinds, self.alike.pick, self.recipes
         for number in self.graph.regions[index].nodes:
+            # `kind` is the number of the node's class; equal nodes have one class.
             kind, node = kinds[number], nodes[number]
             if node.phase != context.phase:
                 context.enter(node.phase)
@@ -273,6 +274,7 @@ class Partitioner(BodyPartitioner):
             if kind is None:
                 self._call(node) if node.bodies else self._written(node)
                 continue
+            # The key has the available copies of the node's own operands and results.
             key = pick[number](context.available)
             if self.waiting and self._waits(node):
                 # Sums that a loop defers lead to another recipe with the same copies.

@@ -198,7 +198,8 @@ class _IndexSorter:
     def _repeat_shifts(self) -> Iterator[Shift]:
         """Yield a shift for each dimension that repeats another one, as in `tile`.
 
-        Such a dimension runs over two loops, one of which occurs in no other index.
+        Such a dimension (in `nested`) runs over two loops, one of which occurs in no other index.
+        The other loop is that of a dimension of its own (`loop_at`), which is the one repeated.
         """
         # A loop that occurs in no other index only counts repetitions: no other size contains its
         # extent.

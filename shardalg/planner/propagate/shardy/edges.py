@@ -94,7 +94,11 @@ class _IndexBuilder:
         self.numbered: dict[tuple[int, tuple[bool, ...], bool], int] = {}
 
     def _redirected(self, made: ShardyOperator) -> ShardyOperator:
-        """Return an operator that reads a value's annotated copy in place of the value."""
+        """Return an operator that reads a value's annotated copy in place of the value.
+
+        `instead` has, per value, its copy and the node that makes the copy. This node itself must
+        read the value.
+        """
         return made._replace(
             operands=tuple(
                 self.instead[v][0] if v in self.instead and self.instead[v][1] != made.node else v
