@@ -346,6 +346,7 @@ class Scan:
         """Return the `Liveness` of the values alive while the instruction at a place runs."""
         program, block = self.program, self.program.block
         line = self.peak(block, lives, stop=place)
+        # If the place is in a loop body, the values alive there (`inner`) add to those around it.
         held = {**line.alive, **line.inner}
         rows = (Alive(v, self.memory_class(v), self.name(v), *size) for v, size in held.items())
         # Ties are ordered by number, so that the order does not depend on the scan.

@@ -259,6 +259,7 @@ def rows(prices: Sequence[Timed], measured: Mapping[int | None, float]) -> Itera
             yield Row(name, price.kind, price.axes, seconds, left.pop(results[0], 0.0))
         else:
             predicted += seconds
+    # The key None has the seconds of operators that belong to no instruction.
     unnamed = left.pop(None, 0.0)
     yield Row("", OTHER, (), predicted, sum(left.values()))
     yield Row("", UNNAMED, (), 0.0, unnamed)

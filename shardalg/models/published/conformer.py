@@ -73,6 +73,7 @@ class Conformer:
 
     def __post_init__(self) -> None:
         """Raise an error for an impossible size, or a schedule that does not divide the model."""
+        # The sizes are the fields with the paper's letters; other fields are no sizes.
         sizes = {f.name: getattr(self, f.name) for f in fields(self) if len(f.name) == 1}
         bad = {k: v for k, v in sizes.items() if type(v) is not int or v < 1}
         if bad or self.M % self.N:

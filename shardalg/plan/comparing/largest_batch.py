@@ -66,6 +66,9 @@ class BatchSearch:
     def largest(self, row: ComparedStrategy, options: Options) -> int:
         """Return the largest batch at which a strategy fits; 0 if none does.
 
+        The function is planned with the batch as a named size on the strategy's mesh. The formula
+        of the peak memory gives a first guess, from which one batch after the other is planned.
+
         Raises:
           TableError: the strategy was refused, or the batch is not known.
         """
@@ -80,6 +83,7 @@ class BatchSearch:
         # The search compares peaks with the memory of the chip. A smaller chip is the way to tell
         # it about the reserve.
         chip = replace(cost.hardware, hbm_bytes=row.capacity_bytes)
+        # `elsewhere.fits` plans again at one batch. It must have the same limit.
         elsewhere = cost.elsewhere and replace(cost.elsewhere, fits=_within(plan, row))
         return replace(cost, hardware=chip, elsewhere=elsewhere).largest_batch_that_fits(NAME)
 

@@ -122,7 +122,10 @@ def split(kind: OperatorClass, tensor: int, layouts: Layouts, number: int) -> Te
     """Return the sharding of a tensor as the digits of each loop (Shardy's factors).
 
     A dimension of several loops gives its digits to the major loop first. A digit is cut in two if
-    a loop has room for its major part only.
+    a loop has room for its major part only. The last loop of a dimension takes all digits left.
+
+    A `TensorFactor` has the loop's digits, the digits that it has no room for, whether propagation
+    may append digits, and whether the loop is the last one of its dimension.
 
     Args:
       tensor: the number of the tensor in the operator.
@@ -139,6 +142,7 @@ def split(kind: OperatorClass, tensor: int, layouts: Layouts, number: int) -> Te
             if full:
                 found[loop] = TensorFactor((), (), False, False)
                 continue
+            # `taken` divides the loop's size, `rest` is left, and `room` is the size of a block.
             taken, rest, room = take(rest, kind.sizes[loop])
             full = bool(rest) and room > 1
             found[loop] = TensorFactor(taken, rest if full else (), is_open, False)
