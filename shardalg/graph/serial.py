@@ -125,6 +125,7 @@ def graph_hash(graph: Graph) -> str:
     del data["left_out"]
     for key in _OPTIONAL_KEYS:
         data.pop(key, None)
+    # Entry 2 of a value is its name, and entry 3 of a node is its source line.
     data["values"] = [value[:2] for value in data["values"]]
     data["nodes"] = [node[:3] + node[4:] for node in data["nodes"]]
     # Sorted keys and fixed separators, so that the text is equal in every process.

@@ -292,7 +292,8 @@ def _is_empty(
 
 def _is_neutral(run: LocalOperator, operand: int, fill: Fill) -> bool:
     """Return whether a number in an operand's padding has the same effect as no element there."""
-    # If the row fills missing elements with an operand's number, only this number is neutral.
+    # If the row fills missing elements with an operand's number, only this number is neutral. It
+    # is named by the first operand that is the same value (`firsts`).
     filler, nothing = run.rule.filler(operand), run.rule.nothing(operand)
     if filler is not None or fill is None or fill == nothing:
         return fill == (nothing if filler is None else f"operand {run.firsts[filler]}")

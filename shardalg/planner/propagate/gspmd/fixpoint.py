@@ -126,13 +126,15 @@ class Fixpoint:
 
     def begin_round(self, value: int, number: int) -> None:
         """Set an annotated value's sharding at the beginning of a later round of priorities."""
-        # The sweeps skip values whose annotation has no open dimension. The new sharding may have
-        # fewer or more open dimensions than the one of the round before.
+        # The sweeps skip values whose annotation has no open dimension (`closed`), and some of them
+        # also results of broadcasts and constants (`skipped`). The new sharding may have fewer or
+        # more open dimensions than the one of the round before.
         free = not self.layouts.fixed[number] or self.layouts.open[number]
         self.closed = bytes([*self.closed[:value], not free, *self.closed[value + 1 :]])
         self.skipped = bytes(
             [c or v in self.index.late_backward for v, c in enumerate(self.closed)]
         )
+        # An annotation comes from no step, so it has no direction and no sources.
         self._write(ShardingChange(value, number, None, "", (), image.LAST_LEVEL))
 
     def _enter(self, level: int) -> None:
