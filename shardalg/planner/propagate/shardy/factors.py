@@ -122,7 +122,8 @@ def split(kind: OperatorClass, tensor: int, layouts: Layouts, number: int) -> Te
     """Return the sharding of a tensor as the digits of each loop (Shardy's factors).
 
     A dimension of several loops gives its digits to the major loop first. A digit is cut in two if
-    a loop has room for its major part only. The last loop of a dimension takes all digits left.
+    a loop has room for its major part only. The last loop of a dimension takes all digits left,
+    except if a more major loop is not split to single elements: it then keeps them.
 
     A `TensorFactor` has the loop's digits, the digits that it has no room for, whether propagation
     may append digits, and whether the loop is the last one of its dimension.
