@@ -25,6 +25,7 @@ from shardalg.costs.topology import Topology as Topology
 from shardalg.errors import CertificateError as CertificateError
 from shardalg.errors import CheckpointError as CheckpointError
 from shardalg.errors import CommandError as CommandError
+from shardalg.errors import ContractError as ContractError
 from shardalg.errors import DeviceError as DeviceError
 from shardalg.errors import HardwareError as HardwareError
 from shardalg.errors import LoweringError as LoweringError
@@ -66,6 +67,15 @@ from shardalg.models.unequal_pipeline import UnequalPipeline as UnequalPipeline
 from shardalg.models.unequal_pipeline import unequal_pipeline as unequal_pipeline
 from shardalg.pictures import draw as draw
 from shardalg.plan.comparing.compare import compare as compare
+from shardalg.plan.contracts.contract import Contract as Contract
+from shardalg.plan.contracts.contract import contract as contract
+from shardalg.plan.contracts.contract_file import load_contract as load_contract
+from shardalg.plan.contracts.statements import at_most as at_most
+from shardalg.plan.contracts.statements import no as no
+from shardalg.plan.contracts.statements import no_idle_devices as no_idle_devices
+from shardalg.plan.contracts.statements import sharded as sharded
+from shardalg.plan.contracts.statements import some as some
+from shardalg.plan.contracts.statements import unchanged as unchanged
 from shardalg.plan.plan import Plan as Plan
 from shardalg.plan.plan import load_plan as load_plan
 from shardalg.plan.plan import plan as plan

@@ -84,6 +84,10 @@ class CertificateError(ShardalgError, ValueError):
     """A certificate of a search that proves nothing: broken, edited, or with a wrong step."""
 
 
+class ContractError(ShardalgError, ValueError):
+    """A contract that cannot be read or does not fit the plan, or one that the plan breaks."""
+
+
 class TableError(ShardalgError, LookupError):
     """A table whose rows do not fit its columns, or a column that it does not have."""
 

@@ -98,7 +98,7 @@ MAX_FUNCTION_LINES = 80
 MAX_FILE_LINES = 400
 MAX_PARAMETERS = 6
 # The face of the library: keyword arguments as in `jax.jit`.
-MANY_PARAMETERS = {"plan", "pipeline", "strategies", "compare", "search", "sweep"}
+MANY_PARAMETERS = {"plan", "pipeline", "strategies", "compare", "search", "sweep", "at_most"}
 
 
 def sources():

@@ -41,7 +41,7 @@ MEMBERS = {
     ),
 }
 MADE = ("options", "changes", "program", "mesh", "graph")
-OTHERS = ("replan", "at", "holds", "diff")
+OTHERS = ("replan", "at", "holds", "diff", "require")
 ROOM = Path(sa.__file__).parent / "plan"
 
 

@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from shardalg.plan.comparing.given import Progress
     from shardalg.plan.comparing.jobs import Executor
     from shardalg.plan.comparing.sweep_rows import SweepComparison
+    from shardalg.plan.contracts.contract import ContractReport
+    from shardalg.plan.contracts.statements import Statement
     from shardalg.plan.explain.collective import CollectiveExplanation
     from shardalg.plan.explain.decisions import PlanDifference
     from shardalg.plan.explain.explained import ValueExplanation
@@ -270,6 +272,40 @@ class Plan:
                 f"plan.diff() compares with another plan, got {other!r:.80}. Pass a Plan."
             )
         return difference(self._stages, other._stages)
+
+    def require(
+        self,
+        *statements: Statement,
+        where: Sequence[str] = (),
+        for_all: Sequence[str] | None = None,
+    ) -> ContractReport:
+        """Raise an error unless all statements about the plan are true; return the report.
+
+        A plan with named sizes is checked for all sizes that fulfil `where`: a statement is proved
+        where planning decides as at the hints, and the report prints this region. A statement that
+        is refuted has a point at which a plan breaks it, the collective with its source line and
+        annotations, and the cheapest repair. A plan in numbers is checked at these numbers.
+
+        Args:
+          statements: made by `sa.no`, `sa.some`, `sa.at_most`, `sa.sharded`, `sa.no_idle_devices`
+            and `sa.unchanged`.
+          where: conditions on named sizes, such as ["X divides B", "X >= 2"].
+          for_all: the named sizes that vary; None: all. Others have their hints.
+
+        Raises:
+          ContractError: a statement is refuted or not decided, or names something that the plan
+            does not have.
+
+        >>> import jax, shardalg as sa
+        >>> from jax.sharding import PartitionSpec as P
+        >>> x = jax.ShapeDtypeStruct((8, 16), "float32")
+        >>> plan = sa.plan(lambda x: x.sum(0), x, mesh=sa.Mesh({"X": 4}), in_shardings=(P("X"),))
+        >>> plan.require(sa.no("all_gather"), sa.at_most(executions=1)).ok
+        True
+        """
+        from shardalg.plan.contracts.contract import require
+
+        return require(self, statements, where, for_all)
 
     def __reduce__(self) -> tuple[Callable[[bytes], Plan], tuple[bytes]]:
         """Pickle a plan as the content of its file; it is restored as by `load_plan`."""

@@ -264,7 +264,7 @@ def _place(program: SpmdProgram, graph: Graph, step: Execution) -> tuple[object,
     return (
         instruction.role,
         instruction.phase,
-        _region(graph, node),
+        region_text(graph, node),
         "border" if node is None else node.primitive,
         "" if made is None else modules(graph)[made.index],
         "" if made is None else made.source,
@@ -272,7 +272,7 @@ def _place(program: SpmdProgram, graph: Graph, step: Execution) -> tuple[object,
     )
 
 
-def _region(graph: Graph, node: Node | None) -> str:
+def region_text(graph: Graph, node: Node | None) -> str:
     """Return the kinds of the regions around a node: "root", "scan", "scan/remat"."""
     kinds, region = [], None if node is None else graph.regions[node.region]
     while region is not None and region.parent is not None:

@@ -299,7 +299,11 @@ class Guards:
         return not changed.isdisjoint({*self.whole.uses, *self.beside})
 
     def holding(
-        self, points: Sequence[Mapping[str, int]], *, attempts: int | None = None
+        self,
+        points: Sequence[Mapping[str, int]],
+        *,
+        attempts: int | None = None,
+        with_memory: bool = True,
     ) -> np.ndarray:
         """Return, per point, whether the recorded run of planning has the same result there.
 
@@ -311,6 +315,8 @@ class Guards:
           points: a number for each named size, per point.
           attempts: how often each call is made again at most. Points that still have no answer are
             False. None makes it as often as needed. Computations after the run have no limit.
+          with_memory: whether computations after the run, such as that of the memory peak, must
+            have the same result too.
         """
         exact = ExactPoints(points)
         arrays = {name: exact.of(symbol(name)) for name in points[0]}
@@ -323,7 +329,10 @@ class Guards:
         # A call is doubtful where one of its facts fails, or where an inner call has another
         # result. Inner calls come first, so that their masks are complete.
         changed: dict[DecidedCall, np.ndarray] = {}
+        beside = self.beside if with_memory else ()
         for call in self.calls[:-1]:
+            if call in self.beside and not with_memory:
+                continue
             doubtful = np.zeros(len(points), bool)
             for places in (*(~holds[f] for f in call.facts), *(changed[c] for c in call.uses)):
                 doubtful |= places
@@ -331,7 +340,7 @@ class Guards:
             same, unknown = self._same(call, exact, doubtful, attempts)
             changed[call] = doubtful & ~same
             holding_points &= ~unknown
-        for call in (*self.whole.uses, *self.beside):
+        for call in (*self.whole.uses, *beside):
             holding_points &= ~changed[call]
         return holding_points
 

@@ -1,6 +1,7 @@
 """Differences of two plans: decisions of one function at two sizes, and figures of any two plans.
 
-Values are aligned by their place in the function, or by name; collectives by kind and place.
+Values are aligned by their place in the function, or by module and operator. Collectives are
+aligned by kind and place.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from shardalg.costs.memory import Liveness, peak_bytes
 from shardalg.costs.symbolic import Symbolised
 from shardalg.costs.walk import walk
 from shardalg.graph.ir import Graph
+from shardalg.graph.modules import modules
 from shardalg.planner.propagate.sharded import ShardedGraph
 from shardalg.planner.stages import CHANGE_COLUMNS, Stages, priced
-from shardalg.show.tables import collectives
+from shardalg.show.tables import collectives, region_text
 from shardalg.sizes.formula import Formula
 from shardalg.sizes.symbolic.retrace import Alignment, Difference
 from shardalg.spmd.instructions import Apply
@@ -211,10 +213,11 @@ def _moved(program: SpmdProgram) -> Mapping[int, list[str]]:
     return found
 
 
-KEYS = ("kind", "mesh_axes", "role", "phase", "op", "source")
+KEYS = ("kind", "mesh_axes", "role", "phase", "op", "module", "region")
 VALUE_COLUMNS = ("value", "sharding", "other_sharding", "shard_bytes", "other_shard_bytes")
 COLLECTIVE_COLUMNS = (
-    *KEYS, "executions", "other_executions", "wire_bytes_per_step", "other_wire_bytes_per_step",
+    *KEYS, "source", "executions", "other_executions", "wire_bytes_per_step",
+    "other_wire_bytes_per_step",
 )  # fmt: skip
 TOTAL_COLUMNS = ("quantity", "this", "other", "difference")
 DIFFERENCE_COLUMNS = ("what", "place", "this", "other")
@@ -247,7 +250,8 @@ class PlanDifference(Answer):
         rows = [("sharding", r["value"], r["sharding"], r["other_sharding"]) for r in self.values]
         # The last two columns of the collectives are the bytes of this plan and of the other one.
         for r in self.collectives:
-            at = f"{r['mesh_axes']} {r['op']} ({r['source']}) {r['role']} {r['phase']}"
+            op = f"{r['op']} in {r['module']}" if r["module"] else r["op"]
+            at = f"{r['mesh_axes']} {op} ({r['source']}) {r['role']} {r['phase']}"
             rows.append((f"{r['kind']} wire_bytes", at, *(r[c] for c in COLLECTIVE_COLUMNS[-2:])))
         rows += [("total", r["quantity"], r["this"], r["other"]) for r in self.totals]
         return Table(DIFFERENCE_COLUMNS, tuple(rows))
@@ -267,19 +271,21 @@ def difference(this: Stages, other: Stages) -> PlanDifference:
 
     Named sizes have the numbers at which the plans were made.
     """
-    # Values and collectives are matched by name, because both plans may have different graphs.
-    # A value or a kind of collective that one plan lacks has an empty entry on that side.
+    # Values and collectives are matched by module, operator and loop, because the plans may have
+    # different graphs, and lines of a source move. What one plan lacks has an empty entry there.
     first, second = _layouts(this.sharded), _layouts(other.sharded)
+    absent = ("", "", None)
     values = [
-        (name, mine[0], its[0], mine[1], its[1])
-        for name in dict.fromkeys((*first, *second))
-        if (mine := first.get(name, ("", None))) != (its := second.get(name, ("", None)))
+        (mine[0] or its[0], mine[1], its[1], mine[2], its[2])
+        for key in dict.fromkeys((*first, *second))
+        if (mine := first.get(key, absent))[1:] != (its := second.get(key, absent))[1:]
     ]
     sent, other_sent = _sent(this), _sent(other)
+    nothing = ("", 0, 0)
     moved = [
-        (*key, ours[0], theirs[0], ours[1], theirs[1])
+        (*key, ours[0] or theirs[0], ours[1], theirs[1], ours[2], theirs[2])
         for key in dict.fromkeys((*sent, *other_sent))
-        if (ours := sent.get(key, (0, 0))) != (theirs := other_sent.get(key, (0, 0)))
+        if (ours := sent.get(key, nothing))[1:] != (theirs := other_sent.get(key, nothing))[1:]
     ]
     amounts, other_amounts = dict(_quantities(this)), dict(_quantities(other))
     names = dict.fromkeys((*amounts, *other_amounts))
@@ -291,33 +297,52 @@ def difference(this: Stages, other: Stages) -> PlanDifference:
     )
 
 
-def _layouts(sharded: ShardedGraph) -> dict[str, tuple[str, int]]:
-    """Return (sharding as text, bytes of a shard) of each value, by the value's name."""
-    found = {}
-    for value, layout in zip(sharded.graph.values, sharded.shardings, strict=True):
+def _layouts(sharded: ShardedGraph) -> dict[tuple[object, ...], tuple[str, str, int]]:
+    """Return (name, sharding as text, bytes of a shard) of each value, by its place.
+
+    The place of an argument, a result or a site is its name. That of another value is its operator,
+    module and regions, and how many such values come before it.
+    """
+    graph = sharded.graph
+    module, counts = modules(graph), Counter[tuple[str, ...]]()
+    found: dict[tuple[object, ...], tuple[str, str, int]] = {}
+    for value, layout in zip(graph.values, sharded.shardings, strict=True):
         size = value.type.itemsize
         for extent in layout.shard_shape:
             size *= extent
-        found[value.name] = (layout.text(), size)
+        producer = graph.producer[value.index]
+        key: tuple[object, ...] = (value.name,)
+        # Only the name of an operator's value has its source line.
+        if producer is not None and "@" in value.name:
+            node = graph.nodes[producer]
+            kind = (node.primitive, module[producer], region_text(graph, node))
+            counts[kind] += 1
+            key = (*kind, counts[kind])
+        found[key] = (value.name, layout.text(), size)
     return found
 
 
-def _sent(plan: Stages) -> dict[tuple[object, ...], tuple[int, float]]:
-    """Return (executions, wire bytes) per step, by the columns `KEYS` of the collectives."""
+def _sent(plan: Stages) -> dict[tuple[object, ...], tuple[str, int, float]]:
+    """Return (source line, executions, wire bytes) per step, by the columns `KEYS`.
+
+    The line is that of the first collective with this key.
+    """
     counts: Counter[tuple[object, ...]] = Counter()
     sent: Counter[tuple[object, ...]] = Counter()
+    lines: dict[tuple[object, ...], str] = {}
     for row in collectives(plan.program, plan.graph):
         key = tuple(row[name] for name in KEYS)
         counts[key] += row["executions"]
         sent[key] += row["wire_bytes_per_step"]
-    return {key: (counts[key], sent[key]) for key in counts}
+        lines.setdefault(key, row["source"])
+    return {key: (lines[key], counts[key], sent[key]) for key in counts}
 
 
 def _quantities(plan: Stages) -> Iterator[tuple[str, float]]:
     """Yield the totals of a plan by name: collectives, wire bytes, peak memory and its classes."""
     groups = _sent(plan).values()
-    yield "collectives", sum(count for count, _ in groups)
-    yield "wire_bytes", sum(sent for _, sent in groups)
+    yield "collectives", sum(count for _, count, _ in groups)
+    yield "wire_bytes", sum(sent for _, _, sent in groups)
     yield "peak_memory_bytes", plan.cost.memory.peak_bytes
     for name, held in plan.cost.memory.by_class.items():
         yield f"{name}_bytes", held

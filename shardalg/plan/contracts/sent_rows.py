@@ -1,0 +1,188 @@
+"""The collectives that a statement is about, in a plan or in XLA's program."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from shardalg.costs.collectives import is_collective, wire_bytes
+from shardalg.costs.walk import sent_bytes, walk
+from shardalg.errors import ContractError
+from shardalg.graph.modules import modules
+from shardalg.graph.ops.roles import ARGUMENT_ROLES, UNKNOWN
+from shardalg.plan.contracts.statements import Subject
+from shardalg.show.tables import collectives
+from shardalg.sizes.formula import Formula
+
+if TYPE_CHECKING:
+    from shardalg.plan.plan import Plan
+
+KINDS = (
+    "all_gather", "all_reduce", "all_to_all", "collective_permute", "ragged_all_to_all",
+    "reduce_scatter",
+)  # fmt: skip
+PHASES = ("forward", "backward", "update")
+ROLES = (*ARGUMENT_ROLES, "activation", "gradient", "loss", "weight", "constant")
+
+
+@dataclass(frozen=True)
+class SentRow:
+    """A collective of a program, with what statements ask about it.
+
+    A property that is not known is None.
+
+    Attributes:
+      kind: as in `plan.collectives()`.
+      axes: the mesh axes along which it runs.
+      executions: executions per step.
+      bytes: bytes that a device sends in one execution.
+      number: the row of `plan.collectives()`; None in XLA's program.
+      at: text that names its operator, module and source line.
+    """
+
+    kind: str
+    axes: frozenset[str] | None
+    executions: Formula
+    bytes: Formula
+    role: str | None
+    phase: str | None
+    module: str | None
+    region: str | None
+    number: int | None
+    at: str
+
+    def is_of(self, subject: Subject) -> bool | None:
+        """Return whether a statement is about this collective; None if that is not known.
+
+        >>> row = SentRow("all_gather", frozenset({"X"}), Formula.of(1), Formula.of(64), None,
+        ...               "forward", "net/layers_3/mlp", "root", 0, "")
+        >>> row.is_of(Subject("all_gather", axis="X")), row.is_of(Subject(axis="Y"))
+        (True, False)
+        >>> row.is_of(Subject(module="layers_*/mlp")), row.is_of(Subject(role="weight"))
+        (True, None)
+        """
+        answers = [
+            subject.kind is None or subject.kind == self.kind,
+            self._has(subject.axis, self.axes),
+            self._has(subject.phase, None if self.phase is None else {self.phase}),
+            self._has(subject.role, None if self.role in (None, UNKNOWN) else {self.role}),
+            self._has(subject.region, None if self.region is None else {self.region}),
+            subject.module is None
+            or (None if self.module is None else _is_inside(self.module, subject.module)),
+        ]
+        if False in answers:
+            return False
+        return None if None in answers else True
+
+    @staticmethod
+    def _has(asked: str | None, known: Collection[str | None] | None) -> bool | None:
+        """Return whether a property has the asked word; None if the property is not known."""
+        if asked is None:
+            return True
+        return None if known is None else asked in known
+
+
+def _is_inside(module: str, pattern: str) -> bool:
+    """Return whether the steps of a pattern are consecutive steps of a module's path."""
+    path, wanted = module.split("/"), pattern.split("/")
+    starts = range(len(path) - len(wanted) + 1)
+    return any(
+        all(fnmatchcase(step, one) for step, one in zip(path[start:], wanted, strict=False))
+        for start in starts
+    )
+
+
+def rows_of(plan: Plan) -> tuple[SentRow, ...]:
+    """Return the collectives of a plan in order of execution.
+
+    Executions and bytes are formulas of the named sizes if the plan has them.
+
+    Raises:
+      FormulaError: a named size of the program has no formula.
+    """
+    named = plan._symbolised
+    priced = plan.program if named is None else named.program
+    told = iter(collectives(plan.program, plan.graph))
+    found: list[SentRow] = []
+    # Only sizes differ between the two programs, so their instructions correspond one to one.
+    for step, other in zip(walk(plan.program), walk(priced), strict=True):
+        attributes = step.instruction.attributes
+        if not is_collective(attributes):
+            continue
+        row = next(told)
+        sent = wire_bytes(other.instruction.attributes, sent_bytes(priced, other.instruction))
+        texts = plan.program.mesh.texts(attributes.digits)
+        where = f"{row['op']} in {row['module']}" if row["module"] else row["op"]
+        found.append(
+            SentRow(
+                row["kind"],
+                # A part of an axis prints as "X:(1)2".
+                axes=frozenset(text.partition(":")[0] for text in texts),
+                executions=Formula.of(other.count),
+                bytes=Formula.of(sent),
+                role=row["role"],
+                phase=row["phase"],
+                module=row["module"],
+                region=row["region"],
+                number=len(found),
+                at=f"{where} at {row['source']}: {row['why']}",
+            )
+        )
+    return tuple(found)
+
+
+def check_subject(subject: Subject, plan: Plan) -> None:
+    """Raise an error if a statement names something that the plan does not have.
+
+    Otherwise "no all_gather along modle" would hold for every plan.
+
+    Raises:
+      ContractError: an unknown kind, axis, phase, role, region or module; or a role although the
+        plan was made without roles.
+    """
+    check_word("kind", subject.kind, KINDS)
+    check_word("axis", subject.axis, plan.mesh.axis_names)
+    check_word("phase", subject.phase, PHASES)
+    check_word("role", subject.role, ROLES)
+    if subject.role is not None and not any(plan._traced.argument_roles):
+        raise ContractError(
+            f"the statement is about the role {subject.role!r}, but the plan has no roles. Plan "
+            "with roles=, such as ('parameters', 'data')."
+        )
+    if subject.module is not None:
+        every = dict.fromkeys(name for name in modules(plan.graph) if name)
+        if not any(_is_inside(name, subject.module) for name in every):
+            raise ContractError(
+                f"no module of the plan has the path {subject.module!r}. "
+                f"{near(subject.module, every)}"
+            )
+    if subject.region is not None:
+        kinds = dict.fromkeys(("root", *(region.kind for region in plan.graph.regions)))
+        for word in subject.region.split("/"):
+            check_word("region", word, tuple(kinds))
+
+
+def check_word(what: str, word: str | None, known: Collection[str]) -> None:
+    """Raise an error unless a word is None or known.
+
+    Raises:
+      ContractError: it is another word; the error has similar ones.
+    """
+    if word is not None and word not in known:
+        raise ContractError(f"{what} is {word!r}. {near(word, known)}")
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """Return a sentence with the known words that are most similar, or with all of them.
+
+    >>> near("all_gathr", KINDS), near("z", ("X", "Y"))
+    ('Did you mean all_gather?', 'Known are X, Y.')
+    """
+    words = list(known)
+    found = difflib.get_close_matches(word, words, 3)
+    if found:
+        return f"Did you mean {' or '.join(found)}?"
+    return f"Known are {', '.join(words[:12])}{', ...' if len(words) > 12 else ''}."
