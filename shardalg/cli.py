@@ -15,6 +15,7 @@ from shardalg.graph.user_frames import user_lines
 from shardalg.lab.commands import calibrate, explore, paper, rank_strategies
 from shardalg.plan.commands import run
 from shardalg.plan.commands.certificates import CERTIFICATE
+from shardalg.plan.commands.checking import CHECK
 from shardalg.plan.commands.comparing import COMPARE
 from shardalg.plan.commands.messages import Command, UserProgramError, failed, in_options
 from shardalg.plan.commands.proving import LEMMAS_COMMAND, PROVE
@@ -37,6 +38,7 @@ COMMANDS = {
     "lemmas": LEMMAS_COMMAND,
     "rules": RULES,
     "certificate": CERTIFICATE,
+    "check": CHECK,
 }
 WRONG_USE, PROGRAM_FAILED, OWN_FAULT = 2, 3, 70
 STATUSES = """\

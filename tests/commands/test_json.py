@@ -54,7 +54,19 @@ CASES = {
     "lemmas": [],
     "rules": ["lint", "here.py:named", *MESH],
     "certificate": ["check", "search.json"],
+    "check": ["here.contract.toml"],
 }
+CONTRACT = """version = 1
+function = "here.py:f"
+mesh = "d=2,m=2"
+
+[[statement]]
+at_most = "sent_bytes"
+bound = 1e9
+
+[[statement]]
+no = "all_to_all"
+"""
 OF_A_PLAN = ("plan", "explain", "timeline", "compare-xla", "aot", "run", "explore", "strategies")
 COUNTS = re.compile(
     "devices|processes|stages?|executions|collectives|group_size|changed_dims|step|trip|left|"
@@ -101,6 +113,7 @@ def test_every_command_is_here():
 @pytest.mark.parametrize("name", CASES)
 def test_the_output_is_one_document(name, tmp_path, monkeypatch, capsys):
     (tmp_path / "here.py").write_text(SOURCE)
+    (tmp_path / "here.contract.toml").write_text(CONTRACT)
     costs = FactorGraph([np.array([2.0, 1.0])])
     Certificate("two labels", costs, minimum(costs)).save(tmp_path / "search.json")
     monkeypatch.chdir(tmp_path)

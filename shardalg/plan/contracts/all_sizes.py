@@ -143,8 +143,8 @@ class SameDecisions:
     def points(self) -> list[dict[str, int]]:
         """Some points of the region: the hints, and neighbours of points that are in it.
 
-        A neighbour has one or two sizes that are twice, three times or half as large. The seed is
-        fixed, so that a contract has the same answer in each run.
+        A neighbour has one or two other sizes (`_neighbours`). The seed is fixed, so that a
+        contract has the same answer in each run.
         """
         drawn, hints = random.Random(SEED), dict(self.scope.hints)
         found = {tuple(hints.values()): hints}
@@ -154,7 +154,7 @@ class SameDecisions:
             chosen = front if len(front) <= WIDTH else drawn.sample(front, WIDTH)
             near: dict[tuple[int, ...], dict[str, int]] = {}
             for point in chosen:
-                for other in _neighbours(point, self.scope.free):
+                for other in _neighbours(point, hints, self.scope.free):
                     key = tuple(other.values())
                     if key not in tried and self.scope.has(other):
                         tried.add(key)
@@ -201,13 +201,18 @@ class SameDecisions:
         return f"all sizes where {', '.join(where)}; {len(self.points)} points tried: {ranges}"
 
 
-def _neighbours(point: Point, names: Sequence[str]) -> Iterator[dict[str, int]]:
+def _neighbours(point: Point, hints: Point, names: Sequence[str]) -> Iterator[dict[str, int]]:
     """Yield points in which one size is larger or smaller, or two sizes are twice as large."""
     for name in names:
-        yield {**point, name: 2 * point[name]}
-        yield {**point, name: 3 * point[name]}
-        if point[name] % 2 == 0 and point[name] > 2:
-            yield {**point, name: point[name] // 2}
+        size, hint = point[name], hints[name]
+        yield {**point, name: 2 * size}
+        yield {**point, name: 3 * size}
+        if size % 2 == 0 and size > 2:
+            yield {**point, name: size // 2}
+        # Smaller steps stay inside a region that ends before twice the hint.
+        for part in (2, 4, 16, 64):
+            if hint % part == 0:
+                yield {**point, name: size + hint // part}
     for one, other in itertools.combinations(names, 2):
         yield {**point, one: 2 * point[one], other: 2 * point[other]}
 

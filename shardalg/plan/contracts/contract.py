@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardalg.algebra.mesh import Mesh
 from shardalg.errors import ContractError
 from shardalg.plan.contracts.all_sizes import SizeScope, point_text, refuted, undecided
 from shardalg.plan.contracts.bound_formulas import fact_of
@@ -161,6 +162,40 @@ class Contract:
             tuple(self._verdict(statement, plan, scope) for statement in self.statements)
         )
 
+    def hlo(
+        self, text: str, mesh: Any, *, sizes: Mapping[str, int] | None = None
+    ) -> ContractReport:
+        """Return a verdict per statement about XLA's own partitioned program.
+
+        Kinds, axes, executions and bytes of collectives are read from the text, asynchronous ones
+        too. A statement about something that the text does not say is "not decided". An all-reduce
+        of which only a block is read counts whole: XLA for CPUs has no reduce-scatter.
+
+        Args:
+          text: of `jax.jit(f).lower(...).compile().as_text()`, or of a dump after partitioning.
+          mesh: the mesh of the program: a `Mesh`, or axis sizes as {"data": 8, "model": 4}. Its
+            devices are in the order of their numbers unless the mesh says otherwise.
+          sizes: the numbers of names in bounds, such as {"M": 4096}.
+
+        Raises:
+          ContractError: text that is cut short, not partitioned yet, or for another number of
+            devices; or a statement that names something unknown.
+
+        >>> import jax, shardalg as sa
+        >>> x = jax.ShapeDtypeStruct((8, 16), "float32")
+        >>> text = jax.jit(lambda x: x.sum(0)).lower(x).compile().as_text()
+        >>> sa.contract(sa.no("all_gather"), sa.at_most(sent_bytes=96)).hlo(text, {"X": 1}).ok
+        True
+        """
+        from shardalg.plan.contracts.hlo_contract import hlo_claims, hlo_rows
+
+        mesh = mesh if isinstance(mesh, Mesh) else Mesh(mesh)
+        rows = hlo_rows(text, mesh)
+        return ContractReport(tuple(
+            _verdict(statement, hlo_claims(statement, rows, mesh, sizes or {}), f"On {mesh!r}")
+            for statement in self.statements
+        ))  # fmt: skip
+
     def _scope(self, plan: Plan) -> SizeScope | None:
         """Return the sizes that statements are about; None for the numbers of the plan.
 
@@ -212,8 +247,19 @@ def _at_numbers(statement: Statement, plan: Plan, folder: Path) -> StatementVerd
     """Return the verdict about a statement at the numbers of a plan, which are hints of names."""
     point = {name: size.hint for name, size in plan.sizes.items()}
     plan = plan.at() if plan.is_symbolic else plan
-    claims: Claims = claims_of(statement, plan, Place(folder, point))
-    here = f"On {plan.mesh!r}"
+    claims = claims_of(statement, plan, Place(folder, point))
+    return _verdict(statement, claims, f"On {plan.mesh!r}", plan)
+
+
+def _verdict(
+    statement: Statement, claims: Claims, here: str, plan: Plan | None = None
+) -> StatementVerdict:
+    """Return the verdict about a statement whose claims are about numbers.
+
+    Args:
+      here: text that names the mesh.
+      plan: the plan that the claims are about; None for XLA's program.
+    """
     broken = next((claim for claim in claims.claims if not claim.fact.holds({})), None)
     if broken is not None:
         return StatementVerdict(statement, REFUTED, here, broken, plan)

@@ -41,6 +41,7 @@ class SentRow:
       bytes: bytes that a device sends in one execution.
       number: the row of `plan.collectives()`; None in XLA's program.
       at: text that names its operator, module and source line.
+      is_exact: False if it is in a loop of unknown length, which counts as one execution.
     """
 
     kind: str
@@ -53,6 +54,7 @@ class SentRow:
     region: str | None
     number: int | None
     at: str
+    is_exact: bool = True
 
     def is_of(self, subject: Subject) -> bool | None:
         """Return whether a statement is about this collective; None if that is not known.
