@@ -1,9 +1,12 @@
 """`shardalg check` and the plug-in of pytest, on repositories as a user has them."""
 
+import doctest
 import json
+import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -158,6 +161,28 @@ def test_hlo_of_the_users_own_jit(repository, capsys):
     out = capsys.readouterr().out
     assert "executions per step of all_gather at most 8" in out
     assert "HLO text has no peak_bytes" in out
+
+
+def test_the_page_about_ci_says_what_happens(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs/ci.md").read_text()
+    files = re.findall(r"<!-- file: (\S+) -->\n```\n(.*?)```", page, re.DOTALL)
+    assert [name for name, _ in files] == ["model.py", "step.contract.toml"]
+    for name, text in files:
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "step.contract.toml", "--update"]) == 0
+    capsys.readouterr()
+    assert main(["check", "step.contract.toml"]) == 0
+    command, shown = re.search(r"\$ (shardalg check \S+)\n(.*?)```", page, re.DOTALL).groups()
+    assert command == "shardalg check step.contract.toml"
+    assert capsys.readouterr().out == shown
+
+
+def test_the_page_about_ci_runs():
+    page = Path(__file__).parents[2] / "docs/ci.md"
+    found = doctest.testfile(str(page), module_relative=False, optionflags=doctest.ELLIPSIS)
+    assert found.attempted >= 6
+    assert not found.failed
 
 
 WRONG = (
