@@ -204,7 +204,7 @@ WRONG = (
 )
 
 
-@pytest.mark.parametrize(("text", "words"), WRONG)
+@pytest.mark.parametrize(("text", "words"), WRONG, ids=[str(n) for n in range(len(WRONG))])
 def test_wrong_files_are_errors_with_status_2(tmp_path, text, words, capsys):
     path = tmp_path / "wrong.toml"
     path.write_text(text)

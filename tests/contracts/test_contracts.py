@@ -289,7 +289,9 @@ WRONG = (
 )
 
 
-@pytest.mark.parametrize(("make", "words"), WRONG, ids=str)
+@pytest.mark.parametrize(
+    ("make", "words"), WRONG, ids=[str(number) for number in range(len(WRONG))]
+)
 def test_wrong_statements_are_errors(plan, make, words):
     with pytest.raises(sa.ContractError, match=words):
         sa.contract(make()).check(plan)
