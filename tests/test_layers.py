@@ -63,6 +63,7 @@ PLACES = {
         "graph/tracing/written.py",
         "graph/tracing/refused.py",
         "graph/tracing/subgroups.py",
+        "graph/tracing/symbolic_trace.py",
         "lower/",
         "models/",
         "lab/",

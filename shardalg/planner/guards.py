@@ -393,11 +393,12 @@ class _Sizes:
         """Yield the conditions that all named dimensions equal their hints, if they are needed.
 
         A hint is the number at which a named size is planned. The conditions are needed if Python
-        code computes a size or a parameter. It is then a number in the
-        graph and may be another number at other sizes, without a known formula. They are also
-        needed for a loaded plan, which cannot be traced again.
+        code may have computed a size or a parameter from it. It is then a number in the graph and
+        may be another number at other sizes, without a known formula. They are also needed for a
+        loaded plan, which cannot be traced again.
         """
-        if self.second is None or self.bound or self.stages.symbols.constants:
+        symbols = self.stages.symbols
+        if self.second is None or self.bound or not symbols.has_fixed_constants:
             for name, size in self.stages.symbols.sizes.items():
                 yield Fact(symbol(name) - size.hint, ZERO)
 

@@ -66,7 +66,7 @@ def _with_hints(traced: Traced, point: Mapping[str, int]) -> Traced:
 
     graph = trace({})
     dims = [tuple(map(there, shape)) for shape in symbols.dims]
-    found = name_sizes(graph, dims, trace)
+    found = name_sizes(graph, dims, trace, symbols.jaxpr_at)
     # Rewrites name nodes of the old graph, so the new one starts without them.
     again = traced.again and partial(_again, traced, point)
     return replace(

@@ -26,7 +26,7 @@ from shardalg.graph.ops.canonicalize.transforms import Order
 from shardalg.graph.ops.roles import roles
 from shardalg.graph.ops.rows import BUILDERS
 from shardalg.graph.serial import from_json, graph_hash, to_json
-from shardalg.graph.tracing.trace import Explicit, trace
+from shardalg.graph.tracing.trace import Explicit, jaxpr_on, trace
 from shardalg.planner.calls.call import Call, Given, Inner, result_paths
 from shardalg.planner.calls.meshes import flat_layouts
 from shardalg.planner.calls.user_call import opened
@@ -40,6 +40,8 @@ from shardalg.planner.propagate.strategy import Annotations, Strategy
 from shardalg.planner.trips import Trips, with_trips, without_trips
 
 if TYPE_CHECKING:
+    from shardalg.algebra.dims import Expr
+    from shardalg.graph.tracing.symbolic_trace import JaxprTracer
     from shardalg.sizes.symbolic.symbols import Symbols
 
 _Roles = tuple[Literal["parameters", "optimizer_state", "data"] | None, ...]
@@ -330,7 +332,8 @@ def trace_call(
         # traces at other sizes.
         tracer = _tracer(kept, _types(given), hints)
         graph = tracer({})
-        symbols = name_sizes(graph, declared, tracer)
+        jaxpr_at = _jaxpr_tracer(kept, _types(given), hints)
+        symbols = name_sizes(graph, declared, tracer, jaxpr_at)
     made = Traced(graph, leaf_roles, own, call.donated, kept, symbols)
     later = partial(trace_call, given=_types(given), roles=roles, explicit=explicit)
     made = replace(made, changed=lambda change: later(replace(kept, fn=change(kept.fn)), axes))
@@ -369,6 +372,30 @@ def _tracer(call: Call, given: Given, hints: _Hints) -> Callable[[Mapping[str, i
         return call.inside(traced, *given)
 
     return tracer
+
+
+def _jaxpr_tracer(call: Call, given: Given, hints: _Hints) -> JaxprTracer:
+    """Return a function that traces the call at other sizes, or at symbolic dimensions of JAX.
+
+    A function that needs explicit mesh axes cannot be traced so.
+    """
+    from sympy import lambdify
+
+    from shardalg.algebra.dims import sizes_of
+    from shardalg.graph.arguments import with_shapes
+
+    def jaxpr_at(point: Mapping[str, Any]) -> Any:
+        def size(expression: Expr) -> Any:
+            """Return a declared size at the point."""
+            named = sizes_of([expression])
+            return lambdify([*named.values()], expression)(*(point[name] for name in named))
+
+        def traced(*arrays: Any) -> Any:
+            return jaxpr_on(hints.mesh_shape, call.fn, *with_shapes(arrays, size))
+
+        return call.inside(traced, *given)
+
+    return jaxpr_at
 
 
 def _graph(call: Call, args: Sequence[Any], hints: _Hints) -> Graph:

@@ -72,11 +72,7 @@ def trace(
     found, leaves, tree = _leaves(fn, args)
     paths = found if paths is None else list(paths)
     specs = [_spec(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
-    # Constraints in the function may name axes, which JAX resolves by the mesh around it.
-    around = None
-    if mesh_shape:
-        kinds = (jax.sharding.AxisType.Auto,) * len(mesh_shape)
-        around = AbstractMesh(tuple(mesh_shape.values()), tuple(mesh_shape), axis_types=kinds)
+    around = _around(mesh_shape)
     if hasattr(fn, "args_info"):
         traced: Any = fn
         closed, shapes = traced.jaxpr, traced.out_info
@@ -99,6 +95,23 @@ def trace(
         parts = closed, paths, result_paths
         graph = replace(graph, as_written=lambda: new_builder(read_as_written).graph(*parts))
     return replace(graph, trees=(tree, tree_structure(shapes)))
+
+
+def _around(mesh_shape: Mapping[str, int] | None) -> AbstractMesh | None:
+    """Return the mesh by which JAX resolves axes that constraints in a function name."""
+    if not mesh_shape:
+        return None
+    kinds = (jax.sharding.AxisType.Auto,) * len(mesh_shape)
+    return AbstractMesh(tuple(mesh_shape.values()), tuple(mesh_shape), axis_types=kinds)
+
+
+def jaxpr_on(mesh_shape: Mapping[str, int] | None, fn: Callable[..., Any], *args: Any) -> Any:
+    """Return the closed jaxpr of a function whose shapes may have JAX's symbolic dimensions.
+
+    Args:
+      mesh_shape: as in `trace`.
+    """
+    return _make_jaxpr(fn, args, _around(mesh_shape))[0]
 
 
 def wrapped(array: Any) -> Any | None:

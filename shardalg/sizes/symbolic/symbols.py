@@ -21,6 +21,7 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.files import read
 from shardalg.graph.ir import Graph
 from shardalg.graph.tracing.refused import user_line
+from shardalg.graph.tracing.symbolic_trace import JaxprTracer, dependent_sizes
 from shardalg.sizes.symbolic.lift import Constant, Lifted, compare, lift
 from shardalg.sizes.symbolic.retrace import Difference, Retrace
 from shardalg.tables import Table
@@ -32,6 +33,8 @@ Tracer = Callable[[Mapping[str, int]], Graph]
 All other sizes have their hints.
 """
 
+MULTIPLE = 2**7 * 3 * 5 * 7
+"""The multiple of the hints at which a function is traced that may ask what divides a size."""
 _KEPT = 16
 """Number of graphs that are kept: a map of strategies has up to nine values of a size by default,
 and each strategy is planned at all of them."""
@@ -48,12 +51,14 @@ class Symbols:
       lifted: the graph with the formulas of all shapes and trip counts.
       second: the sizes at which a second trace was the same program, by name.
       tracer: function that traces at other sizes; None in a loaded plan.
+      jaxpr_at: function that traces at symbolic dimensions of JAX, too; None in a loaded plan.
     """
 
     dims: tuple[Shape, ...]
     lifted: Lifted
     second: Mapping[str, int]
     tracer: Tracer | None = None
+    jaxpr_at: JaxprTracer | None = None
 
     @cached_property
     def sizes(self) -> dict[str, Size]:
@@ -65,6 +70,30 @@ class Symbols:
         """Table of the sizes that are numbers in every formula, because no argument gives them."""
         rows = ((c.size, c.source, c.value, c.varies) for c in self.lifted.constants)
         return Table(CONSTANT_COLUMNS, tuple(rows))
+
+    @cached_property
+    def has_fixed_constants(self) -> bool:
+        """Whether the constants are certainly the same numbers at all sizes.
+
+        They are if Python code made them without a number of a named size (`dependent_sizes`).
+        """
+        constants = self.lifted.constants
+        if not constants:
+            return True
+        if any(each.varies is not False for each in constants) or self.jaxpr_at is None:
+            return False
+        hints = {name: size.hint for name, size in self.sizes.items()}
+        dependent = dependent_sizes(self.jaxpr_at, hints)
+        # A constant that equals a dependent size by accident may be that size.
+        if dependent is None or not dependent.isdisjoint(each.size for each in constants):
+            return False
+        # JAX takes `S % 128 == 0` of a symbolic size as False. Where it is True, Python code may
+        # make other constants.
+        try:
+            _, changed = self.graph_at({name: MULTIPLE * hint for name, hint in hints.items()})
+        except Exception:  # the user's function may raise anything at sizes it cannot take
+            return False
+        return changed is None
 
     def to_json(self) -> dict[str, Any]:
         """Return the formulas as a JSON object, without the function and the graph."""
@@ -135,7 +164,9 @@ class Symbols:
         return graph, found
 
 
-def name_sizes(graph: Graph, dims: Sequence[Shape], tracer: Tracer) -> Symbols:
+def name_sizes(
+    graph: Graph, dims: Sequence[Shape], tracer: Tracer, jaxpr_at: JaxprTracer | None = None
+) -> Symbols:
     """Return the formulas of all sizes in a function that was traced at the hints.
 
     They follow from the declared dimensions and the operators (`sizes.symbolic.lift`). A second
@@ -144,7 +175,7 @@ def name_sizes(graph: Graph, dims: Sequence[Shape], tracer: Tracer) -> Symbols:
     Args:
       graph: the normalised graph at the hints.
       dims: for each flattened argument, its declared shape.
-      tracer: function that traces at other sizes.
+      tracer, jaxpr_at: see `Symbols`.
 
     Raises:
       SymbolError: a hint is 1; an operator needs two sizes to be equal; the function is another
@@ -168,7 +199,7 @@ def name_sizes(graph: Graph, dims: Sequence[Shape], tracer: Tracer) -> Symbols:
             f"sizes do not follow from the arguments' as the trace at the hints says{place}: "
             f"{found}. Two hints are equal by accident, or Python code decided on a size."
         )
-    return Symbols(tuple(map(tuple, dims)), lifted, dict(second.values), tracer)
+    return Symbols(tuple(map(tuple, dims)), lifted, dict(second.values), tracer, jaxpr_at)
 
 
 def numbers_only(graph: Graph) -> Symbols:
