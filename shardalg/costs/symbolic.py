@@ -431,11 +431,25 @@ class _Symboliser:
         # lengths before and after.
         if isinstance(attributes, CUT) and not are_numbers(sizes[:1]):
             before = self.program.locals[given[0]].shape[attributes.dim]
-            length = self.cut(instruction, (sizes[0], before), length)
+            is_sent = local.index in self.sent
+            length = self.cut(instruction, (sizes[0], before), length, is_sent=is_sent)
         shape[attributes.dim] = _plain(Formula.of(length))
         return tuple(shape)
 
-    def cut(self, instruction: Instruction, size: tuple[Size, int], length: int) -> Size:
+    @cached_property
+    def sent(self) -> frozenset[int]:
+        """The local values that some collective or exchange reads."""
+        moved = (step.instruction for step in walk(self.program))
+        return frozenset(
+            operand
+            for instruction in moved
+            if isinstance(instruction.attributes, Collective | HaloExchange)
+            for operand in instruction.operands
+        )
+
+    def cut(
+        self, instruction: Instruction, size: tuple[Size, int], length: int, *, is_sent: bool
+    ) -> Size:
         """Return the number of elements that are cut from a block, in formulas.
 
         It is a margin at the border of the block, or everything except a margin. A margin is
@@ -445,6 +459,7 @@ class _Symboliser:
         Args:
           size: the block's size, as a formula and as the planned number.
           length: the number of elements that are cut, as planned.
+          is_sent: whether the cut is sent to other devices.
 
         Raises:
           FormulaError: the cut has steps between its elements (`Dilate`).
@@ -452,9 +467,10 @@ class _Symboliser:
         block, before = size
         if isinstance(instruction.attributes, Dilate):
             raise FormulaError(self.unknown(instruction, [block]))
-        # A cut of at most half of the block is a margin of constant size; of a longer cut, the rest
-        # of the block is the margin.
-        return length if 2 * length <= before else block - (before - length)
+        # A cut of less than half of the block is a margin of constant size; of a longer cut, the
+        # rest of the block is the margin. Of two halves, the margin is the one that is sent.
+        is_margin = is_sent if 2 * length == before else 2 * length < before
+        return length if is_margin else block - (before - length)
 
     def unknown(self, instruction: Instruction, sizes: list[Size]) -> str:
         """Return the error text for an instruction whose result has no size in formulas."""

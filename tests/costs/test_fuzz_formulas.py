@@ -127,3 +127,19 @@ def test_what_moves_along_a_sharded_dimension_has_formulas(name):
             held += 1
             assert not list(fuzz_formulas.differences(plan, made(size, False), point))
     assert held == 4 or name in ("shifted", "padded")  # cut unevenly: other blocks are moved there
+
+
+def test_of_two_halves_of_a_block_the_one_that_is_sent_is_the_margin():
+    # At the hints a block has two rows: one is sent, and one is kept.
+    case = fuzz_formulas.Case(
+        "difference",
+        lambda x, w: (x[1:] - x[:-1]) @ w,
+        (12, 12, 18),
+        {"X": 2, "Y": 3},
+        (P(("X", "Y")), P()),
+    )
+    plan = case.named()
+    point = {"B": 36, "M": 6, "N": 24, "X": 2, "Y": 3}
+    assert plan.holds(**point)
+    for chip in fuzz_formulas.CHIPS:
+        assert not [*fuzz_formulas.differences(plan, case.at(point), point, chip)]
