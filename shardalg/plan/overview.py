@@ -203,8 +203,10 @@ def headline(plan: Plan) -> str:
     sizes = ((len(plan.graph.nodes), "node"), (len(table), "collective"))
     counts = ", ".join(counted(n, what) for n, what in sizes)
     chip = chip_text(plan.options.hardware, plan.mesh.size, OF_OPTIONS)
+    given = len(plan._annotations.values)
+    followed = f"given for {counted(given, 'value')}" if given else plan.options.followed
     return (
-        f"Plan on {plan.mesh!r} for {chip}, shardings {plan.options.followed}: {counts}, "
+        f"Plan on {plan.mesh!r} for {chip}, shardings {followed}: {counts}, "
         f"{bytes_text(moved)} sent per device and step, "
         f"{', '.join([verified_text(plan), *notes])}"
     )

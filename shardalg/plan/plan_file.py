@@ -283,6 +283,7 @@ _Saved = make_dataclass(
         *(("axes", tuple[tuple[str, int], ...]), ("device_ids", tuple[int, ...] | None)),
         *(("symbolic", bool), *((side, tuple[_Layout | None, ...]) for side in _SIDES)),
         ("orders", tuple[tuple[str, int, tuple[int, ...] | None], ...]),
+        ("values", tuple[tuple[int, _Layout], ...]),
     ],
 )
 
@@ -299,7 +300,10 @@ def annotations_json(annotations: Annotations) -> dict[str, Any]:
         for side in _SIDES
     }
     orders = [[side, number, mesh.device_ids] for side, number, mesh in annotations.orders]
-    return {**mesh, **sides, "orders": orders}
+    values = [[value, files.values(layout, _Layout)] for value, layout in annotations.values]
+    # Files without annotations of single values are those of earlier versions.
+    more = {"values": values} if values else {}
+    return {**mesh, **sides, "orders": orders, **more}
 
 
 def read_annotations(data: object, graph: Graph, first_mesh: Mesh | None) -> Annotations:
@@ -312,6 +316,8 @@ def read_annotations(data: object, graph: Graph, first_mesh: Mesh | None) -> Ann
       PlanFileError: a value that its type does not allow. StrategyError, ShardingError, MeshError:
         shardings that the graph's values or the mesh cannot have.
     """
+    if isinstance(data, dict):
+        data = {"values": [], **data}
     saved = files.read(_Saved, data, "annotations")
     mesh = Mesh(saved.axes, saved.device_ids, symbolic=saved.symbolic)
     arguments, results, sites = (
@@ -319,7 +325,8 @@ def read_annotations(data: object, graph: Graph, first_mesh: Mesh | None) -> Ann
     )
     # Meshes in another device order have the same axes, so the file has only their device ids.
     orders = tuple((side, at, Mesh(saved.axes, ids)) for side, at, ids in saved.orders)
-    annotations = Annotations(mesh, arguments, results, sites, orders=orders)
+    values = tuple((value, _annotated(mesh, layout)) for value, layout in saved.values)
+    annotations = Annotations(mesh, arguments, results, sites, values, orders)
     check_fit(graph, annotations, first_mesh)
     return annotations
 
@@ -330,8 +337,15 @@ def _layout(mesh: Mesh, saved: Any) -> Sharding | None:
     Raises:
       PlanFileError, MeshError: the annotation names axes that the mesh does not have.
     """
-    if saved is None:
-        return None
+    return None if saved is None else _annotated(mesh, saved)
+
+
+def _annotated(mesh: Mesh, saved: Any) -> Sharding:
+    """Return a sharding of a file on a mesh.
+
+    Raises:
+      PlanFileError, MeshError: it names axes that the mesh does not have.
+    """
     # An edited file may hold digits that no axis has: each is checked before it is used. On a
     # mesh with named sizes only whole axes exist.
     whole = {mesh.digit(name) for name in mesh.axis_names}

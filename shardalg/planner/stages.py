@@ -117,7 +117,11 @@ def annotations_at(annotations: Annotations, graph: Graph, mesh: Mesh) -> Annota
         )
         for given, values in sides
     )
-    return Annotations(mesh, arguments, results, marked)
+    values = tuple(
+        (value, _sharding_by_names(sharding, mesh, graph.values[value].type.shape))
+        for value, sharding in annotations.values
+    )
+    return Annotations(mesh, arguments, results, marked, values)
 
 
 def _sharding_by_names(sharding: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:

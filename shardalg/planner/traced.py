@@ -451,7 +451,8 @@ def with_own_shardings(annotations: Annotations, traced: Traced) -> Annotations:
         for given, carried, type_ in zip(annotations.arguments, own, types, strict=True)
     )
     sides = (arguments, annotations.results, annotations.sites)
-    return Annotations.of(annotations.mesh, *sides, orders=annotations.orders)
+    made = Annotations.of(annotations.mesh, *sides, orders=annotations.orders)
+    return replace(made, values=annotations.values)
 
 
 def _own_layout(

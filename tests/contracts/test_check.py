@@ -224,6 +224,7 @@ def test_missing_and_foreign_files(tmp_path, capsys):
     assert "names no function" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_pytest_collects_contract_files(repository):
     path = repository / "step.contract.toml"
     path.write_text(CONTRACT.replace("bound = 8", "bound = 1"))

@@ -18,7 +18,7 @@ POINTS = [
 
 def test_what_is_proved_holds_wherever_the_known_facts_hold(show):
     drawn, proved, false = random.Random(7), 0, 0
-    for _ in range(80):
+    for _ in range(40):
         known = [fact_of(text, NAMES) for text in drawn.sample(KNOWN, drawn.randint(0, 4))]
         signs = [drawn.choice("+-") for _ in range(3)]
         text = " ".join(
@@ -35,9 +35,9 @@ def test_what_is_proved_holds_wherever_the_known_facts_hold(show):
             proved += 1
             assert all(holds), (text, known)
         false += not all(holds)
-    show(f"80 inequalities: {proved} proved, {false} false at a point")
-    assert proved >= 20
-    assert false >= 30
+    show(f"40 inequalities: {proved} proved, {false} false at a point")
+    assert proved >= 10
+    assert false >= 15
 
 
 def test_nonlinear_inequalities_of_bytes_are_proved():

@@ -79,6 +79,7 @@ print(t.graph_hash(t.GRAPH))
 """
 
 
+@pytest.mark.slow
 def test_the_hash_is_the_same_in_every_process():
     code = PROBE.format(folder=str(Path(__file__).parent))
     found = []

@@ -219,6 +219,7 @@ def test_each_row_has_its_own_error():
         fit(twice, {"h100": load("h100").calibration}, [Free(("traffic",), ("h100",))])
 
 
+@pytest.mark.slow
 def test_tables_of_all_kinds_give_the_same(tmp_path):
     """Rows, a pandas table and a CSV file; the constants that made the times come back."""
     import pandas as pd

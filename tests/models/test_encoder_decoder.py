@@ -17,7 +17,7 @@ def plan():
     return EncoderDecoder(sizes, 4, Schedule(4, 4)).model.plan(MESH, FIGURE_2)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 def test_is_proved_on_the_mesh_of_the_figure(plan):
     assert plan.verify().ok
 

@@ -56,6 +56,7 @@ def test_columns_that_nothing_was_fitted_on(show):
     assert max(held) <= 10
 
 
+@pytest.mark.slow
 def test_each_column_by_the_twelve_others(show):
     """Leave-one-out: median <= 4 %, largest <= 12 %; utilisation within 2 points (median)."""
     left_out = fitted(COLUMNS).left_out

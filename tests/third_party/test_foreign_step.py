@@ -95,6 +95,7 @@ def test_arrays_that_carry_shardings_need_no_specs(step, plan):
     assert other.collectives().equals(plan.collectives())
 
 
+@pytest.mark.slow
 def test_formulas_of_the_batch_and_its_constants(step, show):
     """Batch and length have names; the packages' own constants stay numbers, with their line."""
     batch, length = sa.dims("B S", hint=(foreign.BATCH, 12))

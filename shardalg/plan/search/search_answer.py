@@ -11,6 +11,7 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.errors import StrategyError
 from shardalg.plan.plan import Plan
 from shardalg.plan.search.bound_certificate import Certificate
+from shardalg.planner.propagate.strategy import PerLeaf, Strategy
 from shardalg.tables import Answer, Parts, Table, bytes_text, seconds_text
 
 COLUMNS = ("mesh", "step_s", "table_s", "bound_s", "peak_bytes", "fits", "note")
@@ -109,6 +110,21 @@ class SearchAnswer(Answer):
         plan = self.rows[0].plan
         assert plan is not None  # `of` raises if no plan fits
         return plan
+
+    @property
+    def strategy(self) -> Strategy:
+        """The best plan as a strategy, with the sharding of each value by its name.
+
+        It can be saved with a plan, printed, and planned again: `sa.plan(fn, *args, strategy=...)`
+        has the shardings of the answer. Operators choose their loops anew.
+        """
+        graph, annotations = self.best.graph, self.best._annotations
+        return Strategy(
+            self.best.mesh,
+            PerLeaf(annotations.arguments),
+            PerLeaf(annotations.results),
+            values={graph.values[value].name: layout for value, layout in annotations.values},
+        )
 
     @property
     def step_s(self) -> float:

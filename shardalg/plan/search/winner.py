@@ -30,10 +30,17 @@ def winner(table: CostTable, labels: Sequence[int], traced: Traced, options: Opt
     shardings, loops, required = _decisions(table, labels)
     results = tuple(shardings[table.tied.get(v, v)] for v in graph.results)
     arguments = tuple(shardings[v] for v in graph.arguments)
-    annotations = Annotations(mesh, arguments, results, (None,) * len(graph.sites))
+    # With the sharding of every value, the plan can be saved and planned again.
+    given = frozenset(graph.arguments)
+    values = tuple(
+        (value.index, shardings[value.index])
+        for value in graph.values
+        if value.index not in given and value.type.shape
+    )
+    annotations = Annotations(mesh, arguments, results, (None,) * len(graph.sites), values)
     reasons = tuple(Reason(v, at, "chosen by search") for v, at in enumerate(shardings))
     sharded = ShardedGraph(
-        graph, mesh, shardings, results, frozenset(graph.arguments), annotations,
+        graph, mesh, shardings, results, given, annotations,
         lambda: reasons, tuple, tuple, loops=loops, required=required,
     )  # fmt: skip
     program = partition(sharded, traced.roles, options)

@@ -35,6 +35,8 @@ class Strategy:
       out_shardings: prefix of the result, likewise.
       sites: name of an `annotate` site to its spec, also as a tuple of axis names; it replaces a
         spec that the site carries itself.
+      values: name of a value of the traced function, as `plan.shardings()` has it
+        (`dot_general:3@model.py:41`), to its spec. `sa.search` gives one for every value.
 
     Raises:
       StrategyError: the mesh is neither a `shardalg.Mesh` nor a mesh of JAX.
@@ -44,10 +46,11 @@ class Strategy:
     in_shardings: object = None
     out_shardings: object = None
     sites: Mapping[str, object] = field(default_factory=dict)
+    values: Mapping[str, object] = field(default_factory=dict)
 
     def _repr_html_(self) -> str:
         sides = (("arguments", self.in_shardings), ("results", self.out_shardings))
-        rows = (*sides, *self.sites.items())
+        rows = (*sides, *self.sites.items(), *self.values.items())
         shown = tuple((name, repr(spec)) for name, spec in rows if spec is not None)
         return card(f"Strategy on {self.mesh!r}.", Table(("what", "layout"), shown))
 
@@ -77,7 +80,7 @@ class Annotations:
     """A strategy on one graph: a sharding or None per argument, result and site (`graph.sites`).
 
     Attributes:
-      values: further annotations (value, sharding), to see their effect.
+      values: annotations of single values: (index of the value, sharding).
       orders: the annotations in another device order; their shardings are on the plan's mesh.
     """
 
@@ -150,10 +153,29 @@ def resolve(graph: Graph, strategy: Strategy, first_mesh: Mesh | None = None) ->
     reader.faults += _other_regions(graph, strategy.mesh)
     first_mesh = first_mesh or strategy.mesh
     sites = [_read_site(reader, site, strategy.sites, first_mesh) for site in graph.sites]
+    values = _read_values(reader, strategy.values)
     if reader.faults:
         where = f"the annotations do not fit the function on {strategy.mesh!r}:"
         raise StrategyError("\n  ".join([where, *dict.fromkeys(reader.faults)]))
-    return Annotations.of(strategy.mesh, arguments, results, sites)
+    return replace(Annotations.of(strategy.mesh, arguments, results, sites), values=values)
+
+
+def _read_values(
+    reader: _SpecReader, given: Mapping[str, object]
+) -> tuple[tuple[int, Sharding], ...]:
+    """Return (value, sharding) for each named value; the reader collects the faults."""
+    known = {value.name: value.index for value in reader.graph.values} if given else {}
+    found = []
+    for name, spec in given.items():
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else " plan.shardings() lists them."
+            reader.faults.append(f"no value of the function is called {name!r}.{hint}")
+            continue
+        layout = reader.read(spec, known[name], name)
+        if layout is not None:
+            found.append((known[name], layout))
+    return tuple(found)
 
 
 def check_fit(graph: Graph, annotations: Annotations, first_mesh: Mesh | None = None) -> None:
@@ -174,6 +196,9 @@ def check_fit(graph: Graph, annotations: Annotations, first_mesh: Mesh | None = 
         same = [s is None or s.shape == n for s, n in zip(layouts, shapes, strict=False)]
         if len(layouts) != len(shapes) or not all(same):
             faults.append(f"{len(layouts)} shardings do not fit values of the shapes {shapes[:8]}")
+    for value, sharding in annotations.values:
+        if not 0 <= value < len(graph.values) or sharding.shape != graph.values[value].type.shape:
+            faults.append(f"{sharding!r} does not fit value {value}")
     faults += _other_regions(graph, mesh)
     faults += order_faults(given, annotations.orders, mesh)
     reader = _SpecReader(graph, mesh)
