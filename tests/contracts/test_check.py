@@ -81,7 +81,7 @@ def test_a_contract_that_holds(repository, capsys):
     capsys.readouterr()
     assert main(["check", "step.contract.toml", "step.plan.json"]) == 0
     out = capsys.readouterr().out
-    assert "7 statements: 7 holds" in out
+    assert "7 statements: 7 hold" in out
     assert "the plan is the one that was saved" in out
     # A file's text gives the same contract.
     given = read_file(repository / "step.contract.toml")

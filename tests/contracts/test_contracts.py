@@ -318,3 +318,19 @@ def test_statements_about_roles_need_roles():
     for statement in (sa.no(role="weight"), sa.sharded("parameters", "X")):
         with pytest.raises(sa.ContractError, match="has no roles"):
             sa.contract(statement).check(plan)
+
+
+def test_wrong_calls_are_errors(plan):
+    contract = sa.contract(sa.no("all_gather"))
+    for call, words in (
+        (lambda: contract.check(None), "Pass a Plan"),
+        (lambda: plan.require(), "at least one statement"),
+        (lambda: plan.require("no all_gather"), "is no statement"),
+        (lambda: plan.require(sa.no("all_gather"), where=["B > 2"]), "no named sizes"),
+        (lambda: sa.load_contract(3), "path"),
+        (lambda: sa.at_most(sent_bytes=[1]), "a bound is a number"),
+        (lambda: sa.contract(sa.no("all_gather"), folder=3), "folder"),
+        (lambda: contract.hlo("", {"X": 1}, sizes={"M": "a"}), "whole number"),
+    ):
+        with pytest.raises(sa.ContractError, match=words):
+            call()

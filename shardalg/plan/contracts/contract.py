@@ -78,7 +78,7 @@ class StatementVerdict:
         amount, bound = self.claim.amount.number, self.claim.bound.number
         if amount is None or bound is None or float(bound) == 0:
             return ""
-        return f"{float(amount):,.6g} instead of at most {float(bound):,.6g}"
+        return f"{float(amount):,.6g} instead of at most {float(bound):,.6g};"
 
     def __str__(self) -> str:
         text = f"{self.verdict}: {self.statement}. {self.where}"
@@ -119,7 +119,7 @@ class ContractReport(Answer):
     def sentence(self) -> str:
         """How many statements hold, are proved, are refuted and are not decided."""
         counts = [(word, sum(v.verdict == word for v in self.verdicts)) for word in _VERDICTS]
-        told = ", ".join(f"{count} {word}" for word, count in counts if count)
+        told = ", ".join(f"{n} {'hold' if w == HOLDS and n > 1 else w}" for w, n in counts if n)
         return f"{counted(len(self.verdicts), 'statement')}: {told or 'none'}."
 
     def parts(self) -> Parts:
@@ -157,6 +157,9 @@ class Contract:
         Raises:
           ContractError: a statement names something that the plan does not have.
         """
+        # The class is told by name, because the module of `Plan` uses this one.
+        if type(plan).__name__ != "Plan":
+            raise ContractError(f"a contract is about a plan, got {plan!r:.80}. Pass a Plan.")
         scope = self._scope(plan)
         return ContractReport(
             tuple(self._verdict(statement, plan, scope) for statement in self.statements)
@@ -189,6 +192,9 @@ class Contract:
         """
         from shardalg.plan.contracts.hlo_contract import hlo_claims, hlo_rows
 
+        for name, size in (sizes or {}).items():
+            if type(size) is not int or size < 1:
+                raise ContractError(f"sizes has {name}={size!r}: give a whole number from 1 on.")
         mesh = mesh if isinstance(mesh, Mesh) else Mesh(mesh)
         rows = hlo_rows(text, mesh)
         return ContractReport(tuple(
@@ -290,7 +296,7 @@ def contract(
     >>> x = jax.ShapeDtypeStruct((8, 16), "float32")
     >>> plan = sa.plan(lambda x: x.sum(0), x, mesh=sa.Mesh({"X": 4}), in_shardings=(P("X"),))
     >>> print(sa.contract(sa.no("all_gather"), sa.at_most(sent_bytes=100)).check(plan))
-    2 statements: 2 holds.
+    2 statements: 2 hold.
     holds: no all_gather. On Mesh(X=4), at these sizes.
     holds: bytes sent per device and step by collective at most 100. On Mesh(X=4), at these sizes.
     """
@@ -304,6 +310,8 @@ def contract(
     for name, words in (("where", where), ("for_all", for_all or ())):
         if isinstance(words, str) or not all(isinstance(word, str) for word in words):
             raise ContractError(f"{name} is {words!r:.60}: give a list of texts.")
+    if not isinstance(folder, str | os.PathLike):
+        raise ContractError(f"folder is {folder!r:.60}: give a path.")
     names = None if for_all is None else tuple(for_all)
     return Contract(statements, tuple(where), names, Path(folder))
 

@@ -20,6 +20,7 @@ on a mesh, for all sizes of its named dimensions:
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -102,6 +103,8 @@ def load_contract(path: str | Path) -> Contract:
     Raises:
       ContractError: no such file, another version, or something that is no contract.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ContractError(f"path is {path!r:.60}: give the path of a contract file.")
     return read_file(Path(path)).contract
 
 

@@ -245,6 +245,7 @@ def at_most(
             f"{', '.join(MEASURES)}. Write a statement for each bound."
         )
     ((measure, bound),) = bounds.items()
+    _check_bound(measure, bound)
     subject = Subject(kind, axis, phase, role, module, region)
     if measure not in OF_COLLECTIVES and subject != Subject():
         raise ContractError(f"{measure} is no amount of collectives, but got: {subject}.")
@@ -258,6 +259,16 @@ def at_most(
             f"hardware, software and tolerance belong to step_time_s, not {measure}."
         )
     return AtMost(measure, bound, subject, memory_class, hardware, software, tolerance)
+
+
+def _check_bound(name: str, bound: object) -> None:
+    """Raise an error unless a bound is a number or text.
+
+    Raises:
+      ContractError: it is something else.
+    """
+    if isinstance(bound, bool) or not isinstance(bound, int | float | str):
+        raise ContractError(f"{name} is {bound!r:.60}: a bound is a number, or text of sizes.")
 
 
 def sharded(role: str, axis: str, *, above_bytes: int | float | str = 0) -> ShardedAlong:
@@ -277,6 +288,7 @@ def sharded(role: str, axis: str, *, above_bytes: int | float | str = 0) -> Shar
     for name, word in (("role", role), ("axis", axis)):
         if not isinstance(word, str) or not word:
             raise ContractError(f"{name} is {word!r:.60}: give a word, such as 'data'.")
+    _check_bound("above_bytes", above_bytes)
     return ShardedAlong(role, axis, above_bytes)
 
 
