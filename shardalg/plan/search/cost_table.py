@@ -11,8 +11,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,8 @@ from shardalg.planner.partition.choose.choices import candidates
 from shardalg.planner.partition.choose.component import components, reduced_digits
 from shardalg.planner.partition.choose.key import Choice, LoopDigits, NodeKey
 from shardalg.planner.partition.choose.node_classes import remade_values
+from shardalg.planner.partition.choose.regions import TiedArguments
+from shardalg.planner.partition.choose.regions import tied as tied_values
 from shardalg.planner.partition.choose.sent import through_windows, window_bytes
 from shardalg.spmd.instructions import AllReduce, CollectivePermute
 
@@ -74,7 +77,7 @@ class CostTable:
     """The factor graph of a traced step on a mesh, and the meaning of its labels.
 
     Attributes:
-      graph: the traced graph; it has one region, no loops or branches.
+      graph: the traced graph; its only regions are bodies of scans.
       moves: layouts and prices of moves on the mesh.
       tied: for a result of the function (value), the argument whose layout it has.
       factors: the costs.
@@ -84,6 +87,7 @@ class CostTable:
       operator_of: the variable of each class of nodes.
       value_of: the variable of each value.
       classes: the class of each node.
+      borders: the groups of values that a scan ties at the border of its body.
     """
 
     graph: Graph
@@ -95,6 +99,7 @@ class CostTable:
     operator_of: dict[int, int] = field(default_factory=dict)
     value_of: dict[int, int] = field(default_factory=dict)
     classes: Sequence[int] = ()
+    borders: tuple[TiedArguments, ...] = ()
     _first: dict[int, Node] = field(default_factory=dict)
     _ways: dict[Signature, tuple[Way, ...]] = field(default_factory=dict)
     _products: dict[object, np.ndarray] = field(default_factory=dict)
@@ -107,8 +112,10 @@ class CostTable:
         """Return the table of a graph on a mesh."""
         table = CostTable(graph, LayoutMoves(mesh, hardware), tied)
         table.classes = equal_nodes(graph)
+        table.borders = tied_values(graph)
         table._add_operators()
         table._add_values()
+        table._add_borders()
         return table
 
     # Operators.
@@ -233,9 +240,12 @@ class CostTable:
 
     def _add_operators(self) -> None:
         """Add a variable per class of nodes, with the costs of all nodes of the class."""
-        times = Counter(self.classes)
+        # A node in the body of a scan runs once per iteration.
+        times: Counter[int] = Counter()
         for node, number in zip(self.graph.nodes, self.classes, strict=True):
-            if number in self.operator_of:
+            times[number] += self.graph.trip_count(node)
+        for node, number in zip(self.graph.nodes, self.classes, strict=True):
+            if node.bodies or number in self.operator_of:
                 continue
             ways = self.ways_of(node.signature)
             costs = self._product_ps(node, ways) + np.array([way.inner_ps for way in ways])
@@ -279,6 +289,7 @@ class CostTable:
         return [
             ValueReader(user, position)
             for user in dict.fromkeys(self.graph.users[value])
+            if not nodes[user].bodies
             for position, operand in enumerate(nodes[user].operands)
             if operand == value
         ]
@@ -289,11 +300,17 @@ class CostTable:
         constants = {v for v, _ in graph.constants}
         returned = Counter(graph.results)
         result_of = {argument: result for result, argument in self.tied.items()}
+        # Values at the border of a scan are in memory: as results of the function are.
+        at_border = {v for one in self.borders for v, _ in (*one.asks, *one.makes)}
+        is_read = [bool(users) or bool(returned[v]) for v, users in enumerate(graph.users)]
         # Values of one class have equal makers and readers. Arguments that are updated differ by
         # the operator that makes the new value.
-        groups: dict[object, list[int]] = defaultdict(list)
+        groups: dict[Hashable, list[int]] = defaultdict(list)
         for value in range(len(graph.values)):
-            if value in constants or not (graph.users[value] or returned[value]):
+            if value in constants or not (is_read[value] or value in at_border):
+                continue
+            if value in at_border:
+                groups["border", value].append(value)
                 continue
             maker = graph.producer[value]
             made = (
@@ -306,7 +323,8 @@ class CostTable:
             last = None if end is None else self.classes[end]
             groups[made, frozenset(read.items()), returned[value], last].append(value)
         for members in groups.values():
-            variable = self._add_value(members, is_result=returned[members[0]] > 0)
+            is_result = returned[members[0]] > 0 or members[0] in at_border
+            variable = self._add_value(members, is_result=is_result)
             self.value_of.update(dict.fromkeys(members, variable))
         # A result that replaces an argument is moved to the argument's home at the end of the step.
         pairs = Counter(
@@ -323,7 +341,9 @@ class CostTable:
         """Add the variable of a class of values with its edges; return its number."""
         graph, value = self.graph, members[0]
         maker, readers = graph.producer[value], self._readers(value)
-        node = None if maker is None else graph.nodes[maker]
+        node = None if maker is None or graph.nodes[maker].bodies else graph.nodes[maker]
+        # Each iteration of a scan makes and reads the values of its body.
+        times = len(members) * self._runs[value]
         asked = [
             way.operands[reader.position]
             for reader in readers
@@ -348,19 +368,56 @@ class CostTable:
         self.homes[variable] = homes
         is_free = value in remade_values(graph)
         if node is not None:
-            self._add_maker(variable, value, node, times=len(members), is_free=is_free)
+            self._add_maker(variable, value, node, times=times, is_free=is_free)
         by_phase: dict[str, list[ValueReader]] = defaultdict(list)
         for reader in readers:
             by_phase[graph.nodes[reader.node].phase].append(reader)
         for group in by_phase.values():
             hub, at, copies = variable, homes, homes
             if len(group) > 1 and not is_free and self.bytes(value) > SHARED_BYTES:
-                hub, at, copies = self._add_copy(variable, value, times=len(members))
+                hub, at, copies = self._add_copy(variable, value, times=times)
             same = Counter((self.classes[reader.node], reader.position) for reader in group)
             for (number, position), uses in same.items():
                 reads = (self._first[number], position)
-                self._add_reader(hub, value, reads, (at, copies), len(members) * uses, is_free)
+                self._add_reader(hub, value, reads, (at, copies), times * uses, is_free)
         return variable
+
+    @cached_property
+    def _runs(self) -> tuple[int, ...]:
+        """For each value, the number of times that a step makes it."""
+        found = [1] * len(self.graph.values)
+        for region in self.graph.regions:
+            for value in region.arguments:
+                found[value] = region.trip_count
+        for node in self.graph.nodes:
+            for value in node.results:
+                found[value] = self.graph.trip_count(node)
+        return tuple(found)
+
+    def _add_borders(self) -> None:
+        """Add a variable per group of values that a scan ties: its labels are their layouts.
+
+        Arguments of the body and results of the scan have the layout of the group. Operands of the
+        scan and results of the body are moved to it.
+        """
+        for group in self.borders:
+            members = [(v, length) for v, length in (*group.makes, *group.asks)]
+            value, length = members[0]
+            shape = self.graph.values[value].type.shape[bool(length) :]
+            layouts = tuple(self.moves.all_layouts(shape))
+            variable = self.factors.add_variable(np.zeros(len(layouts)))
+            for number, (value, length) in enumerate(members):
+                if value not in self.value_of:
+                    continue
+                # The dimension along which a scan stacks its slices is not sharded.
+                wanted = tuple(AxisLayout(((), *x.dims)) if length else x for x in layouts)
+                homes = self.homes[self.value_of[value]]
+                if number < len(group.makes):
+                    numbers = self.moves.numbers(homes)[:, None], self.moves.numbers(wanted)
+                    prices = np.where(numbers[0] == numbers[1], 0.0, math.inf)
+                else:
+                    prices = self._move_ps(homes, wanted, self.bytes(value)) * self._runs[value]
+                self.factors.add_edge(self.value_of[value], variable, np.tile(prices, (2, 1)))
 
     def _add_maker(
         self, variable: int, value: int, node: Node, *, times: int, is_free: bool

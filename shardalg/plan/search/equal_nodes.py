@@ -34,7 +34,7 @@ def equal_nodes(graph: Graph, rounds: int = ROUNDS) -> list[int]:
     def numbered(key: Hashable) -> int:
         return numbers.setdefault(key, len(numbers))
 
-    classes = [numbered((node.signature, node.phase)) for node in graph.nodes]
+    classes = [numbered((node.signature, node.phase, node.region)) for node in graph.nodes]
     for _ in range(rounds):
         numbers = {}
         refined = []

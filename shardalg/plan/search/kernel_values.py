@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardalg.algebra.derived_layouts import interned
 from shardalg.algebra.mesh import Mesh
-from shardalg.costs.fusion import casts, on_chip
+from shardalg.costs.fusion import casts, on_chip, rebuilt_stacks
 from shardalg.graph.ir import Graph, once_per_graph
 from shardalg.planner.pipeline import partition
 from shardalg.planner.propagate.options import Options
@@ -21,7 +21,8 @@ class KernelValues:
     """Graph values that are not in memory in a program without communication.
 
     Attributes:
-      on_chip: values that an attention kernel computes block by block.
+      on_chip: values that an attention kernel computes block by block, and values in bodies of
+        scans that another scan computes again (`rebuilt_stacks`).
       free: results of casts that a product carries out, so that the cast moves no bytes.
       stored: for an operand or a result of a product that is cast, the value that is in memory.
     """
@@ -46,7 +47,9 @@ def kernel_values(graph: Graph) -> KernelValues:
         value, held = origin[local], origin[cast.stored(local)]
         if value is not None and held is not None:
             stored[value] = held
-    return KernelValues(values(on_chip(program, graph)), values(cast.free), stored)
+    # A backward scan computes some slices of a stack again, so that they move no bytes either.
+    never = on_chip(program, graph) | rebuilt_stacks(program, graph)
+    return KernelValues(values(never), values(cast.free), stored)
 
 
 @once_per_graph

@@ -146,8 +146,8 @@ def search(
       progress: called with a line of text after each mesh; True prints it.
 
     Raises:
-      StrategyError: the function has loops, branches or manual regions; no mesh has this number of
-        devices; or no plan was found that fits.
+      StrategyError: the function has while loops, branches or manual regions; no mesh has this
+        number of devices; or no plan was found that fits.
       HardwareError: unknown hardware. TraceError: jax cannot trace the function.
 
     >>> import jax, shardalg as sa
@@ -218,18 +218,18 @@ def _num_devices(devices: int | None, on: Machine, over: Family) -> int:
 
 
 def _refuse_regions(traced: Traced) -> None:
-    """Raise an error if the function has loops, branches or manual regions.
+    """Raise an error if the function has while loops, branches or manual regions.
 
     Raises:
       StrategyError: it does; the error names them, and what to do.
     """
-    calls = [node for node in traced.graph.walk() if node.bodies]
+    calls = [n for n in traced.graph.walk() if n.bodies and n.primitive != "scan"]
     if calls:
         names = ", ".join(sorted({node.primitive for node in calls}))
         raise StrategyError(
             f"the function has {len(calls)} regions ({names}), and search decides the layouts of "
-            "functions without loops, branches and shard_map only. Unroll loops over layers "
-            "(scan(..., unroll=True) or a Python loop), or compare strategies with sa.compare."
+            "functions without while loops, branches and shard_map only. Write loops over layers "
+            "as jax.lax.scan, or compare strategies with sa.compare."
         )
     if traced.symbols is not None:
         raise StrategyError("sizes have names: search decides at numbers, so give hints as sizes.")

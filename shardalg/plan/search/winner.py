@@ -64,6 +64,8 @@ def _decisions(
     asked: dict[int, Sharding] = {}
     # Readers come before makers, so that a value that each device makes itself follows its reader.
     for node in reversed(graph.nodes):
+        if node.bodies:
+            continue
         variable = table.operator_of[table.classes[node.index]]
         way = table.ways[variable][labels[variable]]
         result = node.results[0]
