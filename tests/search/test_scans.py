@@ -79,6 +79,20 @@ def test_the_table_is_the_price_of_the_plan_and_the_proof_is_accepted(both):
     assert again_s == pytest.approx(scanned.step_s, rel=0.01)
 
 
+def test_checkpoints_with_many_arrays_are_refused_by_name():
+    def layer(x, weights):
+        for weight in weights:
+            x = jnp.tanh(x @ weight)
+        return x, None
+
+    def loss(weights, x):
+        return jax.lax.scan(jax.checkpoint(layer), x, weights)[0].sum()
+
+    weights = (struct(4, 64, 64),) * 9
+    with pytest.raises(sa.StrategyError, match=r"optimization_barrier of \d+ values has"):
+        sa.search(jax.grad(loss), weights, struct(64, 64), hardware="h100:8")
+
+
 def test_no_layout_of_the_arguments_is_faster():
     """The brute force leaves all but the arguments to completion, so that it may be slower."""
     args, mesh = given(1024, 4096, 4096), sa.Mesh({"a": 4})

@@ -26,6 +26,7 @@ from shardalg.costs.fusion import READS_PART, UPDATES, VIEWS
 from shardalg.costs.kernels.fused_attention import fused_attention
 from shardalg.costs.matrix_unit import padded_flops, product_peak
 from shardalg.costs.topology import Machine
+from shardalg.errors import StrategyError
 from shardalg.graph.ir import Graph, Node, Signature, ValueType
 from shardalg.graph.ops.rows import rules
 from shardalg.graph.ops.rule import PICK, SUM, Rule
@@ -42,6 +43,8 @@ from shardalg.planner.partition.choose.regions import tied as tied_values
 from shardalg.planner.partition.choose.sent import through_windows, window_bytes
 from shardalg.spmd.instructions import AllReduce, CollectivePermute
 
+MOST_WAYS = 100_000
+"""The largest number of ways to compute one operator. More would take minutes."""
 SHARED_BYTES = 1 << 16
 """Bytes of a value from which on readers share a gathered copy."""
 
@@ -142,6 +145,14 @@ class CostTable:
             candidates(signature, homes, place, moves.hardware)
             for place in range(len(components(rows)))
         ]
+        count_ways = math.prod(map(len, parts))
+        if count_ways > MOST_WAYS:
+            raise StrategyError(
+                f"{signature.primitive} of {count} values has {count_ways:,} combinations of "
+                f"layouts, and search decides at most {MOST_WAYS:,}. Such an operator comes from "
+                "jax.checkpoint: search the function without it, or compare strategies with "
+                "sa.compare."
+            )
         seen = set()
         for combined in itertools.product(*parts):
             layouts: list[AxisLayout | None] = [*whole]
