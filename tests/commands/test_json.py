@@ -70,7 +70,7 @@ no = "all_to_all"
 OF_A_PLAN = ("plan", "explain", "timeline", "compare-xla", "aot", "run", "explore", "strategies")
 COUNTS = re.compile(
     "devices|processes|stages?|executions|collectives|group_size|changed_dims|step|trip|left|"
-    "batch|microbatches|rounds|table|num_values|d|m|X|Y|cores|depth|level|claims|proved|trusted|"
+    "batch|samples|microbatches|rounds|table|num_values|d|m|X|Y|cores|depth|level|claims|proved|trusted|"
     "merges|merges_proved|statements|num_statements|.*_count"
 )
 UNITS = re.compile(

@@ -319,6 +319,49 @@ def test_unknown_names_have_near_ones():
         _ = compared()["dat"]
 
 
+def test_bytes_by_link_add_up_and_follow_the_islands():
+    """Of 2 islands of 8 GPUs, an axis of 8 uses NVLink alone, and all 16 devices use both."""
+    mesh = sa.Mesh({"pod": 2, "data": 8})
+    x = jax.ShapeDtypeStruct((64, 32), "float32")
+    rows = {
+        "data": sa.Strategy(mesh, (P("data"), P("data"))),
+        "both": sa.Strategy(mesh, (P(("pod", "data")), P(("pod", "data")))),
+    }
+    found = sa.compare(
+        jnp.dot, jax.ShapeDtypeStruct((64, 64), "float32"), x, strategies=rows, hardware="h100:16"
+    )
+    sent = {r["strategy"]: (r["link_bytes"], r["network_bytes"]) for r in found.by_axis()}
+    for row in found.by_axis():
+        by_link = sum(row[f"{name}_bytes"] for name in ("link", "network", "dcn", "chip"))
+        assert by_link == row["wire_bytes"]
+    # The 8 KB of the second operand are gathered. In blocks of 512 bytes, each device sends its own
+    # to the other island, and then two blocks to each of 7 neighbours.
+    assert sent == {"data": (7 * 1024, 0), "both": (7 * 2 * 512, 512)}
+
+
+def test_a_strategy_with_its_largest_batch():
+    strategy = sa.Strategy(sa.Mesh({"data": 8}), (P("data"), P()))
+    given = {
+        "strategies": {"data": strategy},
+        "hardware": "h100:8",
+        "roles": ("data", "parameters"),
+    }
+    found = sa.compare(jnp.dot, X, W, batch="largest", reserve=0.999, **given)
+    row = found["data"]
+    assert row.samples == found.largest_batch("data") > len(X.shape)
+    assert row.peak_bytes <= row.capacity_bytes
+    x = jax.ShapeDtypeStruct((row.samples, X.shape[1]), X.dtype)
+    alone = sa.compare(jnp.dot, x, W, **given)["data"]
+    assert (alone.step_s, alone.peak_bytes) == (row.step_s, row.peak_bytes)
+    assert alone.record()["wire_bytes"] == row.record()["wire_bytes"]
+    small = sa.compare(jnp.dot, X, W, batch="largest", reserve=0.9999999, **given)
+    assert small["data"].refused == "a batch of 1 does not fit"
+    with pytest.raises(sa.StrategyError, match='batch is \'all\': give "fixed" or "largest"'):
+        sa.compare(jnp.dot, X, W, batch="all", **given)
+    with pytest.raises(sa.StrategyError, match=r"compare\(\) got plans, and batch of a function"):
+        sa.compare({"a": row.plan}, batch="largest")
+
+
 @pytest.mark.slow
 def test_the_largest_batch_fits_and_a_larger_one_does_not():
     found = compared(reserve=0.99)

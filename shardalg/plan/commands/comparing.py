@@ -34,6 +34,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"kind and mesh axes, joined by '+'; may be repeated (kinds: {', '.join(RECIPES)}; "
         f"default: {' '.join(DEFAULT)})",
     )  # fmt: skip
+    option(
+        "--batch", choices=("fixed", "largest"), default="fixed",
+        help="compare at the batch of the arguments, or each strategy at the largest that fits",
+    )  # fmt: skip
     option("--html", type=Path, metavar="FILE", help="write the comparison as an HTML page to FILE")
     add_json(parser)
 
@@ -85,6 +89,7 @@ def _compared(options: argparse.Namespace) -> StrategyComparison:
         hardware=options.hardware,
         meshes=meshes,
         options=sa.Options(policy=options.policy, **chip),
+        batch=options.batch,
         **given,
     )
 

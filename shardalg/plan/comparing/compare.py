@@ -48,6 +48,8 @@ from shardalg.planner.propagate.strategy import Strategy
 from shardalg.planner.traced import Traced
 
 CURRENT = "current"
+FIXED, LARGEST = "fixed", "largest"
+"""Batches of a comparison: that of the arguments, or the largest one at which a strategy fits."""
 
 
 class _Entry(NamedTuple):
@@ -71,6 +73,7 @@ def compare(
     donate_argnums: int | Sequence[int] | None = None,
     samples: int | None = None,
     tokens: int | None = None,
+    batch: str = FIXED,
     reserve: float = 0.0,
     executor: Executor | None = None,
     progress: Progress | bool | None = None,
@@ -79,8 +82,9 @@ def compare(
 
     The function is traced once. The fastest strategy that fits comes first, by seconds per sample
     if the samples of a step are known. Strategies that have no plan are rows with their reason. The
-    batch is the same for all. A jitted function, or one whose arguments have shardings, has a row
-    `current`, which is planned with the policy "jit": its layouts are those of `jax.jit`.
+    batch is the same for all, unless `batch` asks otherwise. A jitted function, or one whose
+    arguments have shardings, has a row `current`, which is planned with the policy "jit": its
+    layouts are those of `jax.jit`.
 
     Args:
       fn: the function, or a mapping of names to plans: `sa.compare({"a": plan_a, "b": plan_b})`.
@@ -94,6 +98,9 @@ def compare(
       samples, tokens: samples and tokens of a step of all devices. None: the leading dimension of
         the data arguments, and the elements of the first data argument of 32-bit or 64-bit
         integers with two dimensions, if roles are known.
+      batch: "fixed", the batch of the arguments for every strategy. "largest": each strategy has
+        the largest batch of all devices at which it fits (`largest_batch`), so that strategies with
+        less memory gain from it. The batch is the leading dimension of the data arguments.
       reserve: share of a device's memory that must stay free, 0 to 1.
       executor: plans in numbers are made by its workers, for example those of a
         `concurrent.futures.ProcessPoolExecutor`. Only `submit` and `result` are called. The
@@ -103,7 +110,9 @@ def compare(
         prints a line to stderr; None does so if stderr is a terminal.
 
     Raises:
-      StrategyError: no strategies, something that is none, or a mesh or reserve that is not valid.
+      StrategyError: no strategies, something that is none, or a mesh, batch or reserve that is not
+        valid. TableError: the largest batch is asked for, and the data arguments have no common
+        leading dimension.
       HardwareError: unknown hardware. TraceError: jax cannot trace the function. RoleError: a role
         is unknown.
 
@@ -121,6 +130,8 @@ def compare(
     for what, count in (("samples", samples), ("tokens", tokens)):
         if count is not None and not (type(count) is int and count > 0):
             raise StrategyError(f"{what} is {count!r}: give a whole number from 1 on.")
+    if batch not in (FIXED, LARGEST):
+        raise StrategyError(f'batch is {batch!r:.40}: give "{FIXED}" or "{LARGEST}".')
     say = reporter(progress)
     counts = _Counts(samples, tokens, float(reserve))
     if isinstance(fn, Mapping):
@@ -129,6 +140,7 @@ def compare(
         of_functions = {
             "args": args or None, "meshes": meshes, "roles": roles, "options": options,
             "kwargs": kwargs, "donate_argnums": donate_argnums, "executor": executor,
+            "batch": None if batch == FIXED else batch,
         }  # fmt: skip
         unread = [name for name, value in of_functions.items() if value is not None]
         if unread:
@@ -166,10 +178,12 @@ def compare(
     if has_own:
         current = _current(fn, given, (roles, donate_argnums, options), on, counts)
         rows += [] if current is None else [current]
-    found = StrategyComparison.of(rows)
     if first is None:
-        return found
-    return replace(found, batches=BatchSearch(fn, given, (roles, donate_argnums), made))
+        return StrategyComparison.of(rows)
+    search = BatchSearch(fn, given, (roles, donate_argnums), made)
+    if batch == LARGEST:
+        rows = [search.at_largest(row) for row in rows]
+    return replace(StrategyComparison.of(rows), batches=search)
 
 
 @dataclass(frozen=True)
@@ -406,7 +420,7 @@ def _priced(name: str, plan: Plan, on: Machine, counts: Mapping[str, Any]) -> Co
       HardwareError: the mesh does not tile the machine, or has another number of devices.
     """
     check_devices(plan.mesh, on)
-    figures = StrategyFigures.of(plan.cost(on))
+    figures = StrategyFigures.of(plan, on)
     return _row(name, plan, (plan.mesh, plan._stages.machine(on)), figures, on, counts)
 
 

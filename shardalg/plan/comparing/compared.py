@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardalg.costs.analyses.limits import EXPOSED, IDLE
+from shardalg.costs.link_bytes import KINDS_OF_LINKS
 from shardalg.costs.topology import OWN_LINKS
 from shardalg.errors import TableError
 from shardalg.tables import Answer, Parts, Table, bytes_text, seconds_text
@@ -31,6 +32,7 @@ COLUMNS = (
     "strategy",
     "mesh",
     "chip",
+    "samples",
     "step_s",
     "seconds_per_sample",
     "tokens_per_s",
@@ -47,6 +49,7 @@ SHOWN = (
     "strategy",
     "mesh",
     "chip",
+    "samples",
     "step",
     "tokens_per_s",
     "mfu",
@@ -153,6 +156,15 @@ class ComparedStrategy:
         """
         return {} if self.figures is None else self.figures.by_axis
 
+    def bytes_over(self, axes: str, link: str) -> float:
+        """Return the bytes that a device sends along a set of axes over one kind of link.
+
+        Args:
+          axes: the axes, as `by_axis` names them.
+          link: "link", "network", "dcn", or "chip" between the cores of a chip.
+        """
+        return 0.0 if self.figures is None else self.figures.by_link.get(axes, {}).get(link, 0.0)
+
     def rules(self, arrays: Any, **more: Any) -> LogicalRules:
         """Return the logical-axis rules that give the strategy's layouts (`sa.rules_of`).
 
@@ -184,6 +196,7 @@ class ComparedStrategy:
         step = self.step_s
         return {
             **row,
+            "samples": self.samples,
             "step_s": step,
             "seconds_per_sample": step / self.samples if self.samples else None,
             "tokens_per_s": self.tokens / step if self.tokens and step else None,
@@ -213,6 +226,7 @@ class ComparedStrategy:
         tokens = self.tokens / self.step_s if self.tokens and self.step_s else None
         return {
             **row,
+            "samples": self.samples or "",
             "step": seconds_text(self.step_s),
             "tokens_per_s": f"{tokens:,.0f}" if tokens else "",
             "mfu": f"{self.figures.mfu:.0%}",
@@ -318,8 +332,8 @@ class StrategyComparison(Answer):
     def by_axis(self) -> Table:
         """Return the communication along each set of mesh axes, a row per strategy and set.
 
-        A row has the number of collectives, the bytes that a device sends, the seconds by network,
-        and the seconds that no computation hides.
+        A row has the number of collectives, the bytes that a device sends, in total and over each
+        kind of link, the seconds by network, and the seconds that no computation hides.
         """
         names = ("link", "network", "dcn", "latency")
         records = [
@@ -330,6 +344,7 @@ class StrategyComparison(Answer):
                 "mesh_axes": axes,
                 "executions": sums["executions"],
                 "wire_bytes": sums["wire_bytes"],
+                **{f"{name}_bytes": row.bytes_over(axes, name) for name in KINDS_OF_LINKS},
                 **{f"{name}_s": sums.get(name, 0.0) for name in names},
                 "exposed_s": row.exposed_s.get(axes, 0.0),
             }
@@ -338,7 +353,13 @@ class StrategyComparison(Answer):
         ]
         columns = ("strategy", "mesh", "chip", "mesh_axes", "executions", "wire_bytes")
         return Table.from_records(
-            records, (*columns, *(f"{name}_s" for name in names), "exposed_s")
+            records,
+            (
+                *columns,
+                *(f"{name}_bytes" for name in KINDS_OF_LINKS),
+                *(f"{name}_s" for name in names),
+                "exposed_s",
+            ),
         )
 
     def memory(self) -> Table:
@@ -465,8 +486,10 @@ class StrategyComparison(Answer):
                 f"{bytes_text(least.peak_bytes)} of {bytes_text(least.capacity_bytes)} per device."
             )
         held = f"{bytes_text(first.peak_bytes)} of {bytes_text(first.capacity_bytes)} per device"
-        step = seconds_text(first.step_s)
-        said = f"Fastest that fits: {first.name} on {first.mesh}, {step} per step, {held}."
+        step = f"{seconds_text(first.step_s)} per step"
+        if len({row.samples for row in planned}) > 1:
+            step += f" of {first.samples:,} samples"
+        said = f"Fastest that fits: {first.name} on {first.mesh}, {step}, {held}."
         others = [row for row in planned[1:] if row.fits]
         if others:
             said += f" Next: {others[0].name} on {others[0].mesh}, "
@@ -481,8 +504,10 @@ class StrategyComparison(Answer):
     def _ranking(self) -> Table:
         """A row per strategy in units that people say."""
         shown = Table.from_records((row.shown() for row in self.rows), SHOWN)
-        # A column in which no row has a value (tokens of a model without tokens) is left out.
-        used = tuple(name for name in SHOWN if any(shown[name]))
+        # A column in which no row has a value (tokens of a model without tokens) is left out, and
+        # so are the samples if all strategies have the same batch.
+        alike = {"samples"} if len({row.samples for row in self.rows if row.plan}) < 2 else set()
+        used = tuple(name for name in SHOWN if any(shown[name]) and name not in alike)
         return Table.from_records(iter(shown), used)
 
     def parts(self) -> Parts:

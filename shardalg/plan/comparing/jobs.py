@@ -85,7 +85,7 @@ class PlanInputs:
 
     def strategy(self) -> StrategyFigures:
         """Return the figures of a strategy; raises as `stages` and `Plan.cost` do."""
-        return StrategyFigures.of(self.plan.cost(self.machine, overlap=self.overlap))
+        return StrategyFigures.of(self.plan, self.machine, overlap=self.overlap)
 
     def job(self, asked: str) -> PlanJob:
         """Return the same as a value that can be pickled.

@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from shardalg.errors import TableError
-from shardalg.plan.plan import plan_of
+from shardalg.plan.comparing.step_figures import StrategyFigures
+from shardalg.plan.plan import Plan, plan_of
 from shardalg.plan.planning import planned_strategy, traced_call
 from shardalg.planner.propagate.strategy import Strategy
 
@@ -36,6 +37,34 @@ class BatchSearch:
     traced: Traced
 
     @cached_property
+    def data(self) -> list[int]:
+        """Positions of the data arguments among all arrays of the arguments; scalars are left out.
+
+        Raises:
+          TableError: the data arguments do not have one leading dimension in common.
+        """
+        roles = self.traced.argument_roles
+        data = [n for n, role in enumerate(roles) if role == "data" and self._shapes[n]]
+        sizes = {self._shapes[n][0] for n in data}
+        if len(sizes) != 1:
+            raise TableError(
+                f"the data arguments have {len(sizes)} leading dimensions: give roles=, with "
+                '"data" for the arguments that have the batch as their first dimension.'
+            )
+        return data
+
+    @property
+    def batch(self) -> int:
+        """Number of samples in the arguments: the leading dimension of the data arguments."""
+        return int(self._shapes[self.data[0]][0])
+
+    @property
+    def _shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of all arrays of the arguments."""
+        graph = self.traced.graph
+        return [graph.values[v].type.shape for v in graph.arguments]
+
+    @cached_property
     def named(self) -> Traced:
         """The trace whose data arguments have the leading dimension `batch`.
 
@@ -46,18 +75,9 @@ class BatchSearch:
         from shardalg.algebra.dims import dims
         from shardalg.graph.arguments import with_named_lead
 
-        graph, roles = self.traced.graph, self.traced.argument_roles
-        shapes = [graph.values[v].type.shape for v in graph.arguments]
-        data = [n for n, role in enumerate(roles) if role == "data" and shapes[n]]
-        sizes = {shapes[n][0] for n in data}
-        if len(sizes) != 1:
-            raise TableError(
-                f"the data arguments have {len(sizes)} leading dimensions: give roles=, with "
-                '"data" for the arguments that have the batch as their first dimension.'
-            )
         # With a name for the batch, one trace serves every batch, and memory is a formula of it.
-        (batch,) = dims(NAME, hint=int(sizes.pop()))
-        given = with_named_lead(self.given, data, batch, len(shapes))
+        (batch,) = dims(NAME, hint=self.batch)
+        given = with_named_lead(self.given, self.data, batch, len(self._shapes))
         roles_given, donated = self.settings
         mesh = self.traced.first_mesh
         assert mesh is not None, "compare traces on a mesh"
@@ -72,13 +92,7 @@ class BatchSearch:
         Raises:
           TableError: the strategy was refused, or the batch is not known.
         """
-        if row.plan is None:
-            raise TableError(f"{row.name!r} has no plan: {row.refused}")
-        mesh = row.plan.mesh
-        # The row `current` has the annotations of the function, which the trace has.
-        strategy = row.strategy or Strategy(mesh)
-        there = self.named.on(mesh, before=self.named.first_mesh or mesh)
-        plan = plan_of(*planned_strategy(there, strategy, options))
+        plan = self.plan(row, options)
         cost = plan.cost(row.on)
         # The search compares peaks with the memory of the chip. A smaller chip is the way to tell
         # it about the reserve.
@@ -86,6 +100,43 @@ class BatchSearch:
         # `elsewhere.fits` plans again at one batch. It must have the same limit.
         elsewhere = cost.elsewhere and replace(cost.elsewhere, fits=_within(plan, row))
         return replace(cost, hardware=chip, elsewhere=elsewhere).largest_batch_that_fits(NAME)
+
+    def plan(self, row: ComparedStrategy, options: Options) -> Plan:
+        """Return the plan of a strategy with the batch as a named size.
+
+        Raises:
+          TableError: the strategy was refused, or the batch is not known.
+        """
+        if row.plan is None:
+            raise TableError(f"{row.name!r} has no plan: {row.refused}")
+        mesh = row.plan.mesh
+        # The row `current` has the annotations of the function, which the trace has.
+        strategy = row.strategy or Strategy(mesh)
+        there = self.named.on(mesh, before=self.named.first_mesh or mesh)
+        return plan_of(*planned_strategy(there, strategy, options))
+
+    def at_largest(self, row: ComparedStrategy) -> ComparedStrategy:
+        """Return a strategy planned with the largest batch at which it fits.
+
+        Its samples and tokens grow in proportion. A strategy that does not fit with one sample is
+        refused. A row that has no plan is returned as it is.
+
+        Raises:
+          TableError: the batch is not known.
+        """
+        if row.plan is None:
+            return row
+        options, before = row.plan.options, self.batch
+        batch = self.largest(row, options)
+        if not batch:
+            return replace(row, plan=None, figures=None, refused="a batch of 1 does not fit")
+        plan = self.plan(row, options).at(**{NAME: batch})
+        figures = StrategyFigures.of(plan, row.on)
+        samples, tokens = (
+            None if count is None else count * batch // before
+            for count in (row.samples, row.tokens)
+        )
+        return replace(row, plan=plan, figures=figures, samples=samples, tokens=tokens)
 
 
 def _within(plan: Any, row: ComparedStrategy) -> Callable[[Mapping[str, int]], bool]:

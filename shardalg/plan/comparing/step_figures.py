@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardalg.costs.analyses.limits import StepLimits
+from shardalg.costs.link_bytes import link_bytes
 
 if TYPE_CHECKING:
     from shardalg.costs.cost import Cost
+    from shardalg.costs.topology import Machine
+    from shardalg.plan.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class StrategyFigures:
       memory_by_class: bytes alive at the peak, by class of value.
       by_axis: for each set of mesh axes, sums over its collectives: executions, bytes, and seconds
         by network.
+      by_link: for each set of mesh axes, bytes by kind of link (`costs.link_bytes`).
     """
 
     step: StepFigures
@@ -55,10 +59,12 @@ class StrategyFigures:
     limits: StepLimits
     memory_by_class: Mapping[str, float]
     by_axis: Mapping[str, Mapping[str, float]]
+    by_link: Mapping[str, Mapping[str, float]]
 
     @staticmethod
-    def of(cost: Cost) -> StrategyFigures:
-        """Return the figures of a cost."""
+    def of(plan: Plan, on: Machine | None, *, overlap: str | None = None) -> StrategyFigures:
+        """Return the figures of a plan on a machine; None is that of the plan's options."""
+        cost = plan.cost(on, overlap=overlap)
         by_axis: dict[str, dict[str, float]] = {}
         for item in cost.at_hints.items:
             if item.is_communication:
@@ -67,6 +73,7 @@ class StrategyFigures:
                 sums["wire_bytes"] += float(item.wire_bytes)
                 for cause, seconds in item.seconds:
                     sums[cause] += float(seconds)
+        wiring = plan._stages.machine(on).wiring(plan.mesh)
         return StrategyFigures(
             StepFigures.of(cost),
             cost.hardware.hbm_bytes,
@@ -74,4 +81,5 @@ class StrategyFigures:
             cost.limits,
             {name: float(size) for name, size in cost.hints.memory.by_class.items()},
             {axes: dict(sums) for axes, sums in by_axis.items()},
+            {",".join(axes): sums for axes, sums in link_bytes(plan.program, wiring).items()},
         )
