@@ -58,6 +58,8 @@ _PUBLIC = {
     "shardalg.models.unequal_pipeline": ("Stage", "UnequalPipeline", "unequal_pipeline"),
     "shardalg.plan.plan": ("Plan", "plan", "load_plan"),
     "shardalg.xla.stablehlo.read_text": ("read_stablehlo",),
+    "shardalg.xla.audit.audit_calls": ("audit", "audit_hlo"),
+    "shardalg.xla.audit.audit_report": ("Audit", "AuditedInstruction"),
     "shardalg.plan.rules.logical_rules": ("LogicalRules", "logical_rules"),
     "shardalg.plan.rules.findings": ("Finding", "Findings"),
     "shardalg.plan.rules.rule_strategies": ("rules_of",),

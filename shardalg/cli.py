@@ -14,6 +14,7 @@ from shardalg.graph.source import Sources
 from shardalg.graph.user_frames import user_lines
 from shardalg.lab.commands import calibrate, explore, paper, rank_strategies
 from shardalg.plan.commands import run
+from shardalg.plan.commands.auditing import AUDIT
 from shardalg.plan.commands.certificates import CERTIFICATE
 from shardalg.plan.commands.checking import CHECK
 from shardalg.plan.commands.comparing import COMPARE
@@ -28,6 +29,7 @@ COMMANDS = {
     "compare": COMPARE,
     "compare-xla": COMPARE_XLA,
     "aot": AOT,
+    "audit": AUDIT,
     "timeline": TIMELINE,
     "run": Command.of(run),
     "calibrate": Command.of(calibrate),

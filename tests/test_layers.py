@@ -71,6 +71,7 @@ PLACES = {
         "plan/rules/named_arrays.py",
         "planner/calls/",
         "xla/stablehlo/",
+        "xla/audit/audit_calls.py",
         "xla/dump.py",
         "xla/xla_process.py",
         "xla/aot_process.py",

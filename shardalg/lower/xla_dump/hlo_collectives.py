@@ -239,6 +239,8 @@ class Dumping:
         self.folder = Path(self._temporary.name)
         flags = {"xla_dump_to": str(self.folder), "xla_dump_hlo_pass_re": "spmd"}
         self.options: dict[str, str | int | bool] = flags | self._more
+        # Without it, XLA prints tables of offsets as {...}.
+        self.options["xla_dump_large_constants"] = True
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,0 +1,1 @@
+"""XLA's partitioned program, audited against the program before partitioning."""

@@ -1,0 +1,168 @@
+"""`sa.audit` and `sa.audit_hlo`: XLA's partitioned program, audited."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from shardalg.algebra.jax_meshes import mesh_to_abstract
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
+from shardalg.errors import LoweringError, NotationError
+from shardalg.graph.tracing.parts import installed_partitioner
+from shardalg.lower.xla_dump.hlo_collectives import Dump, Dumping
+from shardalg.xla.apart import Request, compile_apart
+from shardalg.xla.audit.audit_report import Audit, AuditedInstruction, source_lines
+from shardalg.xla.audit.instruction_walk import InstructionAnswer
+from shardalg.xla.audit.program_pair import read_pair, walk_pair
+
+
+def audit_hlo(before: str | Path, after: str | Path) -> Audit:
+    """Return the verdict on a partitioned program of XLA, from two texts of its dump.
+
+    Every instruction of the partitioned program is proved to hold a block of a value of the program
+    before partitioning, or refuted, or named as not understood. XLA writes the texts with
+    `--xla_dump_to=FOLDER --xla_dump_hlo_pass_re=spmd --xla_dump_large_constants`.
+
+    Args:
+      before: text, or path, of `...before_spmd-partitioning.txt`.
+      after: text, or path, of `...after_spmd-partitioning.txt`.
+
+    Raises:
+      NotationError: a text cannot be read, or is no such program.
+    """
+    start = time.perf_counter()
+    texts = [_text(given, name) for given, name in ((before, "before"), (after, "after"))]
+    pair = read_pair(*texts)
+    _, walked = walk_pair(pair)
+    lines = source_lines(texts[1])
+    rows = tuple(_audited(where, row, lines) for where, row in walked.rows.items())
+    return Audit(pair.devices, rows, time.perf_counter() - start)
+
+
+def _text(given: str | Path, name: str) -> str:
+    """Return a text, read from a file if a path is given.
+
+    Raises:
+      NotationError: the file cannot be read.
+    """
+    if isinstance(given, str) and "\n" in given:
+        return given
+    try:
+        return Path(given).read_text(errors="replace")
+    except (OSError, TypeError) as error:
+        raise NotationError(
+            f"{name}={str(given)[:80]!r} is no HLO text and no file that can be read ({error}). "
+            "Pass the text or the path of XLA's dump."
+        ) from None
+
+
+def _audited(where: tuple[str, str], row: InstructionAnswer, lines: Any) -> AuditedInstruction:
+    one, finding = row.instruction, row.finding
+    frame = re.search(r"stack_frame_id=(\d+)", one.attributes.get("metadata", ""))
+    is_refuted = row.status == "refuted" and finding is not None
+    return AuditedInstruction(
+        one.name if where[0] != "result" else f"result {where[1]}",
+        one.computation,
+        one.opcode,
+        row.status,
+        finding.why if finding else "",
+        finding.device if is_refuted and finding else None,
+        finding.place if is_refuted and finding else (),
+        one.op_name,
+        lines.get(frame[1], "") if frame else "",
+    )
+
+
+def audit(
+    fn: Callable[..., Any],
+    *args: Any,
+    mesh: Mesh | None = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+) -> Audit:
+    """Return the verdict on XLA's partitioned program of a function.
+
+    XLA compiles the function for CPU devices, and the two texts of its partitioner are audited.
+
+    Args:
+      args: arrays or `jax.ShapeDtypeStruct`s.
+      mesh: names the axes of the shardings; None takes it from a `NamedSharding` among them.
+      in_shardings, out_shardings: as for `jax.jit`; a `PartitionSpec` is one on the mesh.
+
+    Raises:
+      LoweringError: XLA ends without an answer, or partitions nothing.
+    """
+    dump = partitioned(fn, args, mesh, in_shardings, out_shardings)
+    if dump.before is None or dump.after is None:
+        raise LoweringError(
+            "XLA partitioned nothing: there is no dump of its partitioner. Audit a program for two "
+            "devices or more, with a mesh and in_shardings."
+        )
+    return audit_hlo(dump.before, dump.after)
+
+
+def partitioned(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    mesh: Mesh | None,
+    in_shardings: Any,
+    out_shardings: Any,
+) -> Dump:
+    """Return XLA's texts of a function before and after partitioning.
+
+    Raises:
+      LoweringError: XLA ends without an answer, or no mesh is given.
+    """
+    given = jax.tree.leaves((in_shardings, out_shardings), is_leaf=_is_sharding)
+    if mesh is None:
+        named = [s.mesh for s in given if isinstance(s, NamedSharding)]
+        if not named:
+            raise LoweringError(
+                "no mesh is given. Pass mesh=sa.Mesh({'data': 2, 'model': 4}), or NamedShardings."
+            )
+        mesh = Mesh(list(zip(named[0].axis_names, named[0].axis_sizes, strict=True)))
+    abstract = mesh_to_abstract(mesh)
+
+    def on_mesh(tree: Any) -> Any:
+        return jax.tree.map(lambda s: _named(s, abstract), tree, is_leaf=_is_sharding)
+
+    more = {} if out_shardings is None else {"out_shardings": on_mesh(out_shardings)}
+    if in_shardings is not None:
+        more["in_shardings"] = on_mesh(in_shardings)
+    with jax.sharding.use_abstract_mesh(abstract):
+        stage = (
+            jax.jit(fn, keep_unused=True, **more).trace(*args).lower(lowering_platforms=("cpu",))
+        )
+    devices = jax.devices("cpu")
+    with Dumping(is_run=False) as dumping:
+        if len(devices) >= mesh.size:
+            stage.compile(
+                compiler_options=dumping.options, device_assignment=tuple(devices[: mesh.size])
+            )
+        else:
+            results = len(jax.tree.leaves(stage.out_info))
+            leaves = len(jax.tree.leaves(stage.in_avals))
+            open_ends = [in_shardings is None] * leaves, [out_shardings is None] * results
+            compile_apart(stage, dumping, Request(installed_partitioner(), mesh.size, *open_ends))
+        return dumping.read()
+
+
+def _is_sharding(value: object) -> bool:
+    return value is None or isinstance(value, PartitionSpec | NamedSharding | Sharding)
+
+
+def _named(sharding: Any, mesh: Any) -> Any:
+    """Return a sharding on the mesh; None lets XLA choose."""
+    if sharding is None:
+        return None
+    if isinstance(sharding, Sharding):
+        sharding = sharding.to_spec()
+    spec = sharding.spec if isinstance(sharding, NamedSharding) else sharding
+    return NamedSharding(mesh, spec)

@@ -1,0 +1,153 @@
+"""The answer of an audit: a verdict on the program, and one on each of its instructions."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+
+from shardalg.tables import Table
+
+PROVED, REFUTED, UNKNOWN, BEHIND = "proved", "refuted", "not understood", "behind"
+_COLUMNS = (
+    "instruction", "computation", "opcode", "status", "why", "device", "element", "op", "source",
+)  # fmt: skip
+_MOST = 8
+
+
+@dataclass(frozen=True)
+class AuditedInstruction:
+    """The answer for one instruction of the partitioned program.
+
+    Attributes:
+      status: "proved", "refuted", "not understood", or "behind" if it reads a value of an
+        instruction that is refuted or not understood.
+      why: the reason of a status other than "proved".
+      device, element: of a refuted instruction, a place that shows it; element has an index per
+        dimension of the device's value.
+      op: JAX's name of the operation. source: the user's line, or "".
+    """
+
+    instruction: str
+    computation: str
+    opcode: str
+    status: str
+    why: str = ""
+    device: int | None = None
+    element: tuple[int, ...] = ()
+    op: str = ""
+    source: str = ""
+
+    def __str__(self) -> str:
+        at = f", on device {self.device}" if self.device is not None else ""
+        place = f" at {list(self.element)}" if self.element else ""
+        name = f" ({self.op})" if self.op else ""
+        line = f", {self.source}" if self.source else ""
+        return f"{self.opcode} {self.instruction}{name}{line}: {self.why}{at}{place}"
+
+
+@dataclass(frozen=True, repr=False)
+class Audit:
+    """The verdict on a partitioned program of XLA.
+
+    Attributes:
+      devices: number of devices.
+      instructions: the answer for each instruction, in the order of the program.
+      seconds: the time that the audit took.
+    """
+
+    devices: int
+    instructions: tuple[AuditedInstruction, ...]
+    seconds: float = 0.0
+
+    @property
+    def verdict(self) -> str:
+        """The worst status: "refuted", "not understood" or "proved"."""
+        counts = self.counts
+        return next((s for s in (REFUTED, UNKNOWN, BEHIND) if counts.get(s)), PROVED).replace(
+            BEHIND, UNKNOWN
+        )
+
+    @property
+    def ok(self) -> bool:
+        """True if every instruction is proved."""
+        return self.verdict == PROVED
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of instructions per status."""
+        return dict(Counter(one.status for one in self.instructions))
+
+    @property
+    def refuted(self) -> tuple[AuditedInstruction, ...]:
+        """The instructions that do not compute a block of the program before partitioning."""
+        return tuple(one for one in self.instructions if one.status == REFUTED)
+
+    @property
+    def not_understood(self) -> tuple[AuditedInstruction, ...]:
+        """The instructions that no rule explains."""
+        return tuple(one for one in self.instructions if one.status == UNKNOWN)
+
+    def table(self) -> Table:
+        """Return a table with one row per instruction."""
+        rows = (
+            (
+                one.instruction, one.computation, one.opcode, one.status, one.why, one.device,
+                ",".join(map(str, one.element)), one.op, one.source,
+            )
+            for one in self.instructions
+        )  # fmt: skip
+        return Table(_COLUMNS, tuple(rows))
+
+    def to_json(self) -> str:
+        """Return the verdict and all instructions as JSON."""
+        rows = [asdict(one) for one in self.instructions]
+        return json.dumps(
+            {"verdict": self.verdict, "devices": self.devices, "counts": self.counts,
+             "seconds": self.seconds, "instructions": rows}, indent=1,
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        total, counts = len(self.instructions), self.counts
+        shares = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
+        yield f"{self.verdict}: {total} instructions on {self.devices} devices ({shares})"
+        for one in self.refuted[:_MOST]:
+            yield f"refuted: {one}"
+        for why, n in Counter(
+            f"{one.opcode}: {one.why}" for one in self.not_understood
+        ).most_common(_MOST):
+            yield f"not understood, {n} times: {why}"
+
+
+def source_lines(text: str) -> Mapping[str, str]:
+    r"""Return the innermost source line per stack frame that the head of an HLO text names.
+
+    >>> source_lines('FileNames\n1 "a.py"\n\nFileLocations\n1 {file_name_id=1 line=7}\n\n'
+    ...     'StackFrames\n1 {file_location_id=1 parent_frame_id=1}\n')
+    {'1': 'a.py:7'}
+    """
+    parts: dict[str, dict[str, str]] = {}
+    section = ""
+    for line in text.splitlines():
+        word = line.strip()
+        if word in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
+            section = word
+            parts[section] = {}
+        elif line.startswith(("%", "ENTRY")):
+            break
+        elif section and (row := re.match(r"(\d+) (.*)", word)):
+            parts[section][row[1]] = row[2]
+    found = {}
+    for frame, content in parts.get("StackFrames", {}).items():
+        at = re.search(r"file_location_id=(\d+)", content)
+        place = parts.get("FileLocations", {}).get(at[1], "") if at else ""
+        name, line_at = re.search(r"file_name_id=(\d+)", place), re.search(r"\bline=(\d+)", place)
+        if name and line_at:
+            path = parts.get("FileNames", {}).get(name[1], "").strip('"')
+            found[frame] = f"{path.rpartition('/')[2]}:{line_at[1]}"
+    return found

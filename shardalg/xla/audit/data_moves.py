@@ -1,0 +1,380 @@
+"""Moves of data on one device, as changes of the lines of a view."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from shardalg.lower.xla_dump.hlo_text import HloInstruction
+from shardalg.xla.audit.element_views import (
+    ANYTHING,
+    LOW,
+    VOID,
+    Fill,
+    Known,
+    Value,
+    View,
+    scalar_fill,
+    view,
+)
+from shardalg.xla.audit.hlo_attributes import integers, padding_of, slices_of
+from shardalg.xla.audit.per_device import ArrayPool, ClassError, PerDevice, UnknownError
+
+
+def broadcast(pool: ArrayPool, instruction: HloInstruction, operands: Sequence[Value]) -> View:
+    """Return the view of a broadcast: the elements do not vary along the new dimensions."""
+    (x,) = operands
+    assert isinstance(x, View)
+    dims = integers(instruction.attributes.get("dimensions"))
+    lines = [
+        x.lines[dims.index(d)] if d in dims else pool.same(np.zeros(n, np.int64))
+        for d, n in enumerate(instruction.leaves[0][1])
+    ]
+    return replace(x, lines=tuple(lines))
+
+
+def transpose(pool: ArrayPool, instruction: HloInstruction, operands: Sequence[Value]) -> View:
+    """Return the view of a transpose."""
+    (x,) = operands
+    assert isinstance(x, View)
+    order = integers(instruction.attributes["dimensions"])
+    return replace(x, lines=tuple(x.lines[d] for d in order))
+
+
+def cut(pool: ArrayPool, instruction: HloInstruction, operands: Sequence[Value]) -> View:
+    """Return the view of a slice at fixed places."""
+    (x,) = operands
+    assert isinstance(x, View)
+    lines = []
+    for line, part in zip(x.lines, slices_of(instruction), strict=True):
+        name = ("slice", part.start, part.stop, part.step)
+        lines.append(pool.applied(name, lambda c, s=part: c[:, s], line))
+    return view(pool, x, x.shift, lines)
+
+
+def reverse(pool: ArrayPool, instruction: HloInstruction, operands: Sequence[Value]) -> View:
+    """Return the view of a reversal."""
+    (x,) = operands
+    assert isinstance(x, View)
+    turned = integers(instruction.attributes["dimensions"])
+    lines = [
+        pool.applied("reverse", lambda c: c[:, ::-1], line) if d in turned else line
+        for d, line in enumerate(x.lines)
+    ]
+    return view(pool, x, x.shift, lines)
+
+
+def dynamic_slice(pool: ArrayPool, instruction: HloInstruction, operands: Sequence[Value]) -> View:
+    """Return the view of a slice at places that are known on every device."""
+    x, *starts = operands
+    assert isinstance(x, View)
+    lines = []
+    for line, start, length in zip(x.lines, starts, instruction.leaves[0][1], strict=True):
+        assert isinstance(start, Known)
+
+        def take(c: np.ndarray, first: np.ndarray, n: int = length) -> np.ndarray:
+            # A start beyond the end is moved back, as in XLA.
+            first = np.clip(first, 0, c.shape[1] - n)
+            return np.take_along_axis(c, first[:, None] + np.arange(n), 1)
+
+        lines.append(pool.applied(("take", length), take, line, start.cells))
+    return view(pool, x, x.shift, lines)
+
+
+def pad(pool: ArrayPool, instruction: HloInstruction, operands: Sequence[Value]) -> View:
+    """Return the view of a padded value; its padding holds a fill."""
+    x, value = operands
+    assert isinstance(x, View)
+    lines, added = [], False
+    for line, (low, high, inner) in zip(x.lines, padding_of(instruction), strict=True):
+        if (low, high, inner) == (0, 0, 0):
+            lines.append(line)
+            continue
+
+        def widen(
+            c: np.ndarray, low: int = low, high: int = high, step: int = inner + 1
+        ) -> np.ndarray:
+            span = max(0, (c.shape[1] - 1) * step + 1)
+            at = np.arange(-low, span + high)
+            exists = (at >= 0) & (at < span) & (at % step == 0)
+            taken = c[:, np.clip(at // step, 0, max(c.shape[1] - 1, 0))]
+            return np.where(exists, taken, VOID)
+
+        lines.append(pool.applied(("pad", low, high, inner), widen, line))
+        added = added or low > 0 or high > 0 or inner > 0
+    fill = x.fill
+    if added:
+        fill = scalar_fill(value)
+        if x.fill != fill and x.is_partly_void:
+            fill = _joined_fill(x.fill, fill)
+    return view(pool, replace(x, fill=fill), x.shift, lines)
+
+
+def _joined_fill(first: Fill, second: Fill) -> Fill:
+    """Return the fill of places that hold one of two fills."""
+    if first is None or second is None or first == second:
+        return second if first is None else first
+    return ANYTHING
+
+
+def concatenate(pool: ArrayPool, instruction: HloInstruction, operands: Sequence[Value]) -> View:
+    """Return the view of joined parts of one base; a part may be a known number.
+
+    Raises:
+      UnknownError: the parts are of several bases, or differ in more than their place.
+    """
+    (dim,) = integers(instruction.attributes["dimensions"])
+    named = [x for x in operands if isinstance(x, View)]
+    if len({x.base for x in named}) > 1 or len({x.pending for x in named}) > 1:
+        raise UnknownError("a concatenation of several tensors")
+    fill: Fill = None
+    for x in operands:
+        if isinstance(x, Known):
+            fill = _joined_fill(fill, scalar_fill(x))
+        elif x.is_partly_void:
+            fill = _joined_fill(fill, x.fill)
+    # All parts are counted from the first element of the first part that the device has.
+    shifts = [x.shift for x in named]
+    lead = pool.applied("lead", lead_shift, *shifts)
+    pieces = []
+    for x in operands:
+        if isinstance(x, Known):
+            pieces.append(pool.same(np.full(x.shape[dim], VOID)))
+        else:
+            pieces.append(pool.applied("counted", counted, x.lines[dim], x.shift, lead))
+    lines = [
+        pool.applied("one line", one_line, *shifts, *(x.lines[d] for x in named))
+        for d in range(len(named[0].lines))
+    ] if len(named) > 1 and len(named[0].lines) > 1 else list(named[0].lines)  # fmt: skip
+    lines[dim] = pool.applied("append", lambda *parts: np.concatenate(parts, 1), *pieces)
+    return view(pool, replace(named[0], fill=fill), lead, lines)
+
+
+def lead_shift(*shifts: np.ndarray) -> np.ndarray:
+    """Return the shift of the first part that has elements, per class; `VOID` if none has."""
+    table = np.stack(shifts, -1)
+    at = np.argmax(table > LOW, -1)
+    return np.take_along_axis(table, at[..., None], -1)[..., 0]
+
+
+def counted(line: np.ndarray, shift: np.ndarray, lead: np.ndarray) -> np.ndarray:
+    """Return a line counted from another first element."""
+    void = (line < LOW) | (shift < LOW)[..., None]
+    return np.where(void, VOID, line + (shift - lead)[..., None])
+
+
+def one_line(*parts: np.ndarray) -> np.ndarray:
+    """Return the line that all parts with elements have; the parts are shifts, then lines.
+
+    Raises:
+      ClassError: two parts have different lines.
+    """
+    half = len(parts) // 2
+    lengths = {line.shape[1] for line in parts[half:]}
+    if len(lengths) > 1:  # the dimension that is joined
+        return parts[half]
+    alive = np.stack(parts[:half], -1) > LOW
+    lines = np.stack(parts[half:], 1)
+    return agreed(alive, lines)
+
+
+def agreed(alive: np.ndarray, lines: np.ndarray) -> np.ndarray:
+    """Return the line of the first part with elements, [classes, length].
+
+    Args:
+      alive: which parts have elements, [classes, parts]. lines: [classes, parts, length].
+
+    Raises:
+      ClassError: two parts have different lines.
+    """
+    first = np.argmax(alive, 1)
+    chosen = np.take_along_axis(lines, first[:, None, None], 1)
+    bad = ((lines != chosen).any(2) & alive).any(1)
+    if bad.any():
+        raise ClassError(UnknownError, "parts that differ in more than their place", _one(bad))
+    return chosen[:, 0]
+
+
+def _one(flags: np.ndarray) -> int:
+    return int(np.argmax(flags))
+
+
+def reshape(pool: ArrayPool, instruction: HloInstruction, operands: Sequence[Value]) -> View:
+    """Return the view of a reshape: runs of dimensions are merged, then split.
+
+    Raises:
+      UnknownError: a split after which no lines give the elements.
+    """
+    (x,) = operands
+    assert isinstance(x, View)
+    shape = instruction.leaves[0][1]
+    lines: list[PerDevice] = []
+    for taken, given in reshape_runs(x.shape, shape):
+        sizes = [shape[d] for d in given]
+        old = [x.lines[d] for d in taken]
+        if [line.rows.shape[1] for line in old] == sizes:
+            lines += old
+            continue
+        merged = pool.same(np.zeros(1, np.int64))
+        for line in old:
+            merged = pool.applied("merge", _merged, merged, line)
+        new = []
+        while len(sizes) > 1:
+            size = sizes.pop()
+            new.append(pool.applied(("minor", size), _split(size, 1), merged))
+            merged = pool.applied(("major", size), _split(size, 0), merged)
+        lines += [merged, *reversed(new)] if sizes else []
+    return view(pool, x, x.shift, lines)
+
+
+def reshape_runs(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Return the runs of old and new dimensions that have the same elements.
+
+    >>> reshape_runs((2, 3, 4), (6, 2, 2))
+    [([0, 1], [0]), ([2], [1, 2])]
+    """
+    runs: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        taken, given = [], []
+        if i < len(old):
+            taken, i = [i], i + 1
+        if j < len(new):
+            given, j = [j], j + 1
+        while (a := math.prod(old[d] for d in taken)) != (b := math.prod(new[d] for d in given)):
+            if (a < b and i < len(old)) or j >= len(new):
+                taken, i = [*taken, i], i + 1
+            else:
+                given, j = [*given, j], j + 1
+        runs.append((taken, given))
+    return runs
+
+
+def _merged(major: np.ndarray, minor: np.ndarray) -> np.ndarray:
+    if major.shape[1] * minor.shape[1] > 1 << 24:
+        raise UnknownError("a reshape that merges more than 2**24 elements")
+    total = major[:, :, None] + minor[:, None, :]
+    return np.where(total < LOW, VOID, total).reshape(len(major), -1)
+
+
+def _split(size: int, part: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Return a function that splits a line: part 0 is the major line, part 1 the minor one."""
+
+    def split(line: np.ndarray) -> np.ndarray:
+        table: Any = line.reshape(len(line), -1, size)
+        void = table < LOW
+        # A row or a column without elements is a mark; the others are sums of two lines.
+        row_void, column_void = void.all(2), void.all(1)
+        row = np.argmax(~row_void, 1)
+        minor = np.take_along_axis(table, row[:, None, None], 1)[:, 0]
+        column = np.argmax(~column_void, 1)
+        major = np.take_along_axis(table, column[:, None, None], 2)[:, :, 0]
+        first = np.take_along_axis(minor, column[:, None], 1)
+        dead = row_void.all(1)
+        both = np.where(
+            row_void[:, :, None] | column_void[:, None, :],
+            VOID,
+            major[:, :, None] + (minor - first)[:, None, :],
+        )
+        wrong = (np.where(void, VOID, table) != both).any((1, 2)) & ~dead
+        if wrong.any():
+            why = "a reshape that splits a dimension with padding"
+            raise ClassError(UnknownError, why, _one(wrong))
+        if part == 0:
+            return np.where(row_void, VOID, major)
+        return np.where(column_void, VOID, minor - first)
+
+    return split
+
+
+def select(pool: ArrayPool, instruction: HloInstruction, operands: Sequence[Value]) -> View | None:
+    """Return the view of a select by a known mask; None if it is no move of data.
+
+    It is one if the mask varies along one dimension, and the parts are elements of one base or a
+    known number.
+    """
+    mask, yes, no = operands
+    assert isinstance(mask, Known)
+    if isinstance(yes, Known) and isinstance(no, Known):
+        return None
+    vary = [d for d in range(len(mask.shape)) if mask.varies(d)]
+    if len(vary) > 1:
+        return None
+    flags = pool.applied("flat", lambda c: c.reshape(len(c), -1), mask.cells)
+    if isinstance(yes, Known):
+        yes, no = no, yes
+        flags = pool.applied("not", np.invert, flags)
+    assert isinstance(yes, View)
+    dim = vary[0] if vary else 0
+    if isinstance(no, Known):
+        if no.number is None:
+            return None
+        return _masked(pool, yes, flags, dim if vary else None, no.number)
+    if yes.base != no.base or yes.pending != no.pending:
+        return None
+    if not vary:
+        # The mask chooses one of the parts as a whole, per device.
+        def choose(m: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+            return np.where(m.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+
+        shift = pool.applied("choose", choose, flags, yes.shift, no.shift)
+        pairs = zip(yes.lines, no.lines, strict=True)
+        lines = [pool.applied("choose", choose, flags, a, b) for a, b in pairs]
+        return view(pool, replace(yes, fill=_joined_fill(yes.fill, no.fill)), shift, lines)
+    lead = pool.applied("lead", lead_shift, yes.shift, no.shift)
+    lines = [
+        pool.applied("one line", one_line, yes.shift, no.shift, yes.lines[d], no.lines[d])
+        if d != dim else yes.lines[d]
+        for d in range(len(yes.lines))
+    ]  # fmt: skip
+    a, b = (pool.applied("counted", counted, v.lines[dim], v.shift, lead) for v in (yes, no))
+    lines[dim] = pool.applied("choose places", np.where, flags, a, b)
+    return view(pool, replace(yes, fill=_joined_fill(yes.fill, no.fill)), lead, lines)
+
+
+def _masked(pool: ArrayPool, x: View, flags: PerDevice, dim: int | None, number: float) -> View:
+    """Return a view in which the places without a flag hold a number."""
+    if dim is None:
+        hide = lambda m, s: np.where(m[:, 0], s, VOID)  # noqa: E731
+        shift = pool.applied("hide", hide, flags, x.shift)
+        masked = replace(x, shift=shift)
+    else:
+        lines = list(x.lines)
+        mask = lambda m, c: np.where(m, c, VOID)  # noqa: E731
+        lines[dim] = pool.applied("mask", mask, flags, lines[dim])
+        masked = view(pool, x, x.shift, lines)
+    if masked.shift is x.shift and masked.lines == x.lines:
+        return x
+    # The mask may replace all old fills; then only the new one is left.
+    fill: Fill = number
+    if x.fill not in (None, number) and x.is_partly_void and not _hides(pool, x, flags, dim):
+        fill = ANYTHING
+    return replace(masked, fill=fill)
+
+
+def _hides(pool: ArrayPool, x: View, flags: PerDevice, dim: int | None) -> bool:
+    """Return whether a mask hides all places without an element."""
+    shift = pool.applied("shown shift", lambda m, s: m.any(1) & (s < LOW), flags, x.shift)
+    if shift.rows.any():
+        return False
+    for d, line in enumerate(x.lines):
+        own = d == dim
+        shown = pool.applied(
+            ("shown", own),
+            lambda m, c, own=own: ((c < LOW) & (m if own else m.any(1)[:, None])).any(1),
+            flags,
+            line,
+        )
+        if shown.rows.any():
+            return False
+    return True
+
+
+MOVES: dict[str, Callable[[ArrayPool, HloInstruction, Sequence[Value]], View]] = {
+    "broadcast": broadcast, "transpose": transpose, "slice": cut, "reverse": reverse,
+    "pad": pad, "concatenate": concatenate, "reshape": reshape, "dynamic-slice": dynamic_slice,
+}  # fmt: skip

@@ -1,0 +1,336 @@
+"""Values of a partitioned program, as elements of values of the program before partitioning.
+
+A `View` says which element every place of a local value holds. Place (i, j) of device d holds the
+element with the flat index
+
+    shift[d] + lines[0][d, i] + lines[1][d, j]
+
+of the base. A base is an argument, a computed tensor or a carried value of a loop. Moves of data
+change the lines only, so that a transpose, a reshape, a halo exchange or an all-to-all costs the
+sum of the dimensions. A negative number marks a place that holds no element, but a fill.
+
+A `Known` is a value that depends on no argument: a constant, a mask, or an offset of a device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shardalg.xla.audit.per_device import (
+    ArrayPool,
+    ClassError,
+    PerDevice,
+    RefutedError,
+    UnknownError,
+)
+
+VOID = -(1 << 52)
+"""Marks a place without an element; sums with it stay negative."""
+LOW = -(1 << 51)
+"""Numbers below it are marks, not indices."""
+ANYTHING = "anything"
+"""The fill of a place whose content is not known."""
+Fill = float | str | None
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A reduction that devices still have to combine.
+
+    Attributes:
+      combine: the opcode of the reduction.
+      covers: per reduced dimension, the indices that each device has reduced, [classes, size].
+    """
+
+    combine: str
+    covers: tuple[PerDevice, ...]
+
+
+@dataclass(frozen=True)
+class View:
+    """Elements of a base; see the docstring of the file.
+
+    Attributes:
+      base: number of the base.
+      shift: the flat index of the first element, per device; `VOID` for a device with fill only.
+      lines: per dimension, the steps from the first element, [classes, length].
+      fill: the content of places without an element; None if there are none.
+      pending: the reduction that the elements still need, or None.
+      origin: name of the instruction that first left elements out, for messages.
+    """
+
+    base: int
+    shift: PerDevice
+    lines: tuple[PerDevice, ...]
+    fill: Fill = None
+    pending: Pending | None = None
+    origin: str = ""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The local shape."""
+        return tuple(line.rows.shape[1] for line in self.lines)
+
+    @property
+    def is_partly_void(self) -> bool:
+        """True if a place on some device holds a fill."""
+        return bool((self.shift.rows < LOW).any()) or any(
+            (line.rows < LOW).any() for line in self.lines
+        )
+
+    def varies(self, dim: int) -> bool:
+        """Return whether the elements along a dimension are not all the same."""
+        return bool(self.lines[dim].rows.any())
+
+    def same_places(self, other: View) -> bool:
+        """Return whether another view holds the same elements at the same places."""
+        return (self.base, self.shift, self.lines, self.fill) == (
+            other.base, other.shift, other.lines, other.fill,
+        ) and self.pending == other.pending  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Known:
+    """A value that depends on no argument.
+
+    Attributes:
+      cells: the numbers, [classes, ...]; a dimension along which they are equal has length 1.
+      shape: the local shape.
+    """
+
+    cells: PerDevice
+    shape: tuple[int, ...]
+
+    def varies(self, dim: int) -> bool:
+        """Return whether the numbers along a dimension are not stored as one."""
+        return self.cells.rows.shape[1 + dim] > 1
+
+    @property
+    def number(self) -> float | None:
+        """The number that all devices have in all places, or None."""
+        return float(self.cells.rows.reshape(-1)[0]) if self.cells.rows.size == 1 else None
+
+
+Value = View | Known
+
+
+def view(pool: ArrayPool, like: View, shift: PerDevice, lines: Sequence[PerDevice]) -> View:
+    """Return a view with other lines, every line counted from its first element."""
+    based = []
+    for line in lines:
+        if is_based(line):
+            based.append(line)
+            continue
+        shift = pool.applied("first", added_first, shift, line)
+        based.append(pool.applied("based", based_line, line))
+    return replace(like, shift=shift, lines=tuple(based))
+
+
+def is_based(line: PerDevice) -> bool:
+    """Return whether a line counts from its first place on all devices."""
+    return line.rows.shape[1] > 0 and not line.rows[:, 0].any()
+
+
+def _first(line: np.ndarray) -> np.ndarray:
+    """Return the first element of each row; `VOID` for a row without elements."""
+    if not line.shape[1]:
+        return np.zeros(len(line), np.int64)
+    at = np.argmax(line > LOW, 1)
+    return line[np.arange(len(line)), at]
+
+
+def added_first(shift: np.ndarray, line: np.ndarray) -> np.ndarray:
+    """Return the shift after the first element of a line moved into it."""
+    total = shift + _first(line)
+    return np.where(total < LOW, VOID, total)
+
+
+def based_line(line: np.ndarray) -> np.ndarray:
+    """Return a line counted from its first element."""
+    first = _first(line)[:, None]
+    # A row without elements makes the device's shift VOID, so its line has no information.
+    based = np.where(line < LOW, VOID, line - first)
+    return np.where(first < LOW, 0, based)
+
+
+def strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the distance of neighbours along each dimension, in elements.
+
+    >>> strides((2, 3, 4))
+    (12, 4, 1)
+    """
+    return tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))
+
+
+def whole(pool: ArrayPool, base: int, shape: Sequence[int]) -> View:
+    """Return the view of all elements of a base, in order."""
+    steps = zip(shape, strides(shape), strict=True)
+    lines = tuple(pool.same(np.arange(n, dtype=np.int64) * step) for n, step in steps)
+    return View(base, pool.same(0), lines)
+
+
+def placed(pool: ArrayPool, like: View, places: Sequence[PerDevice], shape: Sequence[int]) -> View:
+    """Return the view of a base at given indices per dimension; -1 marks a missing element.
+
+    Args:
+      like: gives the base and the fill. places: indices, [classes, length], per dimension.
+      shape: the shape of the base.
+    """
+    lines = [
+        pool.applied(("times", step), lambda p, s=step: np.where(p < 0, VOID, p * s), place)
+        for place, step in zip(places, strides(shape), strict=True)
+    ]
+    return view(pool, like, pool.same(0), lines)
+
+
+def picked(pool: ArrayPool, value: Value, places: Sequence[PerDevice]) -> Value:
+    """Return the places of a value that all devices hold whole, given as indices per dimension."""
+    if isinstance(value, Known):
+        cells = value.cells
+        for dim, place in enumerate(places):
+            if value.varies(dim):
+                cells = pool.applied(("take", dim), _take(dim), cells, place)
+        return Known(cells, tuple(p.rows.shape[1] for p in places))
+    lines = [
+        pool.applied("picked", pick_line, *pair) for pair in zip(value.lines, places, strict=True)
+    ]
+    moved = view(pool, value, value.shift, lines)
+    return replace(moved, fill=ANYTHING) if moved.is_partly_void else moved
+
+
+def pick_line(line: np.ndarray, place: np.ndarray) -> np.ndarray:
+    """Return the places of a line; -1 gives a place without an element."""
+    found = np.take_along_axis(line, np.maximum(place, 0), 1)
+    return np.where(place < 0, VOID, found)
+
+
+def _take(dim: int) -> Callable[..., np.ndarray]:
+    def take(cells: np.ndarray, place: np.ndarray) -> np.ndarray:
+        index = np.maximum(place, 0).reshape(
+            len(place), *(-1 if k == dim else 1 for k in range(cells.ndim - 1))
+        )
+        return np.take_along_axis(cells, index, 1 + dim)
+
+    return take
+
+
+def find_places(pool: ArrayPool, whole_view: View, part: View) -> tuple[PerDevice | None, ...]:
+    """Return the indices per dimension at which a value before partitioning has a part's elements.
+
+    None is returned for a dimension along which neither varies. -1 marks a place without an
+    element, -2 a fill that the value has too.
+
+    Raises:
+      RefutedError: the part has an element that the value does not have at any place.
+    """
+    key = (
+        "find", whole_view.shift.number, part.shift.number, whole_view.fill, part.fill,
+        *(line.number for line in (*whole_view.lines, *part.lines)),
+    )  # fmt: skip
+    found = pool.kept(key, lambda: _found(pool, whole_view, part))
+    assert isinstance(found, tuple)
+    return found
+
+
+def _found(pool: ArrayPool, whole_view: View, part: View) -> tuple[PerDevice | None, ...]:
+    # A shift is one number, and says not which dimension it belongs to. It is written in the steps
+    # of the value's dimensions, the largest step first, as a number is written in digits.
+    rank = len(whole_view.lines)
+    live = [k for k in range(rank) if whole_view.varies(k)]
+    sorted_lines = {}
+    for k in live:
+        line = whole_view.lines[k].rows[0]
+        line = np.unique(line[line > LOW])
+        sorted_lines[k] = (int(line[0]), pool.same(line - line[0]))
+    start = int(whole_view.shift.rows[0]) + sum(low for low, _ in sorted_lines.values())
+    rest = pool.applied(("minus", start), lambda s: np.where(s < LOW, 0, s - start), part.shift)
+    leads = {}
+    for k in sorted(live, key=lambda k: -smallest_gap(sorted_lines[k][1].rows[0])):
+        leads[k] = pool.applied("digit", largest_digit, sorted_lines[k][1], rest)
+        rest = pool.applied("minus digit", np.subtract, rest, leads[k])
+    pool.applied("no rest", check_no_rest, rest)
+    shares_fill = part.fill not in (None, ANYTHING) and part.fill == whole_view.fill
+    places: list[PerDevice | None] = [None] * rank
+    for k in live:
+        line, low = whole_view.lines[k], sorted_lines[k][0]
+        shared = shares_fill and bool((line.rows < LOW).any())
+        places[k] = pool.applied(
+            ("places", low, k, shared),
+            _searched(low, k, shared=shared),
+            line, leads[k], part.lines[k], part.shift,
+        )  # fmt: skip
+    for k in set(range(rank)) - set(live):
+        if not part.varies(k):
+            continue
+        steps = part.lines[k].rows
+        if steps[steps > LOW].any():
+            row, place = map(int, np.argwhere((steps > LOW) & (steps != 0))[0])
+            why = f"the elements vary along dimension {k}, the operator's do not"
+            raise RefutedError(why, part.lines[k].device(row), (place,))
+        places[k] = pool.applied("void only", lambda v: np.where(v < LOW, -1, 0), part.lines[k])
+    return tuple(places)
+
+
+def smallest_gap(line: np.ndarray) -> int:
+    """Return the smallest difference of neighbours in a sorted line."""
+    return int(np.diff(line).min()) if len(line) > 1 else 0
+
+
+def largest_digit(line: np.ndarray, rest: np.ndarray) -> np.ndarray:
+    """Return the largest number of the sorted line that is not above the rest; else the first."""
+    at = np.searchsorted(line[0], rest, "right") - 1
+    return line[0][np.clip(at, 0, len(line[0]) - 1)]
+
+
+def check_no_rest(rest: np.ndarray) -> np.ndarray:
+    """Raise an error unless a shift was written in digits without a rest."""
+    if rest.any():
+        row = int(np.argmax(rest != 0))
+        raise ClassError(RefutedError, "the first element is not one that the operator reads", row)
+    return rest
+
+
+def _searched(low: int, dim: int, *, shared: bool) -> Callable[..., np.ndarray]:
+    """Return a function that finds the index of each element in a line before partitioning.
+
+    Args:
+      shared: whether a place without an element is one before partitioning, too.
+    """
+
+    def search(
+        line: np.ndarray, lead: np.ndarray, steps: np.ndarray, shift: np.ndarray
+    ) -> np.ndarray:
+        want = low + lead[:, None] + steps
+        order = np.argsort(line[0], kind="stable")
+        ranked = line[0][order]
+        at = order[np.minimum(np.searchsorted(ranked, want), len(ranked) - 1)]
+        dead = (shift < LOW)[:, None]
+        void = (steps < LOW) | dead
+        bad = (line[0][at] != want) & ~void
+        if bad.any():
+            row, place = map(int, np.argwhere(bad)[0])
+            why = f"dimension {dim} has elements that the operator does not read"
+            raise ClassError(RefutedError, why, row, (place,))
+        return np.where(void, -2 if shared else -1, at)
+
+    return search
+
+
+def numbers_differ(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return where numbers differ; NaN equals NaN."""
+    return (first != second) & ((first == first) | (second == second))
+
+
+def scalar_fill(value: Value) -> float:
+    """Return the number of a padding value.
+
+    Raises:
+      UnknownError: it depends on arguments, or differs between places.
+    """
+    if isinstance(value, Known) and value.number is not None:
+        return value.number
+    raise UnknownError("padding with a value that is no known number")

@@ -1,0 +1,420 @@
+"""Both programs, instruction by instruction: first before partitioning, then on the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule
+from shardalg.xla.audit import known_values
+from shardalg.xla.audit.data_moves import MOVES, select
+from shardalg.xla.audit.element_views import (
+    LOW,
+    Known,
+    Value,
+    View,
+    numbers_differ,
+    picked,
+    whole,
+)
+from shardalg.xla.audit.group_moves import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    collective_permute,
+    reduce_scatter,
+)
+from shardalg.xla.audit.hlo_attributes import (
+    block_indices,
+    called,
+    combination,
+    groups_of,
+    shardings_of,
+)
+from shardalg.xla.audit.operator_loops import POINTWISE
+from shardalg.xla.audit.operator_matching import OperatorTable
+from shardalg.xla.audit.per_device import (
+    ArrayPool,
+    AuditFinding,
+    PerDevice,
+    RefutedError,
+    UnknownError,
+)
+
+Tree = Value | tuple["Tree", ...] | None
+"""A value, the elements of a tuple, or None for a value that is not understood."""
+
+_SAME = (
+    "copy", "bitcast", "opt-barrier", "optimization-barrier", "domain", "copy-start", "copy-done",
+    "all-gather-done", "all-reduce-done", "collective-permute-done", "async-done", "async-update",
+    "all-to-all-done", "reduce-scatter-done", "add-dependency",
+)  # fmt: skip
+_MARKERS = ("Sharding", "annotate_device_placement", "LayoutConstraint")
+
+
+@dataclass(frozen=True)
+class InstructionAnswer:
+    """The answer for one instruction.
+
+    Attributes:
+      status: "proved", "refuted", "not understood", or "behind" for one that reads a value that is
+        not understood.
+      holds: the value that was found, for messages.
+    """
+
+    instruction: HloInstruction
+    status: str
+    finding: AuditFinding | None = None
+    holds: Tree = None
+
+
+@dataclass(eq=False)
+class ControlFlow:
+    """A loop or a conditional before partitioning, with its values in the order of the walk."""
+
+    instruction: HloInstruction
+    inputs: list[Tree]
+    carried: list[Tree]
+    outputs: list[Tree]
+    results: list[Tree]
+    condition: Tree = None
+    is_used: bool = False
+
+
+@dataclass(eq=False)
+class Walk:
+    """The values of one module on all devices.
+
+    Attributes:
+      before: the walk of the program before partitioning; None for that walk itself.
+      rows: the answer per instruction, by computation and name.
+    """
+
+    module: HloModule
+    pool: ArrayPool
+    table: OperatorTable
+    before: Walk | None = None
+    rows: dict[tuple[str, str], InstructionAnswer] = field(default_factory=dict)
+    regions: list[ControlFlow] = field(default_factory=list)
+
+    def run(self, name: str, arguments: Sequence[Tree]) -> Tree:
+        """Return the result of a computation."""
+        values: dict[str, Tree] = {}
+        for one in self.module.computations[name].values():
+            operands = [values.get(o) for o in one.operands]
+            status, made = "proved", None
+            finding: AuditFinding | None = None
+            try:
+                if one.opcode == "parameter":
+                    made = arguments[int(one.literal)]
+                elif one.opcode == "tuple":
+                    made = tuple(operands)
+                elif any(x is None for x in operands):
+                    status = "behind"
+                else:
+                    made = self._step(one, operands)
+            except RefutedError as error:
+                status, finding = "refuted", error
+            except UnknownError as error:
+                status, finding = "not understood", error
+            except (
+                KeyError,
+                ValueError,
+                IndexError,
+                TypeError,
+                AssertionError,
+                AttributeError,
+            ) as error:
+                # An instruction in a form that no rule expects is not understood, and no traceback.
+                why = f"{one.opcode} in an unknown form ({type(error).__name__}: {error})"
+                status, finding = "not understood", UnknownError(why)
+            if made is None and status == "proved":
+                status = "behind"
+            values[one.name] = made
+            old = self.rows.get((name, one.name))
+            # A computation that is called twice has its worst answer.
+            if old is None or old.status == "proved":
+                self.rows[name, one.name] = InstructionAnswer(one, status, finding, made)
+        return values[self.module.roots[name].name]
+
+    def _step(self, one: HloInstruction, operands: list[Tree]) -> Tree:
+        """Return the value of an instruction.
+
+        Raises:
+          RefutedError, UnknownError: see their docstrings.
+        """
+        opcode, attributes = one.opcode, one.attributes
+        if opcode in _SAME or attributes.get("custom_call_target", "").strip('"') in _MARKERS:
+            return operands[0]
+        if opcode == "get-tuple-element":
+            (x,) = operands
+            index = int(attributes["index"])
+            # An asynchronous start has its result in place of a tuple with its operands.
+            return x[index] if isinstance(x, tuple) else x
+        if opcode == "while":
+            return self._loop(one, operands[0])
+        if opcode == "conditional":
+            return self._conditional(one, operands)
+        if opcode in ("call", "fusion", "async-start"):
+            return self.run(called(one, "to_apply") or called(one, "calls"), operands)
+        values: list[Value] = []
+        for x in operands:
+            if isinstance(x, tuple) or x is None:
+                raise UnknownError(f"{opcode} of a tuple")
+            values.append(x)
+        if opcode in ("partition-id", "replica-id"):
+            ids = (
+                np.arange(self.pool.devices) if opcode == "partition-id" else np.zeros(1, np.int64)
+            )
+            return Known(self.pool.made(ids), ())
+        if opcode == "constant":
+            return known_values.literal(self.pool, one)
+        if opcode == "iota":
+            (dtype, shape), dim = one.leaves[0], int(attributes.get("iota_dimension", 0))
+            return known_values.iota(self.pool, dtype, shape, dim)
+        plain = opcode.removesuffix("-start")
+        if plain in _COLLECTIVES:
+            return self._collective(one, plain, values)
+        return self._operator(one, values)
+
+    def _operator(self, one: HloInstruction, values: list[Value]) -> Tree:
+        """Return the value of an operator: computed if it is known, moved, or looked up."""
+        opcode = one.opcode
+        if values and all(isinstance(x, Known) for x in values):
+            numbers = [x for x in values if isinstance(x, Known)]
+            try:
+                if opcode in POINTWISE:
+                    return known_values.pointwise(self.pool, one, numbers)
+                combine = combination(self.module, one) if opcode == "reduce" else ""
+                return known_values.moved(self.pool, one, numbers, combine)
+            except UnknownError:
+                if self.before is not None and opcode not in ("dot", "scatter", "gather", "sort"):
+                    raise
+        failure: UnknownError | None = None
+        starts = values[1:] if opcode == "dynamic-slice" else ()
+        if opcode in MOVES and isinstance(values[0], View | Known) and all(
+            isinstance(x, Known) for x in starts
+        ):  # fmt: skip
+            try:
+                if any(isinstance(x, View) for x in values):
+                    return MOVES[opcode](self.pool, one, values)
+            except UnknownError as error:
+                failure = error
+        if self.before is None:
+            return _single(self.table.record(self.module, one, values))
+        try:
+            return _single(self.table.match(self.module, one, values))
+        except AuditFinding as error:
+            if opcode == "select" and isinstance(values[0], Known):
+                moved = select(self.pool, one, values)
+                if moved is not None:
+                    return moved
+            if failure is not None and isinstance(error, UnknownError):
+                raise failure from None
+            raise
+
+    def _collective(self, one: HloInstruction, opcode: str, values: list[Value]) -> Tree:
+        if opcode in ("all-reduce", "reduce-scatter"):
+            combine = combination(self.module, one)
+            if opcode == "reduce-scatter":
+                return reduce_scatter(self.pool, combine, one, values[0])
+            groups = groups_of(one, self.pool.devices)
+            made = tuple(all_reduce(self.pool, combine, groups, x) for x in values)
+            return made[0] if len(made) == 1 else made
+        return _COLLECTIVES[opcode](self.pool, one, values)
+
+    # --- loops and conditionals ---------------------------------------------------------------
+
+    def _fresh(self, one: HloInstruction, what: str) -> list[Tree]:
+        """Return whole views of new bases with the shapes of an instruction's results."""
+        made: list[Tree] = []
+        for number, (dtype, shape) in enumerate(one.leaves):
+            text = f"{what} {number} of {one.name}"
+            made.append(whole(self.pool, self.table.new_base(shape, dtype, text), shape))
+        return made
+
+    def _loop(self, one: HloInstruction, state: Tree) -> Tree:
+        """Return the carried values after a loop.
+
+        The body is walked once, from blocks of carried values before partitioning. The blocks are
+        those of the loop's sharding; entry, end and condition must agree with them.
+        """
+        inputs = _leaves(state)
+        if self.before is None:
+            region = ControlFlow(one, inputs, self._fresh(one, "carried value"), [], [])
+            self.regions.append(region)
+            carried = _nested(state, region.carried)
+            region.condition = self.run(called(one, "condition"), [carried])
+            region.outputs = _leaves(self.run(called(one, "body"), [carried]))
+            region.results = self._fresh(one, "result")
+            return _nested(state, region.results)
+        region = self._region_like(one)
+        blocks = self._blocks(region.instruction)
+        for number, (mine, theirs) in enumerate(zip(inputs, region.inputs, strict=True)):
+            what = f"value {number} that enters the loop"
+            check_block(self.pool, mine, theirs, blocks[number], what)
+        mine_carried = [
+            _picked(self.pool, x, at) for x, at in zip(region.carried, blocks, strict=True)
+        ]
+        carried = _nested(state, mine_carried)
+        condition = self.run(called(one, "condition"), [carried])
+        check_block(self.pool, condition, region.condition, [], "the condition of the loop")
+        outputs = _leaves(self.run(called(one, "body"), [carried]))
+        for number, (mine, theirs) in enumerate(zip(outputs, region.outputs, strict=True)):
+            what = f"value {number} at the end of the loop"
+            check_block(self.pool, mine, theirs, blocks[number], what)
+        known = [
+            None if mine is None or theirs is None else _picked(self.pool, result, at)
+            for mine, theirs, result, at in zip(
+                outputs, region.outputs, region.results, blocks, strict=True
+            )
+        ]
+        return _nested(state, known)
+
+    def _conditional(self, one: HloInstruction, operands: list[Tree]) -> Tree:
+        """Return the results of a conditional whose branches are walked one by one."""
+        names = one.attributes.get("branch_computations", "").strip("{}").split(",")
+        if names == [""]:
+            names = [one.attributes["true_computation"], one.attributes["false_computation"]]
+        names = [name.strip().lstrip("%") for name in names]
+        shape = result_tree(one)
+        if self.before is None:
+            region = ControlFlow(one, [operands[0]], [], [], self._fresh(one, "result"))
+            self.regions.append(region)
+            for name, x in zip(names, operands[1:], strict=True):
+                region.outputs.append(tuple(_leaves(self.run(name, [x]))))
+            return _nested(shape, region.results)
+        region = self._region_like(one)
+        check_block(self.pool, operands[0], region.inputs[0], [], "the choice of the branch")
+        blocks = self._blocks(region.instruction)
+        good = [True] * len(blocks)
+        for name, x, wanted in zip(names, operands[1:], region.outputs, strict=True):
+            outputs = _leaves(self.run(name, [x]))
+            assert isinstance(wanted, tuple)
+            for number, (mine, theirs) in enumerate(zip(outputs, wanted, strict=True)):
+                what = f"value {number} at the end of a branch"
+                check_block(self.pool, mine, theirs, blocks[number], what)
+                good[number] = good[number] and mine is not None and theirs is not None
+        results = [
+            _picked(self.pool, x, at) if ok else None
+            for x, at, ok in zip(region.results, blocks, good, strict=True)
+        ]
+        return _nested(shape, results)
+
+    def _region_like(self, one: HloInstruction) -> ControlFlow:
+        """Return the loop or conditional before partitioning of one on the devices."""
+        assert self.before is not None
+        for region in self.before.regions:
+            same = region.instruction.opcode == one.opcode
+            if same and not region.is_used and len(region.instruction.leaves) == len(one.leaves):
+                region.is_used = True
+                return region
+        raise UnknownError(f"no {one.opcode} before partitioning has as many values")
+
+    def _blocks(self, one: HloInstruction) -> list[list[PerDevice]]:
+        """Return the indices of each device's block of each result."""
+        texts = shardings_of(one.attributes.get("sharding"), len(one.leaves))
+        return [
+            blocks_of(self.pool, text, shape)
+            for text, (_, shape) in zip(texts, one.leaves, strict=True)
+        ]
+
+
+_COLLECTIVES: dict[str, Callable[..., Tree]] = {
+    "all-gather": all_gather, "all-to-all": all_to_all, "collective-permute": collective_permute,
+    "all-reduce": lambda: None, "reduce-scatter": lambda: None,
+}  # fmt: skip
+
+
+def blocks_of(pool: ArrayPool, text: str, shape: Sequence[int]) -> list[PerDevice]:
+    """Return the indices of each device's block per dimension; -1 marks padding."""
+    found = pool.kept(
+        ("blocks", text, tuple(shape)),
+        lambda: [pool.made(at) for at in block_indices(text, shape, pool.devices)],
+    )
+    assert isinstance(found, list)
+    return found
+
+
+def check_block(
+    pool: ArrayPool, mine: Tree, theirs: Tree, blocks: Sequence[PerDevice], what: str
+) -> None:
+    """Raise an error unless a local value is the block of a value before partitioning.
+
+    Values that are not understood pass: their own instruction has the reason.
+
+    Raises:
+      RefutedError: an element differs. UnknownError: the two cannot be compared.
+    """
+    if mine is None or theirs is None:
+        return
+    if isinstance(mine, tuple) or isinstance(theirs, tuple):
+        raise UnknownError(f"{what}: a tuple")
+    wanted = _picked(pool, theirs, blocks)
+    if mine.shape != wanted.shape:
+        why = f"{what} has the shape {list(mine.shape)} in place of {list(wanted.shape)}"
+        raise RefutedError(why)
+    if isinstance(mine, Known) and isinstance(wanted, Known):
+        wrong = pool.applied("differ", numbers_differ, mine.cells, wanted.cells)
+        bad = wrong.rows.reshape(len(wrong.rows), -1)
+        if bad.any():
+            row, place = map(int, np.argwhere(bad)[0])
+            raise RefutedError(f"{what} differs", wrong.device(row), (place,))
+        return
+    if isinstance(mine, Known) or isinstance(wanted, Known):
+        raise UnknownError(f"{what} is known on one side only")
+    if mine.pending is not None:
+        raise RefutedError(f"{what} is a pending reduction that no all-reduce has completed")
+    if mine.base != wanted.base:
+        raise RefutedError(f"{what} has elements of another tensor")
+    if mine.same_places(replace(wanted, fill=mine.fill)):
+        return
+    # The sums of shift and lines count. Lines begin at their first element, so they are compared.
+    pairs = [(mine.shift, wanted.shift), *zip(mine.lines, wanted.lines, strict=True)]
+    dead = wanted.shift
+    for dim, (got, want) in enumerate(pairs):
+        wrong = pool.applied("unequal", unequal, got, want, dead)
+        bad = wrong.rows.reshape(len(wrong.rows), -1)
+        if bad.any():
+            row, place = map(int, np.argwhere(bad)[0])
+            at = tuple(place if d == dim - 1 else 0 for d in range(len(mine.lines)))
+            origin = f" (from {mine.origin} on)" if mine.origin else ""
+            raise RefutedError(f"{what} differs{origin}", wrong.device(row), at)
+
+
+def unequal(got: np.ndarray, want: np.ndarray, dead: np.ndarray) -> np.ndarray:
+    """Return where a line differs from the wanted one, except in padding."""
+    alive = (dead > LOW).reshape(-1, *[1] * (got.ndim - 1))
+    return (got != want) & (want > LOW) & alive
+
+
+def _picked(pool: ArrayPool, value: Tree, blocks: Sequence[PerDevice]) -> Value:
+    assert isinstance(value, View | Known)
+    return picked(pool, value, blocks) if blocks else value
+
+
+def _leaves(tree: Tree) -> list[Tree]:
+    if isinstance(tree, tuple):
+        return [leaf for part in tree for leaf in _leaves(part)]
+    return [tree]
+
+
+def _nested(like: Tree, leaves: Sequence[Tree]) -> Tree:
+    """Return leaves in the form of a nested tuple."""
+    rest = iter(leaves)
+
+    def build(part: Tree) -> Tree:
+        return tuple(map(build, part)) if isinstance(part, tuple) else next(rest)
+
+    return build(like)
+
+
+def result_tree(one: HloInstruction) -> Tree:
+    """Return the tuple that an instruction returns, without values."""
+    return (None,) * len(one.leaves) if len(one.leaves) > 1 else None
+
+
+def _single(results: tuple[View, ...]) -> Tree:
+    return results[0] if len(results) == 1 else results

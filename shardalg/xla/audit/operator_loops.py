@@ -1,0 +1,184 @@
+"""The loops of operators: which dimensions of operands and results are one loop.
+
+An operator on blocks is the operator before partitioning if every loop runs over the same indices
+in all operands. A reduced loop may run over a part of the indices: the result is then pending. A
+loop that is needed whole runs over all indices, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from shardalg.lower.xla_dump.hlo_text import HloInstruction
+from shardalg.xla.audit.hlo_attributes import integers, window_of
+
+Shapes = Sequence[tuple[int, ...]]
+
+POINTWISE = frozenset({
+    "abs", "add", "and", "atan2", "bitcast-convert", "cbrt", "ceil", "clamp", "clz", "compare",
+    "complex", "convert", "cosine", "divide", "erf", "exponential", "exponential-minus-one",
+    "floor", "imag", "is-finite", "log", "log-plus-one", "logistic", "maximum", "minimum",
+    "multiply", "negate", "not", "or", "popcnt", "power", "real", "reduce-precision", "remainder",
+    "round-nearest-afz", "round-nearest-even", "rsqrt", "select", "shift-left",
+    "shift-right-arithmetic", "shift-right-logical", "sign", "sine", "sqrt", "stochastic-convert",
+    "subtract", "tan", "tanh", "xor",
+})  # fmt: skip
+COMMUTATIVE = frozenset({"add", "multiply", "maximum", "minimum", "and", "or", "xor"})
+
+
+@dataclass(frozen=True)
+class OperatorLoops:
+    """The loops of an operator.
+
+    Attributes:
+      operands: per operand, the loop of each dimension.
+      results: per result, the loop of each dimension.
+      reduced: the loops that are reduced and whose reduction may be pending.
+      whole: the loops that need all indices, in order.
+    """
+
+    operands: tuple[tuple[int, ...], ...]
+    results: tuple[tuple[int, ...], ...]
+    reduced: tuple[int, ...] = ()
+    whole: tuple[int, ...] = ()
+
+
+def loops_of(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
+    """Return the loops of an operator; an unknown operator needs all its dimensions whole.
+
+    Args:
+      shapes: the shape of each operand.
+    """
+    if instruction.opcode in POINTWISE:
+        return _pointwise(instruction, shapes)
+    return _LOOPS.get(instruction.opcode, _whole)(instruction, shapes)
+
+
+def _pointwise(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
+    own = tuple(range(len(instruction.leaves[0][1])))
+    return OperatorLoops(tuple(own if shape else () for shape in shapes), (own,))
+
+
+def _whole(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
+    count, operands, results = 0, [], []
+    for rank in (len(shape) for shape in shapes):
+        operands.append(tuple(range(count, count + rank)))
+        count += rank
+    for rank in (len(shape) for _, shape in instruction.leaves):
+        results.append(tuple(range(count, count + rank)))
+        count += rank
+    return OperatorLoops(tuple(operands), tuple(results), whole=tuple(range(count)))
+
+
+def _dot(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
+    a = instruction.attributes
+    names = ("lhs_batch_dims", "rhs_batch_dims", "lhs_contracting_dims", "rhs_contracting_dims")
+    left_batch, right_batch, left_sum, right_sum = (integers(a.get(name)) for name in names)
+    left, right = [-1] * len(shapes[0]), [-1] * len(shapes[1])
+    batch = list(range(len(left_batch)))
+    reduced = list(range(len(batch), len(batch) + len(left_sum)))
+    for loop, (i, j) in enumerate(
+        zip((*left_batch, *left_sum), (*right_batch, *right_sum), strict=True)
+    ):
+        left[i] = right[j] = loop
+    count, free = len(batch) + len(reduced), []
+    for operand in (left, right):
+        for dim, loop in enumerate(operand):
+            if loop < 0:
+                operand[dim] = count
+                free.append(count)
+                count += 1
+    return OperatorLoops((tuple(left), tuple(right)), ((*batch, *free),), tuple(reduced))
+
+
+def _reduce(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
+    gone = tuple(integers(instruction.attributes["dimensions"]))
+    own = tuple(range(len(shapes[0])))
+    kept = tuple(loop for loop in own if loop not in gone)
+    half = len(shapes) // 2
+    operands = (own,) * half + ((),) * half
+    if half > 1:  # for example argmax, whose parts no collective of XLA combines
+        return OperatorLoops(operands, (kept,) * half, whole=gone)
+    return OperatorLoops(operands, (kept,), gone)
+
+
+def _along(dims: Callable[[HloInstruction, int], Sequence[int]]) -> Callable[..., OperatorLoops]:
+    """Return the loops of an operator that needs some dimensions whole and keeps the others."""
+
+    def loops(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
+        rank = len(shapes[0])
+        needed = set(dims(instruction, rank))
+        own = tuple(range(rank))
+        operands = tuple(own if len(shape) == rank else () for shape in shapes)
+        # A dimension whose size changes is another loop in the result.
+        results = tuple(
+            tuple(rank + d if n != shapes[0][d] else d for d, n in enumerate(shape))
+            for _, shape in instruction.leaves
+        )
+        extra = {loop for result in results for loop in result if loop >= rank}
+        return OperatorLoops(operands, results, whole=tuple(sorted(needed | extra)))
+
+    return loops
+
+
+def _dynamic_slice(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
+    rank, shape = len(shapes[0]), instruction.leaves[0][1]
+    changed = [d for d in range(rank) if shape[d] != shapes[0][d]]
+    result = tuple(rank + d if d in changed else d for d in range(rank))
+    needed = (*changed, *(rank + d for d in changed))
+    return OperatorLoops((tuple(range(rank)), *((),) * rank), (result,), whole=needed)
+
+
+def _dynamic_update(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
+    rank = len(shapes[0])
+    changed = [d for d in range(rank) if shapes[1][d] != shapes[0][d]]
+    update = tuple(rank + d if d in changed else d for d in range(rank))
+    own = tuple(range(rank))
+    needed = (*changed, *(rank + d for d in changed))
+    return OperatorLoops((own, update, *((),) * rank), (own,), whole=needed)
+
+
+def _concatenate(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
+    (dim,) = integers(instruction.attributes["dimensions"])
+    rank = len(shapes[0])
+    operands = tuple(
+        tuple(rank + k if d == dim else d for d in range(rank)) for k in range(len(shapes))
+    )
+    return OperatorLoops(
+        operands, (tuple(range(rank)),), whole=(dim, *(rank + k for k in range(len(shapes))))
+    )
+
+
+def _window_dims(instruction: HloInstruction, rank: int) -> list[int]:
+    trivial = (1, 1, 0, 0, 1, 1)
+    return [
+        d
+        for d, w in enumerate(window_of(instruction))
+        if (w.size, w.stride, w.low, w.high, w.base_dilation, w.dilation) != trivial
+    ]
+
+
+def padded_dims(instruction: HloInstruction, rank: int) -> list[int]:
+    """Return the dimensions that a `pad` changes."""
+    parts = instruction.attributes["padding"].split("x")
+    return [d for d, part in enumerate(parts) if any(integers(part.replace("_", " ")))]
+
+
+_LOOPS: dict[str, Callable[[HloInstruction, Shapes], OperatorLoops]] = {
+    "dot": _dot,
+    "reduce": _reduce,
+    "dynamic-slice": _dynamic_slice,
+    "dynamic-update-slice": _dynamic_update,
+    "concatenate": _concatenate,
+    "sort": _along(lambda i, rank: integers(i.attributes.get("dimensions"))),
+    "topk": _along(lambda i, rank: [rank - 1]),
+    "reduce-window": _along(_window_dims),
+    "select-and-scatter": _along(_window_dims),
+    "pad": _along(padded_dims),
+    "fft": _along(
+        lambda i, rank: range(rank - len(integers(i.attributes.get("fft_length"))), rank)
+    ),
+    "cholesky": _along(lambda i, rank: [rank - 2, rank - 1]),
+    "triangular-solve": _along(lambda i, rank: [rank - 2, rank - 1]),
+}

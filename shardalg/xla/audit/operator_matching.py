@@ -1,0 +1,499 @@
+"""Operators on blocks, matched with the operators of the program before partitioning.
+
+Each computing operator before partitioning is an entry of a table: its opcode, attributes and
+operands, and a base for its result. An operator on a device is proved if an entry has indices per
+loop at which all its operands hold the elements of the device's operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule
+from shardalg.xla.audit.element_views import (
+    ANYTHING,
+    LOW,
+    VOID,
+    Fill,
+    Known,
+    Pending,
+    Value,
+    View,
+    find_places,
+    numbers_differ,
+    placed,
+)
+from shardalg.xla.audit.hlo_attributes import combination, signature
+from shardalg.xla.audit.operator_loops import COMMUTATIVE, OperatorLoops, loops_of
+from shardalg.xla.audit.per_device import (
+    ArrayPool,
+    AuditFinding,
+    ClassError,
+    PerDevice,
+    RefutedError,
+    UnknownError,
+)
+
+_IDENTITY = {"add": 0.0, "maximum": -np.inf, "minimum": np.inf, "and": 1.0, "or": 0.0}
+_LINEAR = ("add", "subtract", "negate", "copy")
+_WIDTH = {"bf16": 8, "f16": 11, "f32": 24, "f64": 53}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An operator of the program before partitioning.
+
+    Attributes:
+      base: number of the base of its first result; the others follow.
+    """
+
+    instruction: HloInstruction
+    operands: tuple[Value, ...]
+    base: int
+    loops: OperatorLoops
+
+
+@dataclass(frozen=True)
+class Base:
+    """A tensor whose elements views name: its shape, item type and the text for messages."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    text: str
+
+
+@dataclass(eq=False)
+class OperatorTable:
+    """The bases and operators of the program before partitioning."""
+
+    pool: ArrayPool
+    bases: list[Base] = field(default_factory=list)
+    entries: dict[Hashable, list[Entry]] = field(default_factory=dict)
+    alike: dict[Hashable, list[Entry]] = field(default_factory=dict)
+
+    def new_base(self, shape: Sequence[int], dtype: str, text: str) -> int:
+        """Return the number of a new base."""
+        self.bases.append(Base(tuple(shape), dtype, text))
+        return len(self.bases) - 1
+
+    def record(
+        self, module: HloModule, instruction: HloInstruction, operands: Sequence[Value]
+    ) -> tuple[View, ...]:
+        """Return the results of an operator before partitioning, and keep the operator.
+
+        The partitioner merges equal operators, so equal ones share their bases.
+        """
+        operands = _ordered(instruction, operands)
+        key = _key(module, instruction, operands, exact=True)
+        found = self.entries.setdefault(key, [])
+        shapes = tuple(shape for _, shape in instruction.leaves)
+        for entry in found:
+            if tuple(s for _, s in entry.instruction.leaves) == shapes and all(
+                map(identical, entry.operands, operands)
+            ):
+                return self._results(entry, self._own_places(entry), None)
+        first = len(self.bases)
+        for dtype, shape in instruction.leaves:
+            self.new_base(shape, dtype, f"{instruction.opcode} {instruction.name}")
+        loops = loops_of(instruction, [x.shape for x in operands])
+        entry = Entry(instruction, tuple(operands), first, loops)
+        found.append(entry)
+        self.alike.setdefault(_key(module, instruction, operands, exact=False), []).append(entry)
+        return self._results(entry, self._own_places(entry), None)
+
+    def _own_places(self, entry: Entry) -> dict[int, PerDevice | int]:
+        """Return the indices of an operator's own loops: all of them, in order."""
+        places: dict[int, PerDevice | int] = {}
+        for loop, (size, varies) in _extents(entry).items():
+            places[loop] = self.pool.same(np.arange(size)) if varies else size
+        return places
+
+    def match(
+        self, module: HloModule, instruction: HloInstruction, operands: Sequence[Value]
+    ) -> tuple[View, ...]:
+        """Return the results of an operator on devices, as elements of an operator's results.
+
+        Raises:
+          RefutedError: an operator before partitioning has these operands, but reads other
+            elements.
+          UnknownError: no operator before partitioning has these operands.
+        """
+        operands = _ordered(instruction, operands)
+        pending = _pending_of(instruction, operands)
+        failures: list[AuditFinding] = []
+        for exact in (True, False):
+            key = _key(module, instruction, operands, exact=exact)
+            for entry in (self.entries if exact else self.alike).get(key, ()):
+                swapped = instruction.opcode in COMMUTATIVE and len(operands) == 2
+                for given in (operands, operands[::-1]) if swapped else (operands,):
+                    try:
+                        return self._matched(module, entry, instruction, given, pending)
+                    except AuditFinding as finding:
+                        failures.append(finding)
+        if not failures:
+            raise UnknownError(
+                f"no {instruction.opcode} before partitioning has these operands and attributes"
+            )
+        # One entry that is not understood may be the right one, so it is no refutation.
+        unknown = [f for f in failures if isinstance(f, UnknownError)]
+        raise (unknown or failures)[0]
+
+    def _matched(
+        self,
+        module: HloModule,
+        entry: Entry,
+        instruction: HloInstruction,
+        operands: Sequence[Value],
+        pending: Pending | None,
+    ) -> tuple[View, ...]:
+        loops = loops_of(instruction, [x.shape for x in operands])
+        if (loops.operands, loops.results) != (entry.loops.operands, entry.loops.results):
+            raise UnknownError(f"{instruction.opcode} of blocks with other loops")
+        places = self.loop_places(entry, loops, instruction, operands)
+        self.check_known(entry, loops, operands, places)
+        for loop in loops.whole:
+            size, _ = _extents(entry)[loop]
+            place = places[loop]
+            ordered = place == size if isinstance(place, int) else (
+                place.is_equal and np.array_equal(place.rows[0], np.arange(size))
+            )  # fmt: skip
+            if not ordered:
+                raise UnknownError(f"{instruction.opcode} along a dimension that is not whole")
+        fresh = self._covered(module, instruction, entry, operands, places)
+        if fresh is not None and pending is not None:
+            if fresh.combine != pending.combine:
+                raise RefutedError(f"{fresh.combine} of a pending {pending.combine}")
+            fresh = Pending(fresh.combine, (*pending.covers, *fresh.covers))
+        results = self._results(entry, places, fresh or pending)
+        return tuple(self._with_fills(view, operands, loops) for view in results)
+
+    def loop_places(
+        self,
+        entry: Entry,
+        loops: OperatorLoops,
+        instruction: HloInstruction,
+        operands: Sequence[Value],
+    ) -> dict[int, PerDevice | int]:
+        """Return the indices that each loop runs over on each device.
+
+        A loop along which no operand varies has its number of iterations instead.
+
+        Raises:
+          RefutedError: two operands run over different indices.
+        """
+        found: dict[int, list[tuple[PerDevice, np.ndarray | None]]] = {}
+        sizes: dict[int, int] = {}
+        for mine, theirs, dims in zip(operands, entry.operands, loops.operands, strict=True):
+            for dim, loop in enumerate(dims):
+                sizes[loop] = mine.shape[dim]
+            if isinstance(mine, View) and isinstance(theirs, View):
+                for dim, place in enumerate(find_places(self.pool, theirs, mine)):
+                    if place is not None:
+                        line = theirs.lines[dim].rows[0]
+                        void = line < LOW if (place.rows == -2).any() else None
+                        found.setdefault(dims[dim], []).append((place, void))
+            elif isinstance(mine, View) or isinstance(theirs, View):
+                raise UnknownError("a known number against a computed one")
+        for mine, theirs, dims in zip(operands, entry.operands, loops.operands, strict=True):
+            if isinstance(mine, Known) and isinstance(theirs, Known):
+                for dim, loop in enumerate(dims):
+                    if loop not in found and theirs.varies(dim):
+                        place = self._known_places(theirs, mine, dim)
+                        found[loop] = [(place, None)]
+        for leaf, dims in zip(instruction.leaves, loops.results, strict=True):
+            for dim, loop in enumerate(dims):
+                sizes.setdefault(loop, leaf[1][dim])
+        places: dict[int, PerDevice | int] = dict(sizes)
+        for loop, parts in found.items():
+            places[loop] = self._one_place(loop, parts)
+        return places
+
+    def _one_place(
+        self, loop: int, parts: Sequence[tuple[PerDevice, np.ndarray | None]]
+    ) -> PerDevice:
+        """Return the indices of a loop on which all operands agree."""
+        if len({place for place, _ in parts}) == 1 and all(void is None for _, void in parts):
+            return parts[0][0]
+        voids = [void for _, void in parts]
+
+        def merge(*rows: np.ndarray) -> np.ndarray:
+            best = np.maximum.reduce(rows)
+            missing = np.zeros(best.shape, bool)
+            for row, void in zip(rows, voids, strict=True):
+                wrong = (row != best) & (row >= 0)
+                if wrong.any():
+                    at, place = map(int, np.argwhere(wrong)[0])
+                    why = f"the operands are at different places along loop {loop}"
+                    raise ClassError(RefutedError, why, at, (place,))
+                missing |= row == -1
+                if void is not None:
+                    # The fill of the device must be one before partitioning at the same index.
+                    first = int(np.argmax(void))
+                    best = np.where((row == -2) & (best == -2), first, best)
+                    missing |= (row == -2) & ~void[np.maximum(best, 0)]
+            return np.where(missing | (best < 0), -1, best)
+
+        key = ("merge", loop, *(None if v is None else v.tobytes() for v in voids))
+        return self.pool.applied(key, merge, *(place for place, _ in parts))
+
+    def _known_places(self, theirs: Known, mine: Known, dim: int) -> PerDevice:
+        """Return the indices of known numbers along a dimension, found by their values."""
+        only = [d for d in range(len(theirs.shape)) if theirs.varies(d)] == [dim]
+        line = theirs.cells.rows.reshape(-1)
+        if only and len(np.unique(line)) == len(line) and mine.varies(dim):
+
+            def search(line: np.ndarray, cells: np.ndarray) -> np.ndarray:
+                flat = cells.reshape(len(cells), -1)
+                line = line.reshape(-1)
+                order = np.argsort(line, kind="stable")
+                at = order[np.minimum(np.searchsorted(line[order], flat), len(line) - 1)]
+                return np.where(line[at] == flat, at, 0)
+
+            if mine.cells.rows[0].size == mine.shape[dim]:
+                return self.pool.applied("search", search, theirs.cells, mine.cells)
+        if mine.shape[dim] != theirs.shape[dim]:
+            raise UnknownError("a block of known numbers whose place is not known")
+        return self.pool.same(np.arange(mine.shape[dim]))
+
+    def check_known(
+        self,
+        entry: Entry,
+        loops: OperatorLoops,
+        operands: Sequence[Value],
+        places: dict[int, PerDevice | int],
+    ) -> None:
+        """Raise an error unless known operands are the entry's at the same indices.
+
+        Raises:
+          RefutedError: a mask or another known number differs.
+        """
+        for mine, theirs, dims in zip(operands, entry.operands, loops.operands, strict=True):
+            if not (isinstance(mine, Known) and isinstance(theirs, Known)):
+                continue
+            vary = [d for d in range(len(dims)) if theirs.varies(d)]
+            at = [places[dims[d]] for d in vary]
+
+            def compare(
+                mine_cells: np.ndarray, cells: np.ndarray, *rows: np.ndarray, vary: list[int] = vary
+            ) -> np.ndarray:
+                rank = cells.ndim - 1
+                exists = np.ones((1,) * (1 + rank), bool)
+                for d, row in zip(vary, rows, strict=True):
+                    row = row.reshape(len(row), *(-1 if k == d else 1 for k in range(rank)))
+                    exists = exists & (row >= 0)
+                    cells = np.take_along_axis(cells, np.maximum(row, 0), 1 + d)
+                wrong = numbers_differ(cells, mine_cells) & exists
+                if wrong.any():
+                    at_class, *place = map(int, np.argwhere(wrong)[0])
+                    why = "a mask or another known number differs from the operator's"
+                    raise ClassError(RefutedError, why, at_class, tuple(place))
+                return np.zeros(len(wrong), bool)
+
+            parts = [p for p in at if isinstance(p, PerDevice)]
+            if len(parts) < len(at):
+                raise UnknownError("known numbers at places that are not known")
+            self.pool.applied(("known", *vary), compare, mine.cells, theirs.cells, *parts)
+
+    def _covered(
+        self,
+        module: HloModule,
+        instruction: HloInstruction,
+        entry: Entry,
+        operands: Sequence[Value],
+        places: dict[int, PerDevice | int],
+    ) -> Pending | None:
+        """Return the reduction that is pending after the reduced loops, or None if it is complete.
+
+        Raises:
+          RefutedError: padding that is not the identity enters the reduction, or an element enters
+            it twice.
+        """
+        loops = entry.loops
+        if not loops.reduced:
+            return None
+        opcode = entry.instruction.opcode
+        combine = combination(module, instruction) if opcode == "reduce" else "add"
+        covers = []
+        for loop in loops.reduced:
+            place, (size, varies) = places[loop], _extents(entry)[loop]
+            if isinstance(place, int) or not varies:
+                lengths = place if isinstance(place, int) else (place.rows >= 0).sum(1)
+                if np.any(lengths != size):
+                    raise UnknownError("a partial sum of equal elements")
+                covers.append(self.pool.same(np.ones(size, bool)))
+                continue
+            if (place.rows < 0).any():
+                _check_identity(combine, operands, loops, loop)
+            covers.append(
+                self.pool.applied(("count", size, combine), _counted(size, combine), place)
+            )
+        if all(cover.rows.all() for cover in covers):
+            return None
+        if opcode == "reduce":
+            start = operands[1]
+            number = start.number if isinstance(start, Known) else None
+            if combine not in _IDENTITY:
+                raise UnknownError(f"a partial reduction by {combine or 'a program'}")
+            if number != _IDENTITY[combine] and not is_lowest(combine, number):
+                raise RefutedError("a partial reduction begins with a number that is added again")
+        return Pending(combine, tuple(covers))
+
+    def _results(
+        self, entry: Entry, places: dict[int, PerDevice | int], pending: Pending | None
+    ) -> tuple[View, ...]:
+        """Return the views of an entry's results at indices per loop."""
+        found = []
+        for number, dims in enumerate(entry.loops.results):
+            base = entry.base + number
+            shape = self.bases[base].shape
+            at = []
+            for loop in dims:
+                place = places[loop]
+                if not isinstance(place, int):
+                    at.append(place)
+                elif loop in entry.loops.whole:
+                    at.append(self.pool.same(np.arange(place)))
+                else:
+                    at.append(self.pool.same(np.zeros(place, np.int64)))
+            like = View(base, self.pool.same(0), (), None, pending)
+            found.append(placed(self.pool, like, at, shape))
+        return tuple(found)
+
+    def _with_fills(self, made: View, operands: Sequence[Value], loops: OperatorLoops) -> View:
+        """Return a result that marks devices on which an operand has no element."""
+        shift = made.shift
+        for x in operands:
+            if isinstance(x, View) and (x.shift.rows < LOW).any():
+                hide = lambda s, t: np.where(t < LOW, VOID, s)  # noqa: E731
+                shift = self.pool.applied("hide dead", hide, shift, x.shift)
+        made = replace(made, shift=shift)
+        if not made.is_partly_void:
+            return made
+        origins = [x.origin for x in operands if isinstance(x, View) and x.origin]
+        return replace(made, fill=ANYTHING, origin=origins[0] if origins else "")
+
+
+def is_lowest(combine: str, number: float | None) -> bool:
+    """Return whether a number is the identity of a maximum or minimum of integers."""
+    return combine in ("maximum", "minimum") and number is not None and abs(number) >= 127
+
+
+def _check_identity(
+    combine: str, operands: Sequence[Value], loops: OperatorLoops, loop: int
+) -> None:
+    fills: list[Fill] = []
+    for x, dims in zip(operands, loops.operands, strict=True):
+        if isinstance(x, View) and loop in dims and x.is_partly_void:
+            fills.append(x.fill)
+    identity = _IDENTITY.get(combine)
+    wrong = [fill for fill in fills if fill != identity]
+    origins = [x.origin for x in operands if isinstance(x, View) and x.origin]
+    if wrong and identity in fills and ANYTHING not in wrong:
+        return
+    if wrong and (combine in ("maximum", "minimum") and isinstance(wrong[0], float)):
+        return
+    if wrong and (origins or isinstance(wrong[0], float)):
+        at = f" ({origins[0]})" if origins else ""
+        raise RefutedError(f"padding that is not {identity} enters a reduction{at}")
+    if wrong:
+        raise UnknownError("padding that may not be 0 enters a reduction")
+
+
+def _counted(size: int, combine: str) -> Callable[[np.ndarray], np.ndarray]:
+    def count(place: np.ndarray) -> np.ndarray:
+        found = np.zeros((len(place), size), np.int64)
+        for row, line in enumerate(place):
+            found[row] = np.bincount(line[line >= 0], minlength=size)
+        if combine == "add" and (found > 1).any():
+            row, at = map(int, np.argwhere(found > 1)[0])
+            raise ClassError(RefutedError, "an element enters the sum twice", row, (at,))
+        return found > 0
+
+    return count
+
+
+def identical(first: Value, second: Value) -> bool:
+    """Return whether two values are the same elements or numbers at the same places."""
+    if isinstance(first, Known) or isinstance(second, Known):
+        return first == second
+    return first.same_places(second)
+
+
+def _extents(entry: Entry) -> dict[int, tuple[int, bool]]:
+    """Return the size of each loop of an entry, and whether its elements vary along it."""
+    found: dict[int, tuple[int, bool]] = {}
+    for x, dims in zip(entry.operands, entry.loops.operands, strict=True):
+        for dim, loop in enumerate(dims):
+            size, varies = found.get(loop, (x.shape[dim], False))
+            found[loop] = (size, varies or x.varies(dim))
+    for leaf, dims in zip(entry.instruction.leaves, entry.loops.results, strict=True):
+        for dim, loop in enumerate(dims):
+            found.setdefault(loop, (leaf[1][dim], False))
+    return found
+
+
+def _ordered(instruction: HloInstruction, operands: Sequence[Value]) -> list[Value]:
+    """Return the operands in an order that does not depend on how an operator is written."""
+    if instruction.opcode not in COMMUTATIVE:
+        return list(operands)
+    return sorted(operands, key=lambda x: x.base if isinstance(x, View) else -1)
+
+
+def _key(
+    module: HloModule, instruction: HloInstruction, operands: Iterable[Value], *, exact: bool
+) -> Hashable:
+    """Return the key of an operator: opcode, attributes and bases.
+
+    Args:
+      exact: whether the number of a known operand is a part of the key.
+    """
+    marks: list[Hashable] = []
+    for x in operands:
+        if isinstance(x, View):
+            marks.append(x.base)
+        else:
+            marks.append(("known", repr(x.number) if exact else ""))
+    types = tuple(dtype for dtype, _ in instruction.leaves)
+    if instruction.opcode in ("dynamic-slice", "dynamic-update-slice"):
+        marks = _without_full_starts(instruction, list(operands), marks)
+    return instruction.opcode, types, signature(module, instruction), tuple(marks)
+
+
+def _without_full_starts(
+    instruction: HloInstruction, operands: Sequence[Value], marks: list[Hashable]
+) -> list[Hashable]:
+    """Return the marks without the starts of dimensions that are taken whole."""
+    moved = operands[0].shape
+    part = instruction.leaves[0][1] if instruction.opcode == "dynamic-slice" else operands[1].shape
+    first = len(operands) - len(moved)
+    return [
+        "whole" if k >= first and moved[k - first] == part[k - first] else mark
+        for k, mark in enumerate(marks)
+    ]
+
+
+def _pending_of(instruction: HloInstruction, operands: Sequence[Value]) -> Pending | None:
+    """Return the pending reduction that an operator keeps, or None if no operand is pending.
+
+    Raises:
+      RefutedError: the operator needs values that are complete.
+    """
+    waiting = [x for x in operands if isinstance(x, View) and x.pending is not None]
+    if not waiting:
+        return None
+    pending, opcode = waiting[0].pending, instruction.opcode
+    assert pending is not None
+    if opcode == "convert":
+        raise RefutedError("a pending sum is converted before it is complete")
+    if opcode == "reduce" and len(waiting) == 1:
+        return pending
+    if opcode not in _LINEAR:
+        raise RefutedError("reads a pending reduction that no all-reduce has completed")
+    if len(waiting) < len(operands):
+        raise RefutedError("joins a pending reduction with a complete value")
+    if any(x.pending != pending for x in waiting) or pending.combine != "add":
+        raise UnknownError("a sum of reductions that are pending differently")
+    return pending

@@ -1,0 +1,213 @@
+"""Arrays that differ between devices, stored once per class of devices with equal contents.
+
+A program for 2,048 devices has few different blocks: all devices of a data-parallel axis hold the
+same rows of a weight. Every operation runs once per class of devices, and its result is kept, so
+that equal layers of a model cost a look-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class PerDevice:
+    """One array per device. Equal contents are one object of a `ArrayPool`.
+
+    Attributes:
+      rows: the distinct arrays, [classes, ...].
+      classes: the row of each device, [devices].
+      number: number of the object in its pool.
+    """
+
+    rows: np.ndarray
+    classes: np.ndarray
+    number: int
+
+    @property
+    def is_equal(self) -> bool:
+        """True if all devices have the same array."""
+        return len(self.rows) == 1
+
+    def of(self, device: int) -> np.ndarray:
+        """Return the array of a device."""
+        return self.rows[self.classes[device]]
+
+    def each(self) -> np.ndarray:
+        """Return the arrays of all devices, [devices, ...]."""
+        return self.rows[self.classes]
+
+    def device(self, row: int) -> int:
+        """Return the first device that has a row."""
+        return int(np.argmax(self.classes == row))
+
+
+@dataclass(eq=False)
+class ArrayPool:
+    """All arrays of an audit, and the results of the operations on them.
+
+    Attributes:
+      devices: number of devices.
+    """
+
+    devices: int
+    _made: dict[Hashable, PerDevice] = field(default_factory=dict)
+    _results: dict[Hashable, PerDevice | Exception] = field(default_factory=dict)
+    _joined: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    _values: dict[Hashable, object] = field(default_factory=dict)
+
+    def made(self, rows: np.ndarray, classes: np.ndarray | None = None) -> PerDevice:
+        """Return the object with these arrays.
+
+        Args:
+          rows: [classes, ...]. classes: the row of each device; None: row 0, or row d of device d.
+        """
+        rows = np.ascontiguousarray(rows)
+        if classes is None:
+            one = len(rows) == 1
+            classes = np.zeros(self.devices, np.int64) if one else np.arange(self.devices)
+        # Rows are numbered by the first device that has them, so that equal contents are equal
+        # bytes.
+        seen: dict[bytes, int] = {}
+        if len(rows) > 1:
+            names = [seen.setdefault(row.tobytes(), at) for at, row in enumerate(rows)]
+            used, first = np.unique(np.array(names)[classes], return_index=True)
+            order = used[np.argsort(first)]
+            number = np.zeros(len(rows), np.int64)
+            number[order] = np.arange(len(order))
+            classes, rows = number[np.array(names)[classes]], rows[order]
+        mark = (rows.tobytes(), rows.shape, rows.dtype.str, classes.tobytes())
+        found = self._made.get(mark)
+        if found is None:
+            found = self._made[mark] = PerDevice(rows, classes, len(self._made))
+        return found
+
+    def same(self, row: np.ndarray | float) -> PerDevice:
+        """Return an array that all devices have."""
+        return self.made(np.asarray(row)[None])
+
+    def joined(self, parts: Sequence[PerDevice]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the classes of devices that have equal rows of all parts.
+
+        Returns:
+          The row of each part by class, [parts, classes], and the class of each device.
+        """
+        key = tuple(part.number for part in parts)
+        if key not in self._joined:
+            table = np.stack([part.classes for part in parts])
+            if (table == table[:, :1]).all():
+                self._joined[key] = table[:, :1], np.zeros(self.devices, np.int64)
+            else:
+                columns, classes = np.unique(table, axis=1, return_inverse=True)
+                self._joined[key] = columns, classes.reshape(-1)
+        return self._joined[key]
+
+    def applied(
+        self, name: Hashable, function: Callable[..., np.ndarray], *parts: PerDevice
+    ) -> PerDevice:
+        """Return a function of arrays, applied once per class of devices.
+
+        Args:
+          name: identifies the function and its parameters.
+          function: takes one array [classes, ...] per part and returns an array [classes, ...].
+        """
+        key = (name, *(part.number for part in parts))
+        found = self._results.get(key)
+        if found is None:
+            columns, classes = self.joined(parts)
+            try:
+                rows = function(*(p.rows[at] for p, at in zip(parts, columns, strict=True)))
+                found = self.made(rows, classes)
+            except ClassError as error:
+                # The function knows the class; the message names the first device of the class.
+                device = int(np.argmax(classes == error.row))
+                found = error.kind(error.why, device, error.place)
+            self._results[key] = found
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def in_groups(
+        self,
+        name: Hashable,
+        function: Callable[..., np.ndarray],
+        groups: np.ndarray,
+        *parts: PerDevice,
+    ) -> PerDevice:
+        """Return a function of the arrays of each group of devices.
+
+        Args:
+          name: identifies the function, its parameters and the groups.
+          function: takes one array [groups, members, ...] per part, and returns one array
+            [groups, members, ...].
+          groups: device numbers, [groups, members].
+        """
+        key = (name, *(part.number for part in parts))
+        found = self._results.get(key)
+        if found is None:
+            # Groups whose members have equal rows are one class of groups.
+            table = np.concatenate([part.classes[groups] for part in parts], axis=1)
+            table, which = np.unique(table, axis=0, return_inverse=True)
+            which = which.reshape(-1)
+            columns = np.split(table, len(parts), axis=1)
+            try:
+                rows = function(*(p.rows[at] for p, at in zip(parts, columns, strict=True)))
+                members = groups.shape[1]
+                classes = np.zeros(self.devices, np.int64)
+                classes[groups] = which[:, None] * members + np.arange(members)
+                found = self.made(rows.reshape(-1, *rows.shape[2:]), classes)
+            except ClassError as error:
+                group = int(np.argmax(which == error.row))
+                found = error.kind(error.why, int(groups[group, error.member]), error.place)
+            self._results[key] = found
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def kept(self, key: Hashable, make: Callable[[], object]) -> object:
+        """Return a value that is made once per key."""
+        if key not in self._values:
+            self._values[key] = make()
+        return self._values[key]
+
+
+class AuditFinding(Exception):
+    """A reason why an instruction is not proved.
+
+    Attributes:
+      why: the reason. device: the device where it shows. place: the element of the device.
+    """
+
+    def __init__(self, why: str, device: int = 0, place: tuple[int, ...] = ()) -> None:
+        super().__init__(why)
+        self.why, self.device, self.place = why, device, place
+
+
+class RefutedError(AuditFinding):
+    """The instruction does not compute a block of the program before partitioning."""
+
+
+class UnknownError(AuditFinding):
+    """The audit does not understand the instruction."""
+
+
+class ClassError(Exception):
+    """A finding about a class of devices, raised inside of `ArrayPool.applied`.
+
+    Attributes:
+      kind: the finding to raise. row: the class. member: the member of a group.
+    """
+
+    def __init__(
+        self,
+        kind: type[AuditFinding],
+        why: str,
+        row: int,
+        place: tuple[int, ...] = (),
+        member: int = 0,
+    ) -> None:
+        super().__init__(why)
+        self.kind, self.why, self.row, self.place, self.member = kind, why, row, place, member
