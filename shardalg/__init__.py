@@ -28,6 +28,7 @@ _PUBLIC = {
         "RuleError",
         "ProgramError",
         "ProofError",
+        "PatchError",
         "PlanFileError",
         "LoweringError",
         "CommandError",

@@ -31,6 +31,7 @@ from shardalg.errors import HardwareError as HardwareError
 from shardalg.errors import LoweringError as LoweringError
 from shardalg.errors import MeshError as MeshError
 from shardalg.errors import NotationError as NotationError
+from shardalg.errors import PatchError as PatchError
 from shardalg.errors import PipelineError as PipelineError
 from shardalg.errors import PlanFileError as PlanFileError
 from shardalg.errors import ProgramError as ProgramError

@@ -88,6 +88,10 @@ class ContractError(ShardalgError, ValueError):
     """A contract that cannot be read or does not fit the plan, or one that the plan breaks."""
 
 
+class PatchError(ShardalgError, ValueError):
+    """A plan that cannot be turned into a patch of the user's source, or a patch that fails."""
+
+
 class TableError(ShardalgError, LookupError):
     """A table whose rows do not fit its columns, or a column that it does not have."""
 

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from shardalg.plan.explain.why_not import WhyNot
     from shardalg.plan.overview import Overview
     from shardalg.plan.own_jit import OwnJit
+    from shardalg.plan.patching.patch import Patch
     from shardalg.plan.plan_file import PlanFile
     from shardalg.planner.pipeline import ProgramStages
     from shardalg.planner.trials import Trials
@@ -735,6 +736,39 @@ class Plan:
         from shardalg.plan.compare_xla import compared
 
         return compared(self, partitioner, apart=apart, fn=fn, args=args)
+
+    def patch(
+        self,
+        *,
+        hardware: str | Hardware | Topology | None = None,
+        partitioner: str | None = None,
+        trials: int = 200,
+        progress: bool | None = None,
+    ) -> Patch:
+        """Return the fewest sharding constraints in your source under which XLA does as the plan.
+
+        Every expression of your functions may get constraints: the forms that its value has in the
+        plan. XLA is asked about sets of them, from all down to the fewest (delta debugging), then
+        about sets of up to four. The answer has a unified diff that `git apply` accepts, the worth
+        of each line in bytes and seconds, constraints that save bytes and cost time, and `check()`.
+        Your functions run with other code while they are traced, and JAX's caches are cleared.
+        XLA compiles for CPU devices: `sa.host_devices(n)` first makes it many times faster.
+
+        Args:
+          hardware: the chip or topology that prices seconds; None: that of the options.
+          partitioner: as in `compare_xla`.
+          trials: most sets that XLA compiles.
+          progress: whether a line on stderr shows the trials; None: if stderr is a terminal.
+
+        Raises:
+          PatchError: a loaded plan, a plan with named sizes, or no source of the function.
+          LoweringError: as in `compare_xla`.
+        """
+        from shardalg.plan.patching.patch import patch
+
+        return patch(
+            self, hardware=hardware, partitioner=partitioner, trials=trials, progress=progress
+        )
 
     def cost_of_xla(
         self, hardware: str | Hardware | Topology, partitioner: str | None = None

@@ -63,7 +63,7 @@ class StrategyFigures:
 
     @staticmethod
     def of(plan: Plan, on: Machine | None, *, overlap: str | None = None) -> StrategyFigures:
-        """Return the figures of a plan on a machine; None is that of the plan's options."""
+        """Return the figures of a plan on a machine; None is the machine of its options."""
         cost = plan.cost(on, overlap=overlap)
         by_axis: dict[str, dict[str, float]] = {}
         for item in cost.at_hints.items:

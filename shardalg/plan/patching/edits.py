@@ -1,0 +1,207 @@
+"""Constraints as edits of the user's source, and as a unified diff that `git apply` accepts."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardalg.plan.patching.probes import Constraint, Expression
+from shardalg.plan.patching.user_code import UserFile
+
+_LIBRARIES = ("jax", "jax.lax", "jax.sharding")
+CONSTRAINT = "with_sharding_constraint"
+
+
+@dataclass(frozen=True)
+class SourceNames:
+    """The names by which a file of the user reaches JAX.
+
+    Attributes:
+      constraint: the function `with_sharding_constraint`.
+      spec: the class `PartitionSpec`.
+      mesh: a global mesh of the user with the plan's axes; "" if there is none.
+      named: the class `NamedSharding`.
+      imports: lines that the file needs in addition.
+    """
+
+    constraint: str
+    spec: str
+    mesh: str
+    named: str
+    imports: tuple[str, ...]
+
+    @staticmethod
+    def of(file: UserFile, axes: Mapping[str, int]) -> SourceNames:
+        """Return the names of a file, found in the global names of its functions.
+
+        Args:
+          axes: the sizes of the plan's mesh axes.
+        """
+        import jax
+
+        space = file.functions[0].__globals__
+        modules = {"jax": jax, "jax.lax": jax.lax, "jax.sharding": jax.sharding}
+        # Names of the user that are a module or a class of JAX; private ones are no good style.
+        mine = {
+            id(value): name for name, value in reversed(space.items()) if not name.startswith("_")
+        }
+        imports: list[str] = []
+
+        def reached(path: str, attribute: str) -> str:
+            """Return the expression for an attribute of a module of JAX."""
+            whole: Any = getattr(modules[path], attribute)
+            if id(whole) in mine:
+                return mine[id(whole)]
+            for known in (path, "jax"):
+                if id(modules[known]) in mine:
+                    rest = path.removeprefix(known).removeprefix(".")
+                    return ".".join(filter(None, (mine[id(modules[known])], rest, attribute)))
+            imports.append("import jax")
+            return f"{path}.{attribute}"
+
+        def is_mesh(value: object) -> bool:
+            return isinstance(value, jax.sharding.Mesh) and dict(value.shape) == dict(axes)
+
+        mesh = next((name for name, value in space.items() if is_mesh(value)), "")
+        return SourceNames(
+            reached("jax.lax", CONSTRAINT),
+            reached("jax.sharding", "PartitionSpec"),
+            mesh,
+            reached("jax.sharding", "NamedSharding") if mesh else "",
+            tuple(dict.fromkeys(imports)),
+        )
+
+    def sharding(self, spec: Sequence[Sequence[str]]) -> str:
+        """Return the text of a sharding, such as `P("data", None)`."""
+        entries = [_entry(axes) for axes in spec]
+        while entries and entries[-1] == "None":
+            entries.pop()
+        text = f"{self.spec}({', '.join(entries)})"
+        return f"{self.named}({self.mesh}, {text})" if self.mesh else text
+
+    def constrained(self, text: str, spec: Sequence[Sequence[str]]) -> str:
+        """Return the text of an expression under a constraint."""
+        return f"{self.constraint}({text}, {self.sharding(spec)})"
+
+
+def _entry(axes: Sequence[str]) -> str:
+    """Return the text of one dimension of a spec.
+
+    >>> _entry(()), _entry(("x",)), _entry(("x", "y"))
+    ('None', '"x"', '("x", "y")')
+    """
+    texts = [f'"{axis}"' for axis in axes]
+    return texts[0] if len(texts) == 1 else f"({', '.join(texts)})" if texts else "None"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Text that is inserted into a file.
+
+    Attributes:
+      line: the line, from 1 on; the text is inserted before its byte `column`.
+      rank: the order of edits at one place: ends of inner expressions, ends of outer ones, starts.
+      text: the inserted text.
+    """
+
+    line: int
+    column: int
+    rank: int
+    text: str
+
+
+def edits(
+    file: UserFile,
+    expressions: Mapping[int, Expression],
+    constraints: Iterable[Constraint],
+    names: SourceNames,
+) -> list[Edit]:
+    """Return the edits that put constraints on expressions of a file.
+
+    If a statement is `name = expression`, a line after it constrains the name. Otherwise the
+    expression is put into parentheses of the constraint.
+    """
+    found: list[Edit] = []
+    by_expression: dict[int, list[Constraint]] = {}
+    for each in sorted(constraints):
+        if expressions[each.expression].file is file:
+            by_expression.setdefault(each.expression, []).append(each)
+    lines = file.text.splitlines(keepends=True)
+    for number, several in by_expression.items():
+        node, statement = expressions[number].node, expressions[number].statement
+        end = node.end_lineno or node.lineno
+        alone = (
+            statement is not None
+            and not lines[statement.lineno - 1].encode()[: statement.col_offset].strip()
+            and not lines[end - 1].encode()[node.end_col_offset :].strip()
+        )
+        if statement is not None and alone:
+            indent = lines[statement.lineno - 1][: statement.col_offset]
+            (target,) = statement.targets
+            name = getattr(target, "id", "")
+            # A last line without a newline gets one before the new lines.
+            break_ = "" if lines[end - 1].endswith("\n") else "\n"
+            text = break_ + "".join(
+                f"{indent}{name} = {names.constrained(name, each.spec)}\n" for each in several
+            )
+            found.append(Edit(end + 1, 0, 2 * len(expressions), text))
+            continue
+        opening = "".join(f"{names.constraint}(" for _ in several)
+        closing = "".join(f", {names.sharding(each.spec)})" for each in several)
+        # Numbers grow inwards: an inner expression ends first, and starts last.
+        found.append(Edit(node.lineno, node.col_offset, len(expressions) + number, opening))
+        found.append(Edit(end, node.end_col_offset or 0, len(expressions) - number, closing))
+    if found and names.imports:
+        text = "".join(f"{line}\n" for line in names.imports)
+        found.append(Edit(_first_import(file), 0, 0, text))
+    return found
+
+
+def _first_import(file: UserFile) -> int:
+    """Return the line before which an import is inserted: after the docstring and `__future__`."""
+    import ast
+
+    for statement in file.tree.body:
+        is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        is_future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
+        if not (is_text or is_future):
+            return statement.lineno
+    return 1
+
+
+def applied(text: str, several: Iterable[Edit]) -> str:
+    """Return a text with edits.
+
+    >>> applied("y = f(x)", [Edit(1, 4, 2, "g("), Edit(1, 8, 1, ")")])
+    'y = g(f(x))'
+    """
+    lines = [line.encode() for line in text.splitlines(keepends=True)] + [b""]
+    # From the end of the text to its start, so that places of earlier edits stay valid.
+    for edit in sorted(several, key=lambda e: (e.line, e.column, e.rank), reverse=True):
+        line = lines[edit.line - 1]
+        lines[edit.line - 1] = line[: edit.column] + edit.text.encode() + line[edit.column :]
+    return b"".join(lines).decode()
+
+
+def diff(file: UserFile, text: str) -> str:
+    """Return the change of a file as a unified diff with paths from the root of its repository."""
+    path = _relative(file.path)
+    before, after = (t.splitlines(keepends=True) for t in (file.text, text))
+    found = difflib.unified_diff(before, after, f"a/{path}", f"b/{path}")
+    # `git apply` needs a remark where the last line of a file has no newline.
+    return "".join(
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in found
+    )
+
+
+def _relative(path: str) -> str:
+    """Return a path from the root of its git repository, else from the working directory."""
+    whole = Path(path).absolute()
+    roots = [parent for parent in whole.parents if (parent / ".git").exists()]
+    for root in (*roots[:1], Path.cwd()):
+        if whole.is_relative_to(root):
+            return whole.relative_to(root).as_posix()
+    return whole.name

@@ -1,0 +1,308 @@
+"""Marks at every expression of the user's functions, at which a sharding constraint can be tried.
+
+An expression is marked in the syntax tree, as `mark(number, expression)`. The function is traced
+once more with the marks: each array gets named annotations, which are identities. So a set of
+constraints is tried by giving shardings to names, without another edit or trace.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from shardalg.errors import ShardalgError, StrategyError
+from shardalg.graph.annotate import annotate
+from shardalg.plan.patching.user_code import UserFile, replaced
+from shardalg.planner.propagate.strategy import Annotations, Strategy, resolve
+from shardalg.planner.stages import Stages, planned
+
+if TYPE_CHECKING:
+    from shardalg.algebra.sharding import Sharding
+    from shardalg.plan.plan import Plan
+    from shardalg.planner.traced import Traced
+
+MARK = "_shardalg_mark"
+_MARKED = (ast.Call, ast.BinOp, ast.UnaryOp, ast.Subscript, ast.Attribute)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+Axes = tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Expression:
+    """An expression in a function of the user, whose value may get a constraint.
+
+    Attributes:
+      file: the file that has it.
+      node: its node in the syntax tree of the file.
+      statement: the statement that has it, if the whole statement is `name = expression`.
+    """
+
+    file: UserFile
+    node: ast.expr
+    statement: ast.Assign | None = None
+
+    @property
+    def lines(self) -> range:
+        """The lines of the file on which the expression is."""
+        return range(self.node.lineno, (self.node.end_lineno or self.node.lineno) + 1)
+
+    @property
+    def text(self) -> str:
+        """The expression as the user wrote it, on one line."""
+        return " ".join((ast.get_source_segment(self.file.text, self.node) or "").split())
+
+
+@dataclass(frozen=True, order=True)
+class Constraint:
+    """A sharding of the value of an expression.
+
+    Attributes:
+      expression: the number of the expression.
+      depth: the place among several constraints of one expression, the innermost first.
+      spec: the axis names of each dimension.
+    """
+
+    expression: int
+    depth: int
+    spec: tuple[Axes, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of the annotation that takes the constraint's place."""
+        return f"{MARK}{self.expression}.{self.depth}"
+
+
+BORDER = Constraint(-1, 0, ())
+"""The plan's shardings of arguments and results that the user left open, as if it were one line."""
+
+
+class _Marking(ast.NodeTransformer):
+    """Marks the expressions inside of functions, and lists them in the order of their numbers."""
+
+    def __init__(self, file: UserFile, first: int) -> None:
+        """Mark the expressions of a file with numbers from `first` on."""
+        self.file, self.first = file, first
+        self.found: list[Expression] = []
+        self.inside = False
+        self.whole: dict[int, ast.Assign] = {}
+        self.plain: set[int] = set()
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        """Return the node with its marks."""
+        if isinstance(node, _FUNCTIONS):
+            return self._function(node)
+        self._note(node)
+        if not (self.inside and isinstance(node, _MARKED) and id(node) not in self.plain):
+            return self.generic_visit(node)
+        if not isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
+            return self.generic_visit(node)
+        place = len(self.found)
+        self.found.append(Expression(self.file, node, self.whole.get(id(node))))
+        copied: Any = self.generic_visit(copy.copy(node))
+        number = ast.Constant(self.first + place)
+        call = ast.Call(ast.Name(MARK, ast.Load()), [number, copied], [])
+        return ast.fix_missing_locations(ast.copy_location(call, node))
+
+    def _function(self, node: Any) -> ast.AST:
+        """Return a function with marks in its body alone: its defaults run in the definition."""
+        outside, self.inside = self.inside, True
+        node = copy.copy(node)
+        body = node.body
+        node.body = (
+            [self.visit(each) for each in body] if isinstance(body, list) else self.visit(body)
+        )
+        self.inside = outside
+        return node
+
+    def _note(self, node: ast.AST) -> None:
+        """Note which children are no values of their own, and which are a whole statement."""
+        if isinstance(node, ast.Call):
+            self.plain.add(id(node.func))
+        elif isinstance(node, ast.Subscript):
+            self.plain |= {id(part) for part in ast.walk(node.slice) if not _may_be_array(part)}
+        elif isinstance(node, ast.Assign) and [type(t) for t in node.targets] == [ast.Name]:
+            self.whole[id(node.value)] = node
+        elif isinstance(node, ast.AnnAssign):
+            self.plain |= {id(part) for part in ast.walk(node.annotation)}
+        elif isinstance(node, ast.JoinedStr):
+            self.plain |= {id(part) for part in ast.walk(node)}
+
+
+def _may_be_array(node: ast.AST) -> bool:
+    """Return whether a part of an index may be an array of indices: a call or an operation."""
+    return isinstance(node, ast.Call | ast.BinOp | ast.Subscript)
+
+
+@dataclass(frozen=True, eq=False)
+class MarkedPlan:
+    """A plan whose function is traced with marks at its expressions.
+
+    Attributes:
+      plan: the plan of the user.
+      traced: the function with marks.
+      expressions: the marked expressions by number.
+    """
+
+    plan: Plan
+    traced: Traced
+    expressions: Mapping[int, Expression]
+
+    @cached_property
+    def places(self) -> dict[str, list[int]]:
+        """Positions in `traced.graph.sites` of the marks with each name."""
+        found: dict[str, list[int]] = {}
+        for place, site in enumerate(self.traced.graph.sites):
+            if site.name is not None and site.name.startswith(MARK):
+                found.setdefault(site.name, []).append(place)
+        return found
+
+    def annotations(self, constraints: Sequence[Constraint]) -> Annotations:
+        """Return the annotations of the plan together with constraints at the marks.
+
+        Raises:
+          StrategyError: a constraint does not fit its value.
+        """
+        sites = {each.name: each.spec for each in constraints if each != BORDER}
+        made = own_annotations(self.plan, self.traced, sites)
+        return with_border(self.plan, made) if BORDER in constraints else made
+
+    @cached_property
+    def stages(self) -> Stages:
+        """The plan of the function with marks, without constraints."""
+        return planned(self.traced, self.annotations(()), self.plan.options)
+
+    def constraints(self) -> Iterator[Constraint]:
+        """Yield every form in which the plan has the value of a marked expression.
+
+        The forms of a value are its sharding as it is computed, and those after each reshard.
+        """
+        graph, program = self.traced.graph, self.stages.program
+        held: dict[int, list[Sharding]] = {}
+        for local in program.locals:
+            if local.origin is not None:
+                held.setdefault(local.origin, []).append(local.sharding)
+        for number in self.expressions:
+            forms: Counter[tuple[tuple[Axes, ...], ...]] = Counter()
+            for place in self.places.get(f"{MARK}{number}.0", ()):
+                site = graph.sites[place]
+                node = graph.nodes[site.node]
+                if node.phase != "backward":
+                    values = (*node.operands, *node.results)
+                    shardings = [s for value in values for s in held.get(value, ())]
+                    forms[tuple(_specs(shardings, site.unspecified_dims))] += 1
+            # Layers that share a line share a constraint: the forms that most of them have.
+            for depth, spec in enumerate(forms.most_common(1)[0][0] if forms else ()):
+                yield Constraint(number, depth, spec)
+
+
+def has_open_border(plan: Plan) -> bool:
+    """Return whether the user left the sharding of an argument or a result open."""
+    given = plan._annotations
+    return any(sharding is None for sharding in (*given.arguments, *given.results))
+
+
+def with_border(plan: Plan, given: Annotations) -> Annotations:
+    """Return annotations with the plan's sharding of every argument and result."""
+    program = plan.program
+    return replace(given, arguments=program.argument_shardings, results=program.result_shardings)
+
+
+def own_annotations(
+    plan: Plan, traced: Traced, sites: Mapping[str, tuple[Axes, ...]] | None = None
+) -> Annotations:
+    """Return the annotations of a plan for another trace of its function.
+
+    The trace has the sites of the plan's graph in their order, and perhaps more.
+
+    Args:
+      sites: specs of marks, by name.
+
+    Raises:
+      StrategyError: a spec does not fit its value.
+    """
+    graph, given = traced.graph, plan._annotations
+    read = resolve(graph, Strategy(given.mesh, sites=sites or {}), traced.first_mesh).sites
+    # Sites that the user named have the shardings of the plan's strategy.
+    pairs = zip(plan.graph.sites, given.sites, strict=True)
+    named = iter([sharding for site, sharding in pairs if site.name is not None])
+    merged = tuple(
+        next(named) if site.name is not None and not site.name.startswith(MARK) else sharding
+        for site, sharding in zip(graph.sites, read, strict=True)
+    )
+    # More sites change the numbers of values. Their names have a counter per operator and line.
+    numbers = {value.name: value.index for value in graph.values}
+    values = tuple(
+        (numbers[name], sharding)
+        for index, sharding in given.values
+        if (name := plan.graph.values[index].name) in numbers
+    )
+    return replace(given, sites=merged, values=values)
+
+
+def _specs(shardings: Sequence[Sharding], added: tuple[int, ...]) -> Iterator[tuple[Axes, ...]]:
+    """Yield the axis names of shardings, without repetitions; sub-axes have no names.
+
+    Args:
+      added: dimensions that `vmap` added, which the user's constraint does not count.
+    """
+    before = None
+    for sharding in shardings:
+        try:
+            entries = tuple(replace(sharding, unreduced=()).to_spec())
+        except ShardalgError:
+            continue
+        spec = tuple(
+            e if isinstance(e, tuple) else (e,) if isinstance(e, str) else () for e in entries
+        )
+        kept = tuple(axes for dim, axes in enumerate(spec) if dim not in added)
+        if kept != before:
+            before = kept
+            yield kept
+
+
+def marked_plan(
+    plan: Plan, files: Sequence[UserFile], depths: Mapping[int, int] | None = None
+) -> MarkedPlan:
+    """Return a plan whose function is traced with marks.
+
+    Args:
+      files: the user's files.
+      depths: the number of marks of each expression; None: one of each.
+
+    Raises:
+      StrategyError: the plan was loaded from a file, and has no function.
+    """
+    import jax
+
+    retrace = plan._traced.changed
+    if retrace is None:
+        raise StrategyError(
+            "a loaded plan has no function to patch: plan the function again with sa.plan."
+        )
+    expressions: dict[int, Expression] = {}
+    trees: list[Any] = []
+    for file in files:
+        marking = _Marking(file, len(expressions))
+        # Marking changes a tree in place; expressions keep only places of its nodes.
+        trees.append(marking.visit(copy.deepcopy(file.tree)))
+        expressions |= dict(enumerate(marking.found, len(expressions)))
+
+    def mark(number: int, value: Any) -> Any:
+        """Return the value, with its annotations if it is a traced array."""
+        if not isinstance(value, jax.core.Tracer) or not value.ndim:
+            return value
+        kinds = getattr(jax.sharding.get_abstract_mesh(), "axis_types", ())
+        if jax.sharding.AxisType.Manual in kinds:
+            return value
+        for depth in range(1 if depths is None else depths.get(number, 0)):
+            value = annotate(value, f"{MARK}{number}.{depth}")
+        return value
+
+    with replaced(files, trees, {MARK: mark}):
+        traced = retrace(lambda fn: fn)
+    return MarkedPlan(plan, replace(traced, first_mesh=plan._traced.first_mesh), expressions)
