@@ -11,7 +11,6 @@ from typing import Any
 from shardalg.plan.patching.probes import Constraint, Expression
 from shardalg.plan.patching.user_code import UserFile
 
-_LIBRARIES = ("jax", "jax.lax", "jax.sharding")
 CONSTRAINT = "with_sharding_constraint"
 
 
@@ -85,6 +84,13 @@ class SourceNames:
     def constrained(self, text: str, spec: Sequence[Sequence[str]]) -> str:
         """Return the text of an expression under a constraint."""
         return f"{self.constraint}({text}, {self.sharding(spec)})"
+
+
+def imported() -> dict[str, Any]:
+    """Return the global names that the import lines of an edit define."""
+    import jax
+
+    return {"jax": jax}
 
 
 def _entry(axes: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from shardalg.plan.patching.constraint_trials import (
     XlaFigures,
     xla_figures,
 )
-from shardalg.plan.patching.edits import SourceNames, applied, diff, edits
+from shardalg.plan.patching.edits import SourceNames, applied, diff, edits, imported
 from shardalg.plan.patching.minimal import MORE_FLOPS, NEAR, MinimalSearch
 from shardalg.plan.patching.probes import (
     BORDER,
@@ -281,16 +281,12 @@ class PatchCheck(Answer):
 
 def check(patch: Patch) -> PatchCheck:
     """Return the figures of XLA's program for the patched source; see `Patch.check`."""
-    import jax
-
     plan, trials = patch.plan, patch.trials
     retrace = plan._traced.changed
     assert retrace is not None, "marked_plan refuses plans without a function"
     changed = [file for file in patch.files if file.path in patch.texts]
     texts = [patch.texts[file.path] for file in changed]
-    # The specs need a mesh as the program's own run has it.
-    names = {"jax": jax}
-    with replaced(changed, texts, names) if changed else nullcontext():
+    with replaced(changed, texts, imported()) if changed else nullcontext():
         try:
             traced = replace(retrace(lambda fn: fn), first_mesh=plan._traced.first_mesh)
         except Exception as error:
