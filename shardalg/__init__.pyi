@@ -87,7 +87,7 @@ from shardalg.plan.rules.findings import Findings as Findings
 from shardalg.plan.rules.logical_rules import LogicalRules as LogicalRules
 from shardalg.plan.rules.logical_rules import logical_rules as logical_rules
 from shardalg.plan.rules.rule_strategies import rules_of as rules_of
-from shardalg.plan.search.search import family as family
+from shardalg.plan.search.family import family as family
 from shardalg.plan.search.search import search as search
 from shardalg.plan.strategies import recipes as recipes
 from shardalg.planner.propagate.options import Options as Options

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra.mesh import Mesh
-from shardalg.errors import ShardalgError, StrategyError
+from shardalg.errors import ShardalgError, StrategyError, TraceError
 from shardalg.graph.user_frames import passed_on
 from shardalg.planner.calls.meshes import placed
 from shardalg.planner.calls.user_call import opened
@@ -54,6 +54,7 @@ def traced_call(
 
     Raises:
       An exception of the user's function, with the user's frames of its traceback alone.
+      TraceError: the function fails, and an argument is None.
     """
     # Wrong types are reported before the function is traced, which may take long.
     strategy, options = strategy_from(strategy), options_from(options or Options())
@@ -76,6 +77,14 @@ def traced_call(
     except ShardalgError:
         raise
     except Exception as error:
+        # None is a pytree without arrays, so that jax reports it only inside of the function.
+        absent = [str(n) for n, arg in enumerate(given[0]) if arg is None]
+        absent += [name for name, arg in given[1].items() if arg is None]
+        if absent and isinstance(error, TypeError | AttributeError | ValueError):
+            raise TraceError(
+                f"the function fails, and its argument {', '.join(absent)} is None: "
+                f"{type(error).__name__}: {error}. Give an array or a jax.ShapeDtypeStruct."
+            ) from passed_on(fn, error)
         raise passed_on(fn, error)  # noqa: B904  # the same exception, with the user's frames
 
 

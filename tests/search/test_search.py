@@ -160,6 +160,11 @@ def test_equal_layers_are_decided_alike():
         (lambda f, a: sa.search(f, *a, hardware="h100"), "devices is None: give a whole number"),
         (lambda f, a: sa.search(f, *a, hardware="h100", devices=1), "devices is 1"),
         (lambda f, a: sa.family(axes=4), "axes is 4: give a whole number from 1 to 3"),
+        (
+            lambda f, a: sa.search(f, *a, hardware="h100:8", devices=6),
+            r"devices is 6, and Topology\(h100:1x8\) has 8",
+        ),
+        (lambda f, a: sa.family(meshes=[]), r"meshes is \[\]: give a list of meshes, or None"),
         (lambda f, a: sa.family(meshes=8), "meshes is 8: give a list of meshes"),
         (
             lambda f, a: sa.family(meshes=[sa.Mesh({"a": 8}, symbolic=True)]),
@@ -197,6 +202,16 @@ def test_equal_layers_are_decided_alike():
 def test_bad_input(call, message):
     with pytest.raises(StrategyError, match=message):
         call(*PROGRAMS["two products"])
+
+
+def test_an_argument_that_is_none_is_named():
+    w = struct(8, 8)
+    for call in (sa.search, sa.plan):
+        place = {"hardware": "h100:8"} if call is sa.search else {"mesh": sa.Mesh({"a": 2})}
+        with pytest.raises(sa.TraceError, match="its argument 0 is None: TypeError"):
+            call(lambda x, w: x @ w, None, w, **place)
+    # A function may accept None.
+    assert sa.plan(lambda x, w: w + 1, None, w, mesh=sa.Mesh({"a": 2})).mesh.size == 2
 
 
 def test_a_program_without_work_has_no_gap():

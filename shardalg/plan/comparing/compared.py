@@ -14,6 +14,7 @@ from shardalg.costs.analyses.limits import EXPOSED, IDLE
 from shardalg.costs.link_bytes import KINDS_OF_LINKS
 from shardalg.costs.topology import OWN_LINKS
 from shardalg.errors import TableError
+from shardalg.plan.comparing.ranking import least_memory, ranked, unbeaten
 from shardalg.tables import Answer, Parts, Table, bytes_text, seconds_text
 
 if TYPE_CHECKING:
@@ -95,6 +96,11 @@ class ComparedStrategy:
     def cost(self) -> Cost | None:
         """The price of the plan on the chip; None if the strategy is refused."""
         return None if self.plan is None else self.plan.cost(self.on)
+
+    @property
+    def has_figures(self) -> bool:
+        """True unless the strategy is refused."""
+        return self.plan is not None
 
     @property
     def step_s(self) -> float:
@@ -249,7 +255,7 @@ class ComparedStrategy:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StrategyComparison(Answer):
-    """Strategies of one function, ranked: those that fit first, the fastest first.
+    """Strategies of one function, ranked: first all that fit, the fastest first.
 
     The order is by seconds per sample if the samples of a step are known, else by seconds per step.
 
@@ -264,8 +270,7 @@ class StrategyComparison(Answer):
     @staticmethod
     def of(rows: Iterable[ComparedStrategy]) -> StrategyComparison:
         """Rank strategies that are given in any order, and return their comparison."""
-        ranked = sorted(rows, key=lambda row: (row.plan is None, not row.fits, row.order))
-        return StrategyComparison(tuple(ranked))
+        return StrategyComparison(ranked(rows))
 
     @cached_property
     def table(self) -> Table:
@@ -281,11 +286,10 @@ class StrategyComparison(Answer):
         """
         if self.rows and self.rows[0].fits:
             return self.rows[0]
-        planned = [row for row in self.rows if row.plan is not None]
-        if not planned:
+        least = least_memory(self.rows)
+        if least is None:
             reasons = "; ".join(f"{row.name}: {row.refused}" for row in self.rows)
             raise TableError(f"no strategy has a plan. {reasons}")
-        least = min(planned, key=lambda row: row.peak_bytes)
         raise TableError(
             f"no strategy fits. {least.name!r} on {least.mesh} needs the least memory, "
             f"{bytes_text(least.peak_bytes)} of {bytes_text(least.capacity_bytes)} per device. "
@@ -315,19 +319,7 @@ class StrategyComparison(Answer):
 
     def pareto(self) -> StrategyComparison:
         """Return the strategies that no other one beats in both time and memory."""
-        # Rows with equal time and memory do not beat each other, so both are kept.
-        planned = [row for row in self.rows if row.plan is not None]
-        kept = (
-            row
-            for row in planned
-            if not any(
-                (other.order, other.peak_bytes) != (row.order, row.peak_bytes)
-                and other.order <= row.order
-                and other.peak_bytes <= row.peak_bytes
-                for other in planned
-            )
-        )
-        return StrategyComparison.of(kept)
+        return StrategyComparison(unbeaten(self.rows))
 
     def by_axis(self) -> Table:
         """Return the communication along each set of mesh axes, a row per strategy and set.
@@ -480,7 +472,7 @@ class StrategyComparison(Answer):
             return f"No strategy of {len(self.rows)} has a plan."
         first = planned[0]
         if not first.fits:
-            least = min(planned, key=lambda row: row.peak_bytes)
+            least = least_memory(planned) or first
             return (
                 f"No strategy fits: {least.name} needs the least memory, "
                 f"{bytes_text(least.peak_bytes)} of {bytes_text(least.capacity_bytes)} per device."

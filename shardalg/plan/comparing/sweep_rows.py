@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shardalg.errors import TableError
 from shardalg.graph.tracing.remat import check_policy, policy_text
 from shardalg.plan.comparing.given import mesh_text, meshes_of
+from shardalg.plan.comparing.ranking import least_memory, ranked, unbeaten
 from shardalg.plan.comparing.step_figures import StepFigures
 from shardalg.tables import Answer, Parts, Table, bytes_text, counted, seconds_text
 
@@ -77,6 +78,11 @@ class SweptPoint:
         sizes = [f"{name}={size}" for name, size in self.sizes.items()]
         remat = [] if self.remat == "as written" else [f"remat {self.remat}"]
         return ", ".join([self.mesh, *sizes, *remat])
+
+    @property
+    def has_figures(self) -> bool:
+        """True unless the point is refused or was not finished."""
+        return self.figures is not None
 
     @property
     def step_s(self) -> float:
@@ -162,8 +168,7 @@ class SweepComparison(Answer):
     @staticmethod
     def of(rows: Iterable[SweptPoint], machine: str, unfinished: int = 0) -> SweepComparison:
         """Rank points that are given in any order, and return their comparison."""
-        ranked = sorted(rows, key=lambda row: (row.figures is None, not row.fits, row.order))
-        return SweepComparison(tuple(ranked), machine, unfinished)
+        return SweepComparison(ranked(rows), machine, unfinished)
 
     @cached_property
     def table(self) -> Table:
@@ -186,10 +191,9 @@ class SweepComparison(Answer):
         """
         if self.rows[0].fits:
             return self.rows[0]
-        found = [row for row in self.rows if row.figures is not None]
-        if not found:
+        least = least_memory(self.rows)
+        if least is None:
             raise TableError(f"no point has a plan. {self.rows[0].name}: {self.rows[0].refused}")
-        least = min(found, key=lambda row: row.peak_bytes)
         raise TableError(
             f"no point fits. {least.name} needs the least memory, {bytes_text(least.peak_bytes)} "
             f"of {bytes_text(least.capacity_bytes)} per device. Sweep more devices, a smaller "
@@ -235,16 +239,7 @@ class SweepComparison(Answer):
 
     def pareto(self) -> SweepComparison:
         """Return the points that no other one beats in both time and memory."""
-        found = [row for row in self.rows if row.figures is not None]
-        kept: list[SweptPoint] = []
-        least = (float("inf"), float("inf"))
-        # In ascending order of time, a point is beaten if an earlier one needs no more memory.
-        for row in sorted(found, key=lambda row: (row.order, row.peak_bytes)):
-            now = row.peak_bytes, row.order
-            if now[0] < least[0] or now == least:
-                kept.append(row)
-                least = now
-        return SweepComparison.of(kept, self.machine)
+        return SweepComparison(unbeaten(self.rows), self.machine)
 
     def draw(self) -> Figure:
         """Draw time against memory, a dot per point, and the line of those that nothing beats."""
@@ -288,7 +283,7 @@ class SweepComparison(Answer):
             return f"{said} No point has a plan."
         fitting = sum(row.fits for row in found)
         if not fitting:
-            least = min(found, key=lambda row: row.peak_bytes)
+            least = least_memory(found) or found[0]
             held = f"{bytes_text(least.peak_bytes)} of {bytes_text(least.capacity_bytes)}"
             return f"{said} No point fits: {least.name} needs the least memory, {held} per device."
         first = self.rows[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from shardalg.plan.plan import plan_of
 from shardalg.plan.planning import traced_call
 from shardalg.plan.search.bound_certificate import Certificate
 from shardalg.plan.search.cost_table import CostTable
+from shardalg.plan.search.family import Family, family
 from shardalg.plan.search.layout_moves import PICOSECONDS
 from shardalg.plan.search.memory_terms import memory_terms, with_memory_price
 from shardalg.plan.search.minimising.message_passing import CAP
@@ -29,9 +30,6 @@ from shardalg.planner.propagate.options import Options
 from shardalg.planner.propagate.strategy import Strategy
 from shardalg.planner.traced import Traced
 
-MOST_AXES = 3
-"""The largest number of mesh axes of a family. Tables of more axes do not fit in memory."""
-AXIS_NAMES = ("a", "b", "c")
 MOST_PRICES = 8
 """Number of prices of memory that are tried to meet a budget."""
 STEP, CLOSE = 8.0, 1.5
@@ -39,79 +37,6 @@ STEP, CLOSE = 8.0, 1.5
 
 Progress = Callable[[str], None]
 """Called with a line of text after each mesh."""
-
-
-@dataclass(frozen=True)
-class Family:
-    """The plans among which `search` finds the fastest: those of some meshes.
-
-    On each mesh, every mesh axis may shard any loop of each operator, and any dimension of each
-    argument and value, or none, as long as blocks are even. Equal layers have equal layouts.
-
-    Attributes:
-      axes: the largest number of mesh axes.
-      meshes: the meshes; () for all ordered meshes with up to `axes` axes.
-    """
-
-    axes: int = 2
-    meshes: tuple[Mesh, ...] = ()
-
-    def of(self, devices: int) -> tuple[Mesh, ...]:
-        """Return the meshes of this number of devices; the first axis is the major one.
-
-        >>> [dict(mesh.axes) for mesh in Family(axes=2).of(8)]
-        [{'a': 8}, {'a': 4, 'b': 2}, {'a': 2, 'b': 4}]
-        """
-        if self.meshes:
-            return self.meshes
-        return tuple(
-            Mesh(dict(zip(AXIS_NAMES, sizes, strict=False)))
-            for count in range(1, self.axes + 1)
-            for sizes in _factorings(devices, count)
-        )
-
-
-def _factorings(number: int, count: int) -> Iterator[tuple[int, ...]]:
-    """Yield each way to write a number as an ordered product of `count` factors above 1."""
-    if count == 1:
-        if number > 1:
-            yield (number,)
-        return
-    for first in range(number // 2, 1, -1):
-        if number % first == 0:
-            yield from ((first, *rest) for rest in _factorings(number // first, count - 1))
-
-
-def family(*, axes: int = 2, meshes: Sequence[Any] = ()) -> Family:
-    """Return a family of plans for `search`.
-
-    Args:
-      axes: the largest number of mesh axes, 1 to 3.
-      meshes: the meshes, each a `Mesh` or axis sizes such as {"data": 8, "model": 4}; () for all
-        ordered meshes of the devices with up to `axes` axes.
-
-    Raises:
-      StrategyError: `axes` is not valid, or an entry is no mesh.
-
-    >>> family(meshes=[{"data": 8}]).of(8)
-    (Mesh(data=8),)
-    """
-    if type(axes) is not int or not 1 <= axes <= MOST_AXES:
-        raise StrategyError(f"axes is {axes!r}: give a whole number from 1 to {MOST_AXES}.")
-    several = [meshes] if isinstance(meshes, Mesh | Mapping) else meshes
-    if not isinstance(several, list | tuple):
-        raise StrategyError(f"meshes is {meshes!r:.60}: give a list of meshes.")
-    found = []
-    for each in several:
-        if not isinstance(each, Mesh | Mapping):
-            raise StrategyError(
-                f"meshes has {each!r:.60}: give a Mesh, or axis sizes as {{'data': 8, 'model': 4}}."
-            )
-        mesh = each if isinstance(each, Mesh) else Mesh(dict(each))
-        if mesh.symbolic:
-            raise StrategyError(f"{mesh!r} has named sizes: search decides at numbers.")
-        found.append(mesh)
-    return Family(axes, tuple(found))
 
 
 def search(
@@ -214,6 +139,12 @@ def _num_devices(devices: int | None, on: Machine, over: Family) -> int:
             f"devices is {devices!r}: give a whole number from 2 on, or a topology such as "
             "hardware='h100:64'."
         )
+    if isinstance(on, Topology) and on.devices != devices:
+        raise StrategyError(
+            f"devices is {devices}, and {on!r} has {on.devices}: no mesh of {devices} devices "
+            f"uses all of them. Give a topology of {devices} devices, or the chip alone, as in "
+            "hardware='h100'."
+        )
     return devices
 
 
@@ -307,7 +238,7 @@ class _Searched:
             found = minimum(with_memory_price(self.table.factors, terms, price))
             row = self._planned(found)
             bound = max(bound, (found.bound_ps - price * budget) / PICOSECONDS)
-            best = min(best, row, key=lambda one: one.order)
+            best = min(best, row, key=lambda one: one.preference)
             if row.fits:
                 enough = price
             else:

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import StrategyError
+from shardalg.plan.comparing.ranking import least_memory, ranked
 from shardalg.plan.plan import Plan
 from shardalg.plan.search.bound_certificate import Certificate
 from shardalg.planner.propagate.strategy import PerLeaf, Strategy
@@ -52,9 +53,19 @@ class SearchedMesh:
         return self.plan is not None and self.peak_bytes <= self.limit_bytes
 
     @property
-    def order(self) -> tuple[bool, bool, float]:
-        """Key for sorting: plans that fit by their seconds, then others by their peak."""
-        return not self.fits, self.plan is None, self.step_s if self.fits else self.peak_bytes
+    def has_figures(self) -> bool:
+        """True unless the mesh was refused."""
+        return self.plan is not None
+
+    @property
+    def order(self) -> float:
+        """Seconds by which meshes are ranked."""
+        return self.step_s
+
+    @property
+    def preference(self) -> tuple[bool, float]:
+        """Key by which one plan of a mesh is preferred: the fastest that fits, or the smallest."""
+        return not self.fits, self.step_s if self.fits else self.peak_bytes
 
     @property
     def note(self) -> str:
@@ -89,15 +100,17 @@ class SearchAnswer(Answer):
         Raises:
           StrategyError: no plan fits; the error names the one that needs the least memory.
         """
-        ranked = sorted(rows, key=lambda row: row.order)
-        found = SearchAnswer(tuple(ranked), memory_bytes)
+        found = SearchAnswer(ranked(rows), memory_bytes)
         if found.rows[0].fits:
             return found
-        # The first row that does not fit has the smallest peak.
-        least = ranked[0]
-        if least.plan is None:
-            reasons = "; ".join(f"{row.mesh!r}: {row.refused}" for row in ranked)
-            raise StrategyError(f"no mesh of the family has a plan. {reasons}")
+        least = least_memory(found.rows)
+        if least is None:
+            # Meshes of one kind are refused for one reason, which is told once.
+            reasons: dict[str, list[str]] = {}
+            for row in found.rows:
+                reasons.setdefault(row.refused, []).append(repr(row.mesh))
+            told = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
+            raise StrategyError(f"no mesh of the family has a plan. {told}")
         raise StrategyError(
             f"no plan was found within {bytes_text(memory_bytes)} per device. The smallest "
             f"peak that was found is {bytes_text(least.peak_bytes)}, on {least.mesh!r}. Take more "

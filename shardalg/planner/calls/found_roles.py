@@ -100,7 +100,7 @@ def _roles(arg: Any, name: str, moments: list[tuple[Any, ...]]) -> list[str]:
     if _is_train_state(arg):
         return [role for part, role in _parts(arg) for _ in jax.tree.leaves(part)]
     # A tuple of optimizer states has no type of its own that tells what it is, so its content does.
-    if _is_optax(arg) or (_holds_state(arg) and not _is_train_state(arg)):
+    if _holds_state(arg):
         return [OPTIMIZER_STATE] * count
     shapes = _shapes(arg)
     # An optimizer keeps moments of this argument if one tree of moments has exactly its shapes.
