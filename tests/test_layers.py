@@ -68,6 +68,7 @@ PLACES = {
         "models/",
         "lab/",
         "plan/patching/edits.py",
+        "plan/patching/explicit_trace.py",
         "plan/patching/probes.py",
         "plan/patching/user_code.py",
         "plan/rules/logical_rules.py",

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from shardalg.plan.explain.why_not import WhyNot
     from shardalg.plan.overview import Overview
     from shardalg.plan.own_jit import OwnJit
+    from shardalg.plan.patching.explicit_edits import ExplicitPatch
     from shardalg.plan.patching.patch import Patch
     from shardalg.plan.plan_file import PlanFile
     from shardalg.planner.pipeline import ProgramStages
@@ -744,7 +745,8 @@ class Plan:
         partitioner: str | None = None,
         trials: int = 200,
         progress: bool | None = None,
-    ) -> Patch:
+        explicit: bool = False,
+    ) -> Patch | ExplicitPatch:
         """Return the fewest sharding constraints in your source under which XLA does as the plan.
 
         Every expression of your functions may get constraints: the forms that its value has in the
@@ -759,6 +761,8 @@ class Plan:
           partitioner: as in `compare_xla`.
           trials: most sets that XLA compiles.
           progress: whether a line on stderr shows the trials; None: if stderr is a terminal.
+          explicit: give the edits (`out_sharding=`, `jax.reshard`) under which JAX types the
+            function on a mesh with explicit axes. XLA is not asked, and `trials` is not read.
 
         Raises:
           PatchError: a loaded plan, a plan with named sizes, or no source of the function.
@@ -767,7 +771,12 @@ class Plan:
         from shardalg.plan.patching.patch import patch
 
         return patch(
-            self, hardware=hardware, partitioner=partitioner, trials=trials, progress=progress
+            self,
+            hardware=hardware,
+            partitioner=partitioner,
+            trials=trials,
+            progress=progress,
+            explicit=explicit,
         )
 
     def cost_of_xla(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ class SourceNames:
       mesh: a global mesh of the user with the plan's axes; "" if there is none.
       named: the class `NamedSharding`.
       imports: lines that the file needs in addition.
+      matmul, reshard: `jax.numpy.matmul` and `jax.reshard`, for explicit axes; else "".
     """
 
     constraint: str
@@ -31,18 +33,23 @@ class SourceNames:
     mesh: str
     named: str
     imports: tuple[str, ...]
+    matmul: str = ""
+    reshard: str = ""
 
     @staticmethod
-    def of(file: UserFile, axes: Mapping[str, int]) -> SourceNames:
+    def of(file: UserFile, axes: Mapping[str, int], *, explicit: bool = False) -> SourceNames:
         """Return the names of a file, found in the global names of its functions.
 
         Args:
           axes: the sizes of the plan's mesh axes.
+          explicit: whether the axes are explicit, so that a value needs no constraint, and a spec
+            no mesh.
         """
         import jax
 
         space = file.functions[0].__globals__
-        modules = {"jax": jax, "jax.lax": jax.lax, "jax.sharding": jax.sharding}
+        paths = ("jax", "jax.lax", "jax.sharding", "jax.numpy")
+        modules = {path: sys.modules[path] for path in paths}
         # Names of the user that are a module or a class of JAX; private ones are no good style.
         mine = {
             id(value): name for name, value in reversed(space.items()) if not name.startswith("_")
@@ -64,6 +71,10 @@ class SourceNames:
         def is_mesh(value: object) -> bool:
             return isinstance(value, jax.sharding.Mesh) and dict(value.shape) == dict(axes)
 
+        if explicit:
+            spec = reached("jax.sharding", "PartitionSpec")
+            own = reached("jax.numpy", "matmul"), reached("jax", "reshard")
+            return SourceNames("", spec, "", "", tuple(dict.fromkeys(imports)), *own)
         mesh = next((name for name, value in space.items() if is_mesh(value)), "")
         return SourceNames(
             reached("jax.lax", CONSTRAINT),
@@ -72,6 +83,11 @@ class SourceNames:
             reached("jax.sharding", "NamedSharding") if mesh else "",
             tuple(dict.fromkeys(imports)),
         )
+
+    def import_edits(self, file: UserFile) -> list[Edit]:
+        """Return the edit that adds the imports to a file, if there are any."""
+        text = "".join(f"{line}\n" for line in self.imports)
+        return [Edit(_first_import(file), 0, 0, text)] if text else []
 
     def sharding(self, spec: Sequence[Sequence[str]]) -> str:
         """Return the text of a sharding, such as `P("data", None)`."""
@@ -111,12 +127,14 @@ class Edit:
       line: the line, from 1 on; the text is inserted before its byte `column`.
       rank: the order of edits at one place: ends of inner expressions, ends of outer ones, starts.
       text: the inserted text.
+      removed: number of bytes after the place that the text replaces.
     """
 
     line: int
     column: int
     rank: int
     text: str
+    removed: int = 0
 
 
 def edits(
@@ -160,10 +178,7 @@ def edits(
         # Numbers grow inwards: an inner expression ends first, and starts last.
         found.append(Edit(node.lineno, node.col_offset, len(expressions) + number, opening))
         found.append(Edit(end, node.end_col_offset or 0, len(expressions) - number, closing))
-    if found and names.imports:
-        text = "".join(f"{line}\n" for line in names.imports)
-        found.append(Edit(_first_import(file), 0, 0, text))
-    return found
+    return found + (names.import_edits(file) if found else [])
 
 
 def _first_import(file: UserFile) -> int:
@@ -188,7 +203,8 @@ def applied(text: str, several: Iterable[Edit]) -> str:
     # From the end of the text to its start, so that places of earlier edits stay valid.
     for edit in sorted(several, key=lambda e: (e.line, e.column, e.rank), reverse=True):
         line = lines[edit.line - 1]
-        lines[edit.line - 1] = line[: edit.column] + edit.text.encode() + line[edit.column :]
+        rest = line[edit.column + edit.removed :]
+        lines[edit.line - 1] = line[: edit.column] + edit.text.encode() + rest
     return b"".join(lines).decode()
 
 

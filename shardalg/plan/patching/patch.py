@@ -21,6 +21,7 @@ from shardalg.plan.patching.constraint_trials import (
     xla_figures,
 )
 from shardalg.plan.patching.edits import SourceNames, applied, diff, edits, imported
+from shardalg.plan.patching.explicit_edits import ExplicitPatch, explicit_patch
 from shardalg.plan.patching.minimal import MORE_FLOPS, NEAR, MinimalSearch
 from shardalg.plan.patching.probes import (
     BORDER,
@@ -313,8 +314,9 @@ def patch(
     partitioner: str | None = None,
     trials: int = 200,
     progress: bool | None = None,
-) -> Patch:
-    """Find the constraints; see `Plan.patch`."""
+    explicit: bool = False,
+) -> Patch | ExplicitPatch:
+    """Find the edits; see `Plan.patch`."""
     retrace = plan._traced.changed
     if retrace is None or plan.is_symbolic:
         why = "was loaded from a file and has no function" if retrace is None else "has named sizes"
@@ -327,6 +329,8 @@ def patch(
             "no function with source was found to patch: its file changed since it was loaded, or "
             "it was typed at a prompt. Save it in a file, and plan it again."
         )
+    if explicit:
+        return explicit_patch(plan, files)
     # The first trace with marks shows which forms each value has; the second has a mark per form.
     found = list(marked_plan(plan, files).constraints())
     depths: dict[int, int] = {}

@@ -84,9 +84,9 @@ BORDER = Constraint(-1, 0, ())
 class _Marking(ast.NodeTransformer):
     """Marks the expressions inside of functions, and lists them in the order of their numbers."""
 
-    def __init__(self, file: UserFile, first: int) -> None:
-        """Mark the expressions of a file with numbers from `first` on."""
-        self.file, self.first = file, first
+    def __init__(self, file: UserFile, first: int, kinds: tuple[type[ast.expr], ...]) -> None:
+        """Mark the expressions of these kinds in a file, with numbers from `first` on."""
+        self.file, self.first, self.kinds = file, first, kinds
         self.found: list[Expression] = []
         self.inside = False
         self.whole: dict[int, ast.Assign] = {}
@@ -97,7 +97,7 @@ class _Marking(ast.NodeTransformer):
         if isinstance(node, _FUNCTIONS):
             return self._function(node)
         self._note(node)
-        if not (self.inside and isinstance(node, _MARKED) and id(node) not in self.plain):
+        if not (self.inside and isinstance(node, self.kinds) and id(node) not in self.plain):
             return self.generic_visit(node)
         if not isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
             return self.generic_visit(node)
@@ -146,11 +146,13 @@ class MarkedPlan:
       plan: the plan of the user.
       traced: the function with marks.
       expressions: the marked expressions by number.
+      shapes: the shape of each expression that is an array.
     """
 
     plan: Plan
     traced: Traced
     expressions: Mapping[int, Expression]
+    shapes: Mapping[int, tuple[int, ...]]
 
     @cached_property
     def places(self) -> dict[str, list[int]]:
@@ -266,13 +268,18 @@ def _specs(shardings: Sequence[Sharding], added: tuple[int, ...]) -> Iterator[tu
 
 
 def marked_plan(
-    plan: Plan, files: Sequence[UserFile], depths: Mapping[int, int] | None = None
+    plan: Plan,
+    files: Sequence[UserFile],
+    depths: Mapping[int, int] | None = None,
+    *,
+    names: bool = False,
 ) -> MarkedPlan:
     """Return a plan whose function is traced with marks.
 
     Args:
       files: the user's files.
       depths: the number of marks of each expression; None: one of each.
+      names: whether names of values are expressions too.
 
     Raises:
       StrategyError: the plan was loaded from a file, and has no function.
@@ -287,15 +294,18 @@ def marked_plan(
     expressions: dict[int, Expression] = {}
     trees: list[Any] = []
     for file in files:
-        marking = _Marking(file, len(expressions))
+        marking = _Marking(file, len(expressions), (*_MARKED, ast.Name) if names else _MARKED)
         # Marking changes a tree in place; expressions keep only places of its nodes.
         trees.append(marking.visit(copy.deepcopy(file.tree)))
         expressions |= dict(enumerate(marking.found, len(expressions)))
+
+    shapes: dict[int, tuple[int, ...]] = {}
 
     def mark(number: int, value: Any) -> Any:
         """Return the value, with its annotations if it is a traced array."""
         if not isinstance(value, jax.core.Tracer) or not value.ndim:
             return value
+        shapes[number] = value.shape
         kinds = getattr(jax.sharding.get_abstract_mesh(), "axis_types", ())
         if jax.sharding.AxisType.Manual in kinds:
             return value
@@ -305,4 +315,5 @@ def marked_plan(
 
     with replaced(files, trees, {MARK: mark}):
         traced = retrace(lambda fn: fn)
-    return MarkedPlan(plan, replace(traced, first_mesh=plan._traced.first_mesh), expressions)
+    traced = replace(traced, first_mesh=plan._traced.first_mesh)
+    return MarkedPlan(plan, traced, expressions, shapes)
