@@ -22,11 +22,13 @@ from shardalg.plan.commands.messages import Command, UserProgramError, failed, i
 from shardalg.plan.commands.proving import LEMMAS_COMMAND, PROVE
 from shardalg.plan.commands.questions import AOT, COMPARE_XLA, EXPLAIN, PLAN, TIMELINE
 from shardalg.plan.commands.rules import RULES
+from shardalg.plan.commands.searching import SEARCH
 
 COMMANDS = {
     "plan": PLAN,
     "explain": EXPLAIN,
     "compare": COMPARE,
+    "search": SEARCH,
     "compare-xla": COMPARE_XLA,
     "aot": AOT,
     "audit": AUDIT,

@@ -87,7 +87,9 @@ def draw_comparison(rows: Sequence[StrategyBar]) -> Figure:
                 )
             left += seconds
         fits = "" if row.fits else ", does not fit"
-        held = f"{bytes_text(row.peak_bytes)} of {bytes_text(row.capacity_bytes)}{fits}"
+        # A search may have no memory budget.
+        room = f" of {bytes_text(row.capacity_bytes)}" if row.capacity_bytes < float("inf") else ""
+        held = f"{bytes_text(row.peak_bytes)}{room}{fits}"
         is_cut = row.step_s > longest
         axes.text(
             1e3 * min(row.step_s, longest),
@@ -115,6 +117,8 @@ def write_comparison(
     conclusion: str,
     sections: Iterable[tuple[str, Table]],
     path: Path,
+    *,
+    title: str = "Strategies compared",
 ) -> Path:
     """Write the comparison as one HTML file with its picture inside; return the path.
 
@@ -122,12 +126,13 @@ def write_comparison(
       rows: the strategies, one bar each.
       conclusion: text below the title.
       sections: titles and tables below the picture; empty tables are left out.
+      title: the title of the page.
     """
     figure = draw_comparison(rows)
     picture = Picture("strategies", png(figure), "Causes of each strategy's step time.")
     reasons = tuple(f"{row.name} on {row.mesh}: {row.refused}" for row in rows if row.refused)
     parts = [Section("Step time", (picture, *reasons))]
     parts += [Section(title, (table,)) for title, table in sections if len(table)]
-    page = Page("Strategies compared", conclusion, tuple(parts))
+    page = Page(title, conclusion, tuple(parts))
     write_whole(path, page.to_html())
     return path

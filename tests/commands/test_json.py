@@ -42,6 +42,7 @@ CASES = {
     "explain a value": ["here.py:f", "x", *MESH],
     "timeline": ["here.py:f", *MESH],
     "compare": ["here.py:f", *MESH, "--hardware", "v5p", "--recipe", "tensor:m"],
+    "search": ["here.py:f", "--hardware", "h100:4", "--memory", "80 GB", "--axes", "1"],
     "compare-xla": ["here.py:f", *MESH],
     "aot": ["here.py:f", *MESH, "--hardware", "v3:2x1"],
     "run": ["here.py:f", *MESH, "--steps", "2", "--out", "out.npz"],

@@ -204,15 +204,16 @@ class _Searched:
         stages = winner(self.table, found.labels, self.traced, self.options)
         plan = plan_of(stages, self.options)
         # The table has the rates of the data sheet, and one instruction after the other.
-        step_s = plan.cost(self.place.on(DATASHEET), overlap="none").step_time_s
+        cost = plan.cost(self.place.on(DATASHEET), overlap="none")
         return SearchedMesh(
             self.mesh,
             plan=plan,
-            step_s=float(step_s),
+            step_s=float(cost.step_time_s),
             table_s=self.table.factors.total(found.labels) / PICOSECONDS,
             bound_s=found.bound_ps / PICOSECONDS,
             peak_bytes=float(plan.cost(self.place).peak_memory_bytes),
             limit_bytes=self.memory_bytes,
+            limits=cost.limits.seconds,
         )
 
     def _within(self, budget: float, first: SearchedMesh) -> SearchedMesh:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shardalg.algebra.mesh import Mesh
-from shardalg.errors import StrategyError
+from shardalg.errors import StrategyError, TableError
 from shardalg.plan.comparing.ranking import least_memory, ranked
 from shardalg.plan.plan import Plan
 from shardalg.plan.search.bound_certificate import Certificate
 from shardalg.planner.propagate.strategy import PerLeaf, Strategy
 from shardalg.tables import Answer, Parts, Table, bytes_text, seconds_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from shardalg.show.strategy_bars import StrategyBar
 
 COLUMNS = ("mesh", "step_s", "table_s", "bound_s", "peak_bytes", "fits", "note")
 
@@ -35,6 +42,7 @@ class SearchedMesh:
       limit_bytes: the memory budget of a device.
       certificate: the proof of the bound; None if the mesh was refused, or with a memory budget.
       refused: the reason why the mesh has no plan; "" if it has one.
+      limits: seconds of each cause of the step's time (`Cost.limits`).
     """
 
     mesh: Mesh
@@ -46,6 +54,7 @@ class SearchedMesh:
     limit_bytes: float = math.inf
     certificate: Certificate | None = None
     refused: str = ""
+    limits: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def fits(self) -> bool:
@@ -199,6 +208,44 @@ class SearchAnswer(Answer):
             f"{seconds_text(best.step_s)} per step at the rates of the data sheet without overlap, "
             f"peak {bytes_text(best.peak_bytes)}. {bound} Equal layers were decided alike."
         )
+
+    def draw(self) -> Figure:
+        """Draw a bar per mesh: the causes of its step's time; what does not fit is marked."""
+        from shardalg.show.strategy_bars import draw_comparison
+
+        return draw_comparison(self._bars)
+
+    def page(self, path: str | Path) -> Path:
+        """Write the answer as one HTML file: conclusion, picture and tables; return its path.
+
+        Raises:
+          TableError: the path is neither text nor a `Path`.
+          OSError: the folder does not exist or is not writable, or the path is a folder.
+        """
+        from shardalg.show.strategy_bars import write_comparison
+
+        if not isinstance(path, str | Path):
+            raise TableError(f"page() writes a file, and its path is {path!r:.60}: give text.")
+        found = self.best.shardings()[["value", "global_shape", "sharding", "local_shape"]]
+        layouts = Table(tuple(found.columns), tuple(map(tuple, found.values.tolist())))
+        sections = (("Meshes", self.table), ("Layouts of the fastest plan", layouts))
+        return write_comparison(
+            self._bars, self.sentence, sections, Path(path), title="Fastest layouts"
+        )
+
+    @property
+    def _bars(self) -> list[StrategyBar]:
+        """A bar per mesh for the picture."""
+        from shardalg.show.strategy_bars import StrategyBar
+
+        return [
+            StrategyBar(
+                ", ".join(f"{name}={size}" for name, size in row.mesh.axes),
+                *("", row.refused, row.fits, row.step_s, row.limits),
+                *(row.peak_bytes, row.limit_bytes),
+            )
+            for row in self.rows
+        ]
 
     def parts(self) -> Parts:
         """Return the sentence and the table."""
