@@ -7,6 +7,7 @@ loop that is needed whole runs over all indices, in order.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -36,12 +37,15 @@ class OperatorLoops:
       results: per result, the loop of each dimension.
       reduced: the loops that are reduced and whose reduction may be pending.
       whole: the loops that need all indices, in order.
+      windows: per window dimension, the loops of the image, the kernel and the output. A
+        reduce-window has no kernel, and -1 in its place.
     """
 
     operands: tuple[tuple[int, ...], ...]
     results: tuple[tuple[int, ...], ...]
     reduced: tuple[int, ...] = ()
     whole: tuple[int, ...] = ()
+    windows: tuple[tuple[int, int, int], ...] = ()
 
 
 def loops_of(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
@@ -150,6 +154,50 @@ def _concatenate(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
     )
 
 
+def _convolution(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
+    match = re.match(r"(\w+)_(\w+)->(\w+)", instruction.attributes["dim_labels"])
+    assert match is not None
+    left, right, out = match.groups()
+    places = [c for c in out if c.isdigit()]
+    count = len(places)
+    loops = {"b": 0, "f": 1, "i": 1, "o": 2}
+    image, kernel, output = (
+        {c: 3 + count * k + n for n, c in enumerate(places)} for k in range(3)
+    )
+    grouped = [
+        int(instruction.attributes.get(name, 1)) > 1
+        for name in ("feature_group_count", "batch_group_count")
+    ]
+    whole: tuple[int, ...] = ()
+    if any(grouped):
+        # Groups number the features, so these stay whole; inputs per group are another loop.
+        loops["i"] = 3 + 3 * count
+        whole = (1, 2, loops["i"]) if grouped[0] else (0, 2)
+    if grouped[1]:
+        loops["i"] = 1
+    results = {**loops, "f": 2, "b": 4 + 3 * count if grouped[1] else 0}
+    return OperatorLoops(
+        (
+            tuple((loops | image)[c] for c in left),
+            tuple((loops | kernel)[c] for c in right),
+        ),
+        (tuple((results | output)[c] for c in out),),
+        reduced=() if grouped[0] else (1,),
+        whole=(*whole, *((results["b"],) if grouped[1] else ())),
+        windows=tuple((image[c], kernel[c], output[c]) for c in sorted(places)),
+    )
+
+
+def _reduce_window(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
+    rank = len(shapes[0])
+    if len(shapes) > 2:
+        return _along(_window_dims)(instruction, shapes)
+    moved = _window_dims(instruction, rank)
+    result = tuple(rank + d if d in moved else d for d in range(rank))
+    windows = tuple((d, -1, rank + d) for d in moved)
+    return OperatorLoops((tuple(range(rank)), ()), (result,), windows=windows)
+
+
 def _window_dims(instruction: HloInstruction, rank: int) -> list[int]:
     trivial = (1, 1, 0, 0, 1, 1)
     return [
@@ -173,7 +221,8 @@ _LOOPS: dict[str, Callable[[HloInstruction, Shapes], OperatorLoops]] = {
     "concatenate": _concatenate,
     "sort": _along(lambda i, rank: integers(i.attributes.get("dimensions"))),
     "topk": _along(lambda i, rank: [rank - 1]),
-    "reduce-window": _along(_window_dims),
+    "convolution": _convolution,
+    "reduce-window": _reduce_window,
     "select-and-scatter": _along(_window_dims),
     "pad": _along(padded_dims),
     "fft": _along(

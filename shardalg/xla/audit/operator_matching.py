@@ -26,7 +26,7 @@ from shardalg.xla.audit.element_views import (
     numbers_differ,
     placed,
 )
-from shardalg.xla.audit.hlo_attributes import combination, signature
+from shardalg.xla.audit.hlo_attributes import WindowDim, combination, signature, window_of
 from shardalg.xla.audit.operator_loops import COMMUTATIVE, OperatorLoops, loops_of
 from shardalg.xla.audit.per_device import (
     ArrayPool,
@@ -36,6 +36,7 @@ from shardalg.xla.audit.per_device import (
     RefutedError,
     UnknownError,
 )
+from shardalg.xla.audit.window_matching import WindowSizes, window_places
 
 _IDENTITY = {"add": 0.0, "maximum": -np.inf, "minimum": np.inf, "and": 1.0, "or": 0.0}
 _LINEAR = ("add", "subtract", "negate", "copy")
@@ -150,10 +151,11 @@ class OperatorTable:
         pending: Pending | None,
     ) -> tuple[View, ...]:
         loops = loops_of(instruction, [x.shape for x in operands])
-        if (loops.operands, loops.results) != (entry.loops.operands, entry.loops.results):
+        if replace(loops, whole=()) != replace(entry.loops, whole=()):
             raise UnknownError(f"{instruction.opcode} of blocks with other loops")
         places = self.loop_places(entry, loops, instruction, operands)
         self.check_known(entry, loops, operands, places)
+        origin = self._windowed(module, entry, instruction, operands, places)
         for loop in loops.whole:
             size, _ = _extents(entry)[loop]
             place = places[loop]
@@ -168,7 +170,62 @@ class OperatorTable:
                 raise RefutedError(f"{fresh.combine} of a pending {pending.combine}")
             fresh = Pending(fresh.combine, (*pending.covers, *fresh.covers))
         results = self._results(entry, places, fresh or pending)
-        return tuple(self._with_fills(view, operands, loops) for view in results)
+        return tuple(self._with_fills(view, operands, origin) for view in results)
+
+    def _windowed(
+        self,
+        module: HloModule,
+        entry: Entry,
+        instruction: HloInstruction,
+        operands: Sequence[Value],
+        places: dict[int, PerDevice | int],
+    ) -> str:
+        """Add the indices of the outputs of windows, and the taps that each device has.
+
+        Returns:
+          The reason why an output is no output of the operator; "" if all are.
+
+        Raises:
+          RefutedError: padding that is not the identity is in a window.
+        """
+        loops = entry.loops
+        if not loops.windows:
+            return ""
+        windows = _windows_by_loop(instruction, loops), _windows_by_loop(entry.instruction, loops)
+        sizes = _extents(entry)
+        reason = ""
+        for image, kernel, output in loops.windows:
+            given = []
+            for loop in (image, kernel):
+                place = places.get(loop, windows[0][image].size)
+                if isinstance(place, int):
+                    if loop >= 0 and place != sizes[loop][0]:
+                        raise UnknownError("a block of equal elements in a window")
+                    place = self.pool.same(np.arange(place))
+                elif (place.rows < 0).any():
+                    is_sum = instruction.opcode == "convolution"
+                    combine = "add" if is_sum else combination(module, instruction)
+                    _check_identity(combine, operands, loops, loop)
+                given.append(place)
+            length = next(
+                leaf[1][dims.index(output)]
+                for leaf, dims in zip(instruction.leaves, loops.results, strict=True)
+                if output in dims
+            )
+            found = window_places(
+                self.pool,
+                *given,
+                WindowSizes(given[0].rows.shape[1], length, windows[0][image]),
+                WindowSizes(sizes[image][0], sizes[output][0], windows[1][image]),
+            )
+            places[output] = found.outputs
+            if kernel >= 0:
+                places[kernel] = found.cover
+            elif not found.cover.rows.all():
+                raise UnknownError("a part of a window")
+            worst = int(found.faults.rows.max(initial=0))
+            reason = reason or ("", "joins elements of other windows", "lacks elements")[worst]
+        return f"{instruction.opcode} {instruction.name} {reason}" if reason else ""
 
     def loop_places(
         self,
@@ -312,7 +369,8 @@ class OperatorTable:
             it twice.
         """
         loops = entry.loops
-        if not loops.reduced:
+        kernels = [kernel for _, kernel, _ in loops.windows if kernel >= 0]
+        if not loops.reduced and not kernels:
             return None
         opcode = entry.instruction.opcode
         combine = combination(module, instruction) if opcode == "reduce" else "add"
@@ -330,6 +388,10 @@ class OperatorTable:
             covers.append(
                 self.pool.applied(("count", size, combine), _counted(size, combine), place)
             )
+        for loop in kernels:
+            place = places[loop]
+            assert isinstance(place, PerDevice)
+            covers.append(place)
         if all(cover.rows.all() for cover in covers):
             return None
         if opcode == "reduce":
@@ -362,7 +424,7 @@ class OperatorTable:
             found.append(placed(self.pool, like, at, shape))
         return tuple(found)
 
-    def _with_fills(self, made: View, operands: Sequence[Value], loops: OperatorLoops) -> View:
+    def _with_fills(self, made: View, operands: Sequence[Value], origin: str) -> View:
         """Return a result that marks devices on which an operand has no element."""
         shift = made.shift
         for x in operands:
@@ -372,8 +434,8 @@ class OperatorTable:
         made = replace(made, shift=shift)
         if not made.is_partly_void:
             return made
-        origins = [x.origin for x in operands if isinstance(x, View) and x.origin]
-        return replace(made, fill=ANYTHING, origin=origins[0] if origins else "")
+        origins = [origin, *(x.origin for x in operands if isinstance(x, View))]
+        return replace(made, fill=ANYTHING, origin=next(filter(None, origins), ""))
 
 
 def is_lowest(combine: str, number: float | None) -> bool:
@@ -415,6 +477,16 @@ def _counted(size: int, combine: str) -> Callable[[np.ndarray], np.ndarray]:
     return count
 
 
+def _windows_by_loop(
+    instruction: HloInstruction, loops: OperatorLoops
+) -> dict[int, WindowDim]:
+    """Return the window of each image loop."""
+    found = window_of(instruction)
+    if instruction.opcode == "convolution":
+        return {loop: w for (loop, _, _), w in zip(loops.windows, found, strict=True)}
+    return {loop: found[loop] for loop, _, _ in loops.windows}
+
+
 def identical(first: Value, second: Value) -> bool:
     """Return whether two values are the same elements or numbers at the same places."""
     if isinstance(first, Known) or isinstance(second, Known):
@@ -431,7 +503,8 @@ def _extents(entry: Entry) -> dict[int, tuple[int, bool]]:
             found[loop] = (size, varies or x.varies(dim))
     for leaf, dims in zip(entry.instruction.leaves, entry.loops.results, strict=True):
         for dim, loop in enumerate(dims):
-            found.setdefault(loop, (leaf[1][dim], False))
+            is_window = any(loop == output for _, _, output in entry.loops.windows)
+            found.setdefault(loop, (leaf[1][dim], is_window))
     return found
 
 

@@ -49,7 +49,7 @@ def read_pair(before: str, after: str) -> ProgramPair:
             f"the texts are for {counts[0]} and {counts[1]} partitions (num_partitions in their "
             "first lines). Pass two texts of one program for two devices or more."
         )
-    theirs, mine = _parameters(first), _parameters(second)
+    theirs, mine = parameters_of(first), parameters_of(second)
     names = {one.op_name for one in _instructions(first)}
     own = [one.op_name for one in _instructions(second) if one.op_name]
     strange = [name for name in own if name not in names]
@@ -73,7 +73,7 @@ def _instructions(module: HloModule) -> list[HloInstruction]:
     return [one for body in module.computations.values() for one in body.values()]
 
 
-def _parameters(module: HloModule) -> list[HloInstruction]:
+def parameters_of(module: HloModule) -> list[HloInstruction]:
     """Return the arguments of a program, in order."""
     entry = module.computations[module.entry].values()
     found = [one for one in entry if one.opcode == "parameter"]
@@ -131,7 +131,7 @@ def walk_pair(pair: ProgramPair) -> tuple[Walk, Walk]:
     table = OperatorTable(pool)
     first = Walk(pair.before, pool, table)
     arguments = []
-    parameters = _parameters(pair.before)
+    parameters = parameters_of(pair.before)
     for one in parameters:
         dtype, shape = one.leaves[0]
         base = table.new_base(shape, dtype, f"argument {one.literal} ({one.name})")
@@ -139,7 +139,7 @@ def walk_pair(pair: ProgramPair) -> tuple[Walk, Walk]:
     wanted = first.run(pair.before.entry, arguments)
     second = Walk(pair.after, pool, table, first)
     blocks = []
-    for x, theirs, mine in zip(arguments, parameters, _parameters(pair.after), strict=True):
+    for x, theirs, mine in zip(arguments, parameters, parameters_of(pair.after), strict=True):
         text = mine.attributes.get("sharding") or theirs.attributes.get("sharding", "")
         block = picked(pool, x, blocks_of(pool, text, x.shape))
         if block.shape != mine.leaves[0][1]:

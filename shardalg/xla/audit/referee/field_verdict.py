@@ -1,0 +1,105 @@
+"""The referee's verdict: the results of both programs on random arguments, element by element."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule
+from shardalg.xla.audit.hlo_attributes import block_indices, is_float, shardings_of
+from shardalg.xla.audit.per_device import UnknownError
+from shardalg.xla.audit.program_pair import ProgramPair, parameters_of
+from shardalg.xla.audit.referee.field_interpreter import FieldRun
+from shardalg.xla.audit.referee.random_field import random_elements
+
+
+@dataclass(frozen=True)
+class FieldVerdict:
+    """The comparison of all results.
+
+    Attributes:
+      is_equal: whether every element of every result is the one before partitioning.
+      result, device, element: the first place that differs.
+      reason: the operator that the interpreter does not have; then nothing is compared.
+    """
+
+    is_equal: bool
+    result: int = 0
+    device: int = 0
+    element: tuple[int, ...] = ()
+    reason: str = ""
+
+
+def field_verdict(pair: ProgramPair, seed: int = 0) -> FieldVerdict:
+    """Return whether both programs compute the same results on random elements of the field."""
+    try:
+        return _verdict(pair, seed)
+    except UnknownError as error:
+        return FieldVerdict(False, reason=error.why)
+
+
+def _verdict(pair: ProgramPair, seed: int) -> FieldVerdict:
+    arguments = random_arguments(pair.before, seed)
+    wanted = FieldRun(pair.before, 1).run(pair.before.entry, arguments)
+    blocks = []
+    for x, theirs, mine in zip(
+        arguments, parameters_of(pair.before), parameters_of(pair.after), strict=True
+    ):
+        text = mine.attributes.get("sharding") or theirs.attributes.get("sharding", "")
+        blocks.append(block_of(x, text, pair.devices)[0])
+    got = FieldRun(pair.after, pair.devices).run(pair.after.entry, blocks)
+    root = pair.before.roots[pair.before.entry]
+    expected = wanted if isinstance(wanted, tuple) else (wanted,)
+    found = got if isinstance(got, tuple) else (got,)
+    texts = shardings_of(root.attributes.get("sharding"), len(expected))
+    for number, (mine, theirs, text) in enumerate(zip(found, expected, texts, strict=True)):
+        block, exists = block_of(theirs, text, pair.devices)
+        mine = np.broadcast_to(mine, (pair.devices, *mine.shape[1:]))
+        if mine.shape != block.shape:
+            return FieldVerdict(False, number)
+        wrong = (mine != block) & exists
+        if wrong.any():
+            device, *element = map(int, np.argwhere(wrong)[0])
+            return FieldVerdict(False, number, device, tuple(element))
+    return FieldVerdict(True)
+
+
+def block_of(value: np.ndarray, text: str, devices: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return each device's block of a value on one device, and which elements exist."""
+    shape = value.shape[1:]
+    made, exists = value, np.ones((1,) * (1 + len(shape)), bool)
+    made = np.broadcast_to(made, (devices, *shape))
+    for dim, places in enumerate(block_indices(text, shape, devices)):
+        at = places.reshape(devices, *(-1 if k == dim else 1 for k in range(len(shape))))
+        made = np.take_along_axis(made, np.maximum(at, 0), 1 + dim)
+        exists = exists & (at >= 0)
+    return made, exists
+
+
+def random_arguments(module: HloModule, seed: int) -> list[Any]:
+    """Return random arguments of a program; some integers are out of range, to test the edges."""
+    body = module.computations[module.entry]
+    widest = max(
+        [6, *(n for one in body.values() if one.opcode in ("gather", "scatter")
+              for n in body[one.operands[0]].leaves[0][1])]
+    )  # fmt: skip
+    return [argument(one, seed, widest) for one in parameters_of(module)]
+
+
+def argument(one: HloInstruction, seed: int, widest: int) -> np.ndarray:
+    """Return the random value of one argument, [1, ...]."""
+    dtype, shape = one.leaves[0]
+    made = random_elements(f"argument {seed} {one.literal}", (1, *shape))
+    if is_float(dtype):
+        return made
+    if dtype == "pred":
+        return made % 2 == 0
+    return made % (widest + 4) - 2 * (not dtype.startswith("u")) if shape else made % 4
+
+
+def agree(verdicts: Sequence[FieldVerdict]) -> bool:
+    """Return whether all runs of the referee found equal results."""
+    return all(verdict.is_equal for verdict in verdicts)
