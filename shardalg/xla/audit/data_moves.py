@@ -18,6 +18,7 @@ from shardalg.xla.audit.element_views import (
     Known,
     Value,
     View,
+    fill_of,
     scalar_fill,
     view,
 )
@@ -301,6 +302,8 @@ def select(pool: ArrayPool, instruction: HloInstruction, operands: Sequence[Valu
     assert isinstance(mask, Known)
     if isinstance(yes, Known) and isinstance(no, Known):
         return None
+    if any(isinstance(x, View) and x.change is not None for x in (yes, no)):
+        return None
     vary = [d for d in range(len(mask.shape)) if mask.varies(d)]
     if len(vary) > 1:
         return None
@@ -310,10 +313,14 @@ def select(pool: ArrayPool, instruction: HloInstruction, operands: Sequence[Valu
         flags = pool.applied("not", np.invert, flags)
     assert isinstance(yes, View)
     dim = vary[0] if vary else 0
-    if isinstance(no, Known):
-        if no.number is None:
-            return None
-        return _masked(pool, yes, flags, dim if vary else None, no.number)
+    if isinstance(no, Known) or no.base != yes.base:
+        number = fill_of(no)
+        if number is None:
+            if isinstance(no, Known) or fill_of(yes) is None:
+                return None
+            # The first part is the padding of the second one.
+            flags, number, yes = pool.applied("not", np.invert, flags), fill_of(yes), no
+        return _masked(pool, yes, flags, dim if vary else None, number)
     if yes.base != no.base or yes.pending != no.pending:
         return None
     if not vary:
@@ -336,7 +343,7 @@ def select(pool: ArrayPool, instruction: HloInstruction, operands: Sequence[Valu
     return view(pool, replace(yes, fill=_joined_fill(yes.fill, no.fill)), lead, lines)
 
 
-def _masked(pool: ArrayPool, x: View, flags: PerDevice, dim: int | None, number: float) -> View:
+def _masked(pool: ArrayPool, x: View, flags: PerDevice, dim: int | None, number: Fill) -> View:
     """Return a view in which the places without a flag hold a number."""
     if dim is None:
         hide = lambda m, s: np.where(m[:, 0], s, VOID)  # noqa: E731
@@ -347,7 +354,7 @@ def _masked(pool: ArrayPool, x: View, flags: PerDevice, dim: int | None, number:
         mask = lambda m, c: np.where(m, c, VOID)  # noqa: E731
         lines[dim] = pool.applied("mask", mask, flags, lines[dim])
         masked = view(pool, x, x.shift, lines)
-    if masked.shift is x.shift and masked.lines == x.lines:
+    if not masked.is_partly_void:
         return x
     # The mask may replace all old fills; then only the new one is left.
     fill: Fill = number

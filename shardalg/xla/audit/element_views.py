@@ -15,7 +15,7 @@ A `Known` is a value that depends on no argument: a constant, a mask, or an offs
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,6 +61,7 @@ class View:
       fill: the content of places without an element; None if there are none.
       pending: the reduction that the elements still need, or None.
       origin: name of the instruction that first left elements out, for messages.
+      change: the change that made the values from the elements; None: they are the elements.
     """
 
     base: int
@@ -69,6 +70,7 @@ class View:
     fill: Fill = None
     pending: Pending | None = None
     origin: str = ""
+    change: Hashable = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -90,7 +92,7 @@ class View:
         """Return whether another view holds the same elements at the same places."""
         return (self.base, self.shift, self.lines, self.fill) == (
             other.base, other.shift, other.lines, other.fill,
-        ) and self.pending == other.pending  # fmt: skip
+        ) and (self.pending, self.change) == (other.pending, other.change)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,7 @@ def find_places(pool: ArrayPool, whole_view: View, part: View) -> tuple[PerDevic
     """Return the indices per dimension at which a value before partitioning has a part's elements.
 
     None is returned for a dimension along which neither varies. -1 marks a place without an
-    element, -2 a fill that the value has too.
+    element, -2 a fill that the value has too, and -3 any index, on a device with such fill only.
 
     Raises:
       RefutedError: the part has an element that the value does not have at any place.
@@ -253,14 +255,14 @@ def _found(pool: ArrayPool, whole_view: View, part: View) -> tuple[PerDevice | N
         leads[k] = pool.applied("digit", largest_digit, sorted_lines[k][1], rest)
         rest = pool.applied("minus digit", np.subtract, rest, leads[k])
     pool.applied("no rest", check_no_rest, rest)
-    shares_fill = part.fill not in (None, ANYTHING) and part.fill == whole_view.fill
+    shares_fill = shares(whole_view, part)
     places: list[PerDevice | None] = [None] * rank
     for k in live:
         line, low = whole_view.lines[k], sorted_lines[k][0]
-        shared = shares_fill and bool((line.rows < LOW).any())
+        shared = (-2 if (line.rows < LOW).any() else -3) if shares_fill else -1
         places[k] = pool.applied(
             ("places", low, k, shared),
-            _searched(low, k, shared=shared),
+            _searched(low, k, shared),
             line, leads[k], part.lines[k], part.shift,
         )  # fmt: skip
     for k in set(range(rank)) - set(live):
@@ -273,6 +275,15 @@ def _found(pool: ArrayPool, whole_view: View, part: View) -> tuple[PerDevice | N
             raise RefutedError(why, part.lines[k].device(row), (place,))
         places[k] = pool.applied("void only", lambda v: np.where(v < LOW, -1, 0), part.lines[k])
     return tuple(places)
+
+
+def shares(whole_view: View, part: View) -> bool:
+    """Return whether the fill of a part is one that the value before partitioning has too."""
+    return (
+        part.fill not in (None, ANYTHING)
+        and part.fill == whole_view.fill
+        and whole_view.is_partly_void
+    )
 
 
 def smallest_gap(line: np.ndarray) -> int:
@@ -294,11 +305,11 @@ def check_no_rest(rest: np.ndarray) -> np.ndarray:
     return rest
 
 
-def _searched(low: int, dim: int, *, shared: bool) -> Callable[..., np.ndarray]:
+def _searched(low: int, dim: int, shared: int) -> Callable[..., np.ndarray]:
     """Return a function that finds the index of each element in a line before partitioning.
 
     Args:
-      shared: whether a place without an element is one before partitioning, too.
+      shared: the mark of a device without elements; -1 if its fill is none before partitioning.
     """
 
     def search(
@@ -315,7 +326,8 @@ def _searched(low: int, dim: int, *, shared: bool) -> Callable[..., np.ndarray]:
             row, place = map(int, np.argwhere(bad)[0])
             why = f"dimension {dim} has elements that the operator does not read"
             raise ClassError(RefutedError, why, row, (place,))
-        return np.where(void, -2 if shared else -1, at)
+        at = np.where(void, -2 if shared == -2 else -1, at)
+        return np.where(dead, shared, at)
 
     return search
 
@@ -325,12 +337,23 @@ def numbers_differ(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return (first != second) & ((first == first) | (second == second))
 
 
-def scalar_fill(value: Value) -> float:
-    """Return the number of a padding value.
+def fill_of(value: Value) -> float | str | None:
+    """Return the content of padding: a number, or the name of one element; else None."""
+    if isinstance(value, Known):
+        return value.number
+    plain = value.pending is None and value.change is None and value.shift.is_equal
+    if plain and not value.is_partly_void and not any(map(value.varies, range(len(value.lines)))):
+        return f"element {value.shift.rows[0]} of value {value.base}"
+    return None
+
+
+def scalar_fill(value: Value) -> float | str:
+    """Return the content of padding.
 
     Raises:
-      UnknownError: it depends on arguments, or differs between places.
+      UnknownError: it differs between places or devices.
     """
-    if isinstance(value, Known) and value.number is not None:
-        return value.number
-    raise UnknownError("padding with a value that is no known number")
+    fill = fill_of(value)
+    if fill is None:
+        raise UnknownError("padding with different numbers")
+    return fill

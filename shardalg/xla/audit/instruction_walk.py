@@ -33,6 +33,7 @@ from shardalg.xla.audit.hlo_attributes import (
     groups_of,
     shardings_of,
 )
+from shardalg.xla.audit.index_matching import index_rule
 from shardalg.xla.audit.operator_loops import POINTWISE
 from shardalg.xla.audit.operator_matching import OperatorTable
 from shardalg.xla.audit.per_device import (
@@ -198,6 +199,9 @@ class Walk:
             isinstance(x, Known) for x in starts
         ):  # fmt: skip
             try:
+                if any(isinstance(x, View) and x.change is not None for x in values):
+                    if opcode not in ("broadcast", "reshape", "transpose", "slice"):
+                        raise UnknownError(f"{opcode} of shifted indices")
                 if any(isinstance(x, View) for x in values):
                     return MOVES[opcode](self.pool, one, values)
             except UnknownError as error:
@@ -207,6 +211,9 @@ class Walk:
         try:
             return _single(self.table.match(self.module, one, values))
         except AuditFinding as error:
+            shifted = index_rule(self.table, self.module, one, values)
+            if shifted is not None:
+                return shifted
             if opcode == "select" and isinstance(values[0], Known):
                 moved = select(self.pool, one, values)
                 if moved is not None:
@@ -216,6 +223,8 @@ class Walk:
             raise
 
     def _collective(self, one: HloInstruction, opcode: str, values: list[Value]) -> Tree:
+        if any(isinstance(x, View) and x.change is not None for x in values):
+            raise UnknownError(f"{opcode} of shifted indices, or of a gather without its mask")
         if opcode in ("all-reduce", "reduce-scatter"):
             combine = combination(self.module, one)
             if opcode == "reduce-scatter":
@@ -243,12 +252,19 @@ class Walk:
         """
         inputs = _leaves(state)
         if self.before is None:
-            region = ControlFlow(one, inputs, self._fresh(one, "carried value"), [], [])
+            carries = self._fresh(one, "carried value")
+            kept = self._kept(called(one, "body"))
+            # A value that the body returns unchanged is the same value in the loop and behind it.
+            carries = [x if k in kept and x is not None else carries[k] for k, x in enumerate(inputs)]
+            region = ControlFlow(one, inputs, carries, [], [])
             self.regions.append(region)
             carried = _nested(state, region.carried)
             region.condition = self.run(called(one, "condition"), [carried])
             region.outputs = _leaves(self.run(called(one, "body"), [carried]))
-            region.results = self._fresh(one, "result")
+            results = self._fresh(one, "result")
+            region.results = [
+                carries[k] if k in kept else result for k, result in enumerate(results)
+            ]
             return _nested(state, region.results)
         region = self._region_like(one)
         blocks = self._blocks(region.instruction)
@@ -272,6 +288,19 @@ class Walk:
             )
         ]
         return _nested(state, known)
+
+    def _kept(self, body: str) -> set[int]:
+        """Return the elements of a loop's tuple that its body returns unchanged."""
+        instructions, root = self.module.computations[body], self.module.roots[body]
+        found = set()
+        for number, name in enumerate(root.operands if root.opcode == "tuple" else ()):
+            one = instructions[name]
+            while one.opcode == "copy":
+                one = instructions[one.operands[0]]
+            if one.opcode == "get-tuple-element" and int(one.attributes["index"]) == number:
+                if instructions[one.operands[0]].opcode == "parameter":
+                    found.add(number)
+        return found
 
     def _conditional(self, one: HloInstruction, operands: list[Tree]) -> Tree:
         """Return the results of a conditional whose branches are walked one by one."""
@@ -365,6 +394,8 @@ def check_block(
         return
     if isinstance(mine, Known) or isinstance(wanted, Known):
         raise UnknownError(f"{what} is known on one side only")
+    if mine.change is not None:
+        raise UnknownError(f"{what} has shifted indices, or a gather without its mask")
     if mine.pending is not None:
         raise RefutedError(f"{what} is a pending reduction that no all-reduce has completed")
     if mine.base != wanted.base:

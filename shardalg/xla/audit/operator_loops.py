@@ -188,6 +188,15 @@ def _convolution(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
     )
 
 
+def _select_and_scatter(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
+    rank = len(shapes[0])
+    moved = _window_dims(instruction, rank)
+    own = tuple(range(rank))
+    source = tuple(rank + d if d in moved else d for d in own)
+    whole = (*moved, *(rank + d for d in moved))
+    return OperatorLoops((own, source, ()), (own,), whole=whole)
+
+
 def _reduce_window(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
     rank = len(shapes[0])
     if len(shapes) > 2:
@@ -196,6 +205,61 @@ def _reduce_window(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops
     result = tuple(rank + d if d in moved else d for d in range(rank))
     windows = tuple((d, -1, rank + d) for d in moved)
     return OperatorLoops((tuple(range(rank)), ()), (result,), windows=windows)
+
+
+def _gather(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
+    a, (operand, index) = instruction.attributes, shapes
+    sizes = integers(a["slice_sizes"])
+    batch = integers(a.get("operand_batching_dims"))
+    index_batch = integers(a.get("start_indices_batching_dims"))
+    own = tuple(range(len(operand)))
+    indices = [len(operand) + d for d in range(len(index))]
+    for dim, other in zip(batch, index_batch, strict=True):
+        indices[other] = dim
+    vector = int(a["index_vector_dim"])
+    needed = {d for d in own if d not in batch and sizes[d] != operand[d]}
+    needed |= {d for d in integers(a.get("start_index_map")) if sizes[d] != operand[d]}
+    # A dimension that is taken whole is one loop; a part of it is another loop in the result.
+    gone = {*integers(a.get("collapsed_slice_dims")), *batch}
+    window = [d if sizes[d] == operand[d] else 200 + d for d in own if d not in gone]
+    offset = integers(a.get("offset_dims"))
+    lead = [loop for d, loop in enumerate(indices) if d != vector]
+    rest, inside = iter(lead), iter(window)
+    rank = len(instruction.leaves[0][1])
+    result = tuple(next(inside) if d in offset else next(rest) for d in range(rank))
+    whole = {*needed, *(loop for loop in window if loop >= 200)}
+    if vector < len(index):
+        whole.add(indices[vector])
+    return OperatorLoops((own, tuple(indices)), (result,), whole=tuple(sorted(whole)))
+
+
+def _scatter(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
+    if len(shapes) != 3:
+        return _whole(instruction, shapes)
+    a, (operand, index, update) = instruction.attributes, shapes
+    batch = integers(a.get("input_batching_dims"))
+    index_batch = integers(a.get("scatter_indices_batching_dims"))
+    own = tuple(range(len(operand)))
+    indices = [len(operand) + d for d in range(len(index))]
+    for dim, other in zip(batch, index_batch, strict=True):
+        indices[other] = dim
+    vector = int(a["index_vector_dim"])
+    gone = {*integers(a.get("inserted_window_dims")), *batch}
+    window = integers(a.get("update_window_dims"))
+    kept = [d for d in own if d not in gone]
+    spans = {d: update[w] for d, w in zip(kept, window, strict=True)}
+    inside = iter([d if spans[d] == operand[d] else 200 + d for d in kept])
+    lead = [loop for d, loop in enumerate(indices) if d != vector]
+    rest = iter(lead)
+    updates = tuple(next(inside) if d in window else next(rest) for d in range(len(update)))
+    whole = {d for d in own if d not in batch and spans.get(d) != operand[d]}
+    whole |= {loop for loop in updates if loop >= 200}
+    if vector < len(index):
+        whole.add(indices[vector])
+    reduced = tuple(loop for loop in lead if loop not in own)
+    return OperatorLoops(
+        (own, tuple(indices), updates), (own,), reduced, tuple(sorted(whole))
+    )
 
 
 def _window_dims(instruction: HloInstruction, rank: int) -> list[int]:
@@ -222,8 +286,10 @@ _LOOPS: dict[str, Callable[[HloInstruction, Shapes], OperatorLoops]] = {
     "sort": _along(lambda i, rank: integers(i.attributes.get("dimensions"))),
     "topk": _along(lambda i, rank: [rank - 1]),
     "convolution": _convolution,
+    "gather": _gather,
+    "scatter": _scatter,
     "reduce-window": _reduce_window,
-    "select-and-scatter": _along(_window_dims),
+    "select-and-scatter": _select_and_scatter,
     "pad": _along(padded_dims),
     "fft": _along(
         lambda i, rank: range(rank - len(integers(i.attributes.get("fft_length"))), rank)

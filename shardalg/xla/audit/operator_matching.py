@@ -7,7 +7,7 @@ loop at which all its operands hold the elements of the device's operands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -25,8 +25,9 @@ from shardalg.xla.audit.element_views import (
     find_places,
     numbers_differ,
     placed,
+    shares,
 )
-from shardalg.xla.audit.hlo_attributes import WindowDim, combination, signature, window_of
+from shardalg.xla.audit.hlo_attributes import WindowDim, combination, integers, signature, window_of
 from shardalg.xla.audit.operator_loops import COMMUTATIVE, OperatorLoops, loops_of
 from shardalg.xla.audit.per_device import (
     ArrayPool,
@@ -95,7 +96,7 @@ class OperatorTable:
             if tuple(s for _, s in entry.instruction.leaves) == shapes and all(
                 map(identical, entry.operands, operands)
             ):
-                return self._results(entry, self._own_places(entry), None)
+                return self.results(entry, self._own_places(entry), None)
         first = len(self.bases)
         for dtype, shape in instruction.leaves:
             self.new_base(shape, dtype, f"{instruction.opcode} {instruction.name}")
@@ -103,7 +104,7 @@ class OperatorTable:
         entry = Entry(instruction, tuple(operands), first, loops)
         found.append(entry)
         self.alike.setdefault(_key(module, instruction, operands, exact=False), []).append(entry)
-        return self._results(entry, self._own_places(entry), None)
+        return self.results(entry, self._own_places(entry), None)
 
     def _own_places(self, entry: Entry) -> dict[int, PerDevice | int]:
         """Return the indices of an operator's own loops: all of them, in order."""
@@ -123,17 +124,15 @@ class OperatorTable:
           UnknownError: no operator before partitioning has these operands.
         """
         operands = _ordered(instruction, operands)
+        if any(isinstance(x, View) and x.change is not None for x in operands):
+            raise UnknownError("shifted indices, or a mask of them, in another operator")
         pending = _pending_of(instruction, operands)
         failures: list[AuditFinding] = []
-        for exact in (True, False):
-            key = _key(module, instruction, operands, exact=exact)
-            for entry in (self.entries if exact else self.alike).get(key, ()):
-                swapped = instruction.opcode in COMMUTATIVE and len(operands) == 2
-                for given in (operands, operands[::-1]) if swapped else (operands,):
-                    try:
-                        return self._matched(module, entry, instruction, given, pending)
-                    except AuditFinding as finding:
-                        failures.append(finding)
+        for entry, given in self._alike(module, instruction, operands):
+            try:
+                return self._matched(module, entry, instruction, given, pending)
+            except AuditFinding as finding:
+                failures.append(finding)
         if not failures:
             raise UnknownError(
                 f"no {instruction.opcode} before partitioning has these operands and attributes"
@@ -141,6 +140,48 @@ class OperatorTable:
         # One entry that is not understood may be the right one, so it is no refutation.
         unknown = [f for f in failures if isinstance(f, UnknownError)]
         raise (unknown or failures)[0]
+
+    def _alike(
+        self, module: HloModule, instruction: HloInstruction, operands: list[Value]
+    ) -> Iterator[tuple[Entry, list[Value]]]:
+        """Yield the operators that may be an instruction's, each with the operands in its order."""
+        for exact in (True, False):
+            key = _key(module, instruction, operands, exact=exact)
+            for entry in (self.entries if exact else self.alike).get(key, ()):
+                yield entry, operands
+                if instruction.opcode in COMMUTATIVE and len(operands) == 2:
+                    yield entry, operands[::-1]
+
+    def candidates(
+        self, module: HloModule, instruction: HloInstruction, operands: list[Value]
+    ) -> Iterator[tuple[Entry, dict[int, PerDevice | int]]]:
+        """Yield the operators with the same operands, and the indices of their loops on devices.
+
+        Only loops that need no offset are checked to be whole.
+
+        Raises:
+          AuditFinding: no operator fits; the reason is the first one's.
+        """
+        failure: AuditFinding | None = None
+        found = False
+        for entry, given in self._alike(module, instruction, operands):
+            try:
+                loops = loops_of(instruction, [x.shape for x in given])
+                if loops.operands != entry.loops.operands:
+                    raise UnknownError(f"{instruction.opcode} of blocks with other loops")
+                places = self.loop_places(entry, loops, instruction, given)
+                self.check_known(entry, loops, given, places)
+                indexed = {
+                    entry.loops.operands[0][dim] for dim in _indexed_dims(instruction)
+                }
+                self._check_whole(entry, loops, instruction, places, without=indexed)
+            except AuditFinding as finding:
+                failure = failure or finding
+                continue
+            found = True
+            yield entry, places
+        if not found and failure is not None:
+            raise failure
 
     def _matched(
         self,
@@ -156,21 +197,44 @@ class OperatorTable:
         places = self.loop_places(entry, loops, instruction, operands)
         self.check_known(entry, loops, operands, places)
         origin = self._windowed(module, entry, instruction, operands, places)
-        for loop in loops.whole:
-            size, _ = _extents(entry)[loop]
-            place = places[loop]
-            ordered = place == size if isinstance(place, int) else (
-                place.is_equal and np.array_equal(place.rows[0], np.arange(size))
-            )  # fmt: skip
-            if not ordered:
-                raise UnknownError(f"{instruction.opcode} along a dimension that is not whole")
-        fresh = self._covered(module, instruction, entry, operands, places)
+        self._check_whole(entry, loops, instruction, places)
+        fresh = self.covered(module, instruction, entry, operands, places)
         if fresh is not None and pending is not None:
             if fresh.combine != pending.combine:
                 raise RefutedError(f"{fresh.combine} of a pending {pending.combine}")
             fresh = Pending(fresh.combine, (*pending.covers, *fresh.covers))
-        results = self._results(entry, places, fresh or pending)
-        return tuple(self._with_fills(view, operands, origin) for view in results)
+        results = self.results(entry, places, fresh or pending)
+        alone = [
+            x
+            for x, theirs in zip(operands, entry.operands, strict=True)
+            if not (isinstance(x, View) and isinstance(theirs, View) and shares(theirs, x))
+        ]
+        return tuple(self._with_fills(view, alone, origin) for view in results)
+
+    def _check_whole(
+        self,
+        entry: Entry,
+        loops: OperatorLoops,
+        instruction: HloInstruction,
+        places: dict[int, PerDevice | int],
+        *,
+        without: Collection[int] = (),
+    ) -> None:
+        """Raise an error unless the loops that need all indices have them, in order.
+
+        Args:
+          without: loops that are not checked.
+        """
+        for loop in set(loops.whole) - set(without):
+            size, _ = _extents(entry)[loop]
+            place = places[loop]
+            ordered = (
+                place == size
+                if isinstance(place, int)
+                else place.is_equal and np.array_equal(place.rows[0], np.arange(size))
+            )
+            if not ordered:
+                raise UnknownError(f"{instruction.opcode} along a dimension that is not whole")
 
     def _windowed(
         self,
@@ -272,7 +336,8 @@ class OperatorTable:
         self, loop: int, parts: Sequence[tuple[PerDevice, np.ndarray | None]]
     ) -> PerDevice:
         """Return the indices of a loop on which all operands agree."""
-        if len({place for place, _ in parts}) == 1 and all(void is None for _, void in parts):
+        plain = all(void is None and place.rows.min(initial=0) >= -1 for place, void in parts)
+        if len({place for place, _ in parts}) == 1 and plain:
             return parts[0][0]
         voids = [void for _, void in parts]
 
@@ -289,7 +354,7 @@ class OperatorTable:
                 if void is not None:
                     # The fill of the device must be one before partitioning at the same index.
                     first = int(np.argmax(void))
-                    best = np.where((row == -2) & (best == -2), first, best)
+                    best = np.where((row == -2) & (best < 0) & ~missing, first, best)
                     missing |= (row == -2) & ~void[np.maximum(best, 0)]
             return np.where(missing | (best < 0), -1, best)
 
@@ -354,7 +419,7 @@ class OperatorTable:
                 raise UnknownError("known numbers at places that are not known")
             self.pool.applied(("known", *vary), compare, mine.cells, theirs.cells, *parts)
 
-    def _covered(
+    def covered(
         self,
         module: HloModule,
         instruction: HloInstruction,
@@ -373,7 +438,7 @@ class OperatorTable:
         if not loops.reduced and not kernels:
             return None
         opcode = entry.instruction.opcode
-        combine = combination(module, instruction) if opcode == "reduce" else "add"
+        combine = combination(module, instruction) if opcode in ("reduce", "scatter") else "add"
         covers = []
         for loop in loops.reduced:
             place, (size, varies) = places[loop], _extents(entry)[loop]
@@ -401,9 +466,15 @@ class OperatorTable:
                 raise UnknownError(f"a partial reduction by {combine or 'a program'}")
             if number != _IDENTITY[combine] and not is_lowest(combine, number):
                 raise RefutedError("a partial reduction begins with a number that is added again")
+        if opcode == "scatter":
+            start = operands[0]
+            if combine != "add":
+                raise UnknownError(f"a partial scatter by {combine or 'a program'}")
+            if not isinstance(start, Known) or start.number != 0:
+                raise UnknownError("a partial scatter into values that may be added again")
         return Pending(combine, tuple(covers))
 
-    def _results(
+    def results(
         self, entry: Entry, places: dict[int, PerDevice | int], pending: Pending | None
     ) -> tuple[View, ...]:
         """Return the views of an entry's results at indices per loop."""
@@ -485,6 +556,12 @@ def _windows_by_loop(
     if instruction.opcode == "convolution":
         return {loop: w for (loop, _, _), w in zip(loops.windows, found, strict=True)}
     return {loop: found[loop] for loop, _, _ in loops.windows}
+
+
+def _indexed_dims(instruction: HloInstruction) -> list[int]:
+    """Return the dimensions of the first operand that run-time indices choose from."""
+    name = "start_index_map" if instruction.opcode == "gather" else "scatter_dims_to_operand_dims"
+    return integers(instruction.attributes.get(name))
 
 
 def identical(first: Value, second: Value) -> bool:
