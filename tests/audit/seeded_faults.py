@@ -67,7 +67,9 @@ def group(line, match, text, devices, chance):
     found = re.search(r"replica_groups=(.*?)(?=, (?:[a-z_]+=)|$)", line)
     if not found or match[3] not in ("all-reduce", "all-gather", "all-to-all"):
         return None
-    named = re.search(r"replica_groups=(.*?\}?)(?=, (?:use_global|dimensions|to_apply|channel|metadata))", line)
+    named = re.search(
+        r"replica_groups=(.*?\}?)(?=, (?:use_global|dimensions|to_apply|channel|metadata))", line
+    )
     given = named[1] if named else found[1]
     try:
         groups = parse_groups(given, devices)
@@ -92,7 +94,9 @@ def slice_start(line, match, text, devices, chance):
     if opcode == "slice":
         source = re.search(rf"%{re.escape(operand(match))} = \w+\[([\d,]+)\]", text)
         ranges = re.findall(r"\[(\d+):(\d+)\]", line)
-        for (low, high), size in zip(ranges, NUMBERS.findall(source[1]) if source else (), strict=False):
+        for (low, high), size in zip(
+            ranges, NUMBERS.findall(source[1]) if source else (), strict=False
+        ):
             low, high, size = int(low), int(high), int(size)
             if high - low < size:
                 step = 1 if high < size else -1

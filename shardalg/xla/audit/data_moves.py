@@ -11,8 +11,8 @@ import numpy as np
 
 from shardalg.lower.xla_dump.hlo_text import HloInstruction
 from shardalg.xla.audit.element_views import (
-    ANYTHING,
     LOW,
+    MIXED,
     VOID,
     Fill,
     Known,
@@ -119,7 +119,7 @@ def _joined_fill(first: Fill, second: Fill) -> Fill:
     """Return the fill of places that hold one of two fills."""
     if first is None or second is None or first == second:
         return second if first is None else first
-    return ANYTHING
+    return MIXED
 
 
 def concatenate(pool: ArrayPool, instruction: HloInstruction, operands: Sequence[Value]) -> View:
@@ -359,7 +359,7 @@ def _masked(pool: ArrayPool, x: View, flags: PerDevice, dim: int | None, number:
     # The mask may replace all old fills; then only the new one is left.
     fill: Fill = number
     if x.fill not in (None, number) and x.is_partly_void and not _hides(pool, x, flags, dim):
-        fill = ANYTHING
+        fill = MIXED
     return replace(masked, fill=fill)
 
 

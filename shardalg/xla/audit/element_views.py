@@ -33,7 +33,9 @@ VOID = -(1 << 52)
 LOW = -(1 << 51)
 """Numbers below it are marks, not indices."""
 ANYTHING = "anything"
-"""The fill of a place whose content is not known."""
+"""The fill of a place that holds no element of its base, and an unknown content."""
+MIXED = "mixed"
+"""The fill of a place whose content is not known, and which may be one before partitioning."""
 Fill = float | str | None
 
 
@@ -201,7 +203,9 @@ def picked(pool: ArrayPool, value: Value, places: Sequence[PerDevice]) -> Value:
         pool.applied("picked", pick_line, *pair) for pair in zip(value.lines, places, strict=True)
     ]
     moved = view(pool, value, value.shift, lines)
-    return replace(moved, fill=ANYTHING) if moved.is_partly_void else moved
+    if all((place.rows >= 0).all() for place in places):
+        return moved if moved.is_partly_void else replace(moved, fill=None)
+    return replace(moved, fill=ANYTHING)
 
 
 def pick_line(line: np.ndarray, place: np.ndarray) -> np.ndarray:
@@ -280,7 +284,7 @@ def _found(pool: ArrayPool, whole_view: View, part: View) -> tuple[PerDevice | N
 def shares(whole_view: View, part: View) -> bool:
     """Return whether the fill of a part is one that the value before partitioning has too."""
     return (
-        part.fill not in (None, ANYTHING)
+        part.fill not in (None, ANYTHING, MIXED)
         and part.fill == whole_view.fill
         and whole_view.is_partly_void
     )

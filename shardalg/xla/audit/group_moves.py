@@ -12,8 +12,8 @@ import numpy as np
 from shardalg.lower.xla_dump.hlo_text import HloInstruction
 from shardalg.xla.audit.data_moves import agreed, lead_shift
 from shardalg.xla.audit.element_views import (
-    ANYTHING,
     LOW,
+    MIXED,
     VOID,
     Known,
     Pending,
@@ -89,7 +89,7 @@ def _all_to_all_of_tuple(
                 key = ("receive", s, groups.tobytes())
                 parts.append(pool.in_groups(key, receive, groups, *rows))
         fills = {x.fill for x in views}
-        fill = fills.pop() if len(fills) == 1 else ANYTHING
+        fill = fills.pop() if len(fills) == 1 else MIXED
         results.append(replace(views[0], shift=parts[0], lines=tuple(parts[1:]), fill=fill))
     return tuple(results)
 
@@ -159,7 +159,7 @@ def collective_permute(
     lines = tuple(received(line) for line in x.lines)
     fill = x.fill
     if silent.any():
-        fill = 0.0 if x.fill in (None, 0.0) or not x.is_partly_void else ANYTHING
+        fill = 0.0 if x.fill in (None, 0.0) or not x.is_partly_void else MIXED
     return replace(x, shift=shift, lines=lines, fill=fill)
 
 

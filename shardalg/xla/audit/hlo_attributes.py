@@ -21,7 +21,7 @@ _OF_SIZES = frozenset({
     "replica_groups", "use_global_device_ids", "dynamic_slice_sizes", "slice_sizes", "window",
     "slice", "padding", "indices_are_sorted", "unique_indices", "operand_precision", "statistics",
     "body", "condition", "calls", "branch_computations", "true_computation", "false_computation",
-    "origin", "constrain_layout", "device_ids", "dimensions",
+    "origin", "constrain_layout", "device_ids", "dimensions", "select", "scatter",
 })  # fmt: skip
 
 
@@ -126,7 +126,12 @@ def called(instruction: HloInstruction, key: str = "to_apply") -> str:
 
 def combination(module: HloModule, instruction: HloInstruction) -> str:
     """Return the opcode of a reduction of two parameters by one operator, else ""."""
-    name = called(instruction)
+    return combination_of(module, instruction, "to_apply")
+
+
+def combination_of(module: HloModule, instruction: HloInstruction, key: str) -> str:
+    """Return the opcode of a computation of two parameters that an attribute names, else ""."""
+    name = called(instruction, key)
     body = module.computations.get(name, {})
     root = module.roots.get(name)
     if root is None or len(root.operands) != 2 or len(set(root.operands)) != 2:
@@ -150,11 +155,13 @@ def computation_text(module: HloModule, name: str) -> tuple[object, ...]:
 
 def signature(module: HloModule, instruction: HloInstruction) -> tuple[object, ...]:
     """Return the attributes of an operator that do not depend on the sizes of its operands."""
-    own = sorted((k, v) for k, v in instruction.attributes.items() if k not in _OF_SIZES)
+    given = instruction.attributes.items()
+    own: list[tuple[str, object]] = sorted((k, v) for k, v in given if k not in _OF_SIZES)
     if instruction.opcode not in ("broadcast", "iota"):
         own += [("dimensions", instruction.attributes.get("dimensions", ""))]
-    if "to_apply" in instruction.attributes:
-        return (*own, computation_text(module, called(instruction)))
+    for key in ("to_apply", "select", "scatter"):
+        if key in instruction.attributes:
+            own += [(key, computation_text(module, called(instruction, key)))]
     return tuple(own)
 
 

@@ -180,9 +180,7 @@ def _gather(
     return None
 
 
-def _indexed_dim(
-    one: HloInstruction, entry: Entry, shape: tuple[int, ...]
-) -> tuple[int, int]:
+def _indexed_dim(one: HloInstruction, entry: Entry, shape: tuple[int, ...]) -> tuple[int, int]:
     """Return the only dimension of the operand that indices choose from, and its loop."""
     name = "start_index_map" if one.opcode == "gather" else "scatter_dims_to_operand_dims"
     dims = integers(one.attributes.get(name))

@@ -11,7 +11,9 @@ from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule
 from shardalg.xla.audit import known_values
 from shardalg.xla.audit.data_moves import MOVES, select
 from shardalg.xla.audit.element_views import (
+    ANYTHING,
     LOW,
+    MIXED,
     Known,
     Value,
     View,
@@ -255,7 +257,9 @@ class Walk:
             carries = self._fresh(one, "carried value")
             kept = self._kept(called(one, "body"))
             # A value that the body returns unchanged is the same value in the loop and behind it.
-            carries = [x if k in kept and x is not None else carries[k] for k, x in enumerate(inputs)]
+            carries = [
+                x if k in kept and x is not None else carries[k] for k, x in enumerate(inputs)
+            ]
             region = ControlFlow(one, inputs, carries, [], [])
             self.regions.append(region)
             carried = _nested(state, region.carried)
@@ -402,23 +406,40 @@ def check_block(
         raise RefutedError(f"{what} has elements of another tensor")
     if mine.same_places(replace(wanted, fill=mine.fill)):
         return
-    # The sums of shift and lines count. Lines begin at their first element, so they are compared.
-    pairs = [(mine.shift, wanted.shift), *zip(mine.lines, wanted.lines, strict=True)]
+    # Shifts and lines are counted from the first element, so that equal elements have equal ones.
     dead = wanted.shift
-    for dim, (got, want) in enumerate(pairs):
-        wrong = pool.applied("unequal", unequal, got, want, dead)
-        bad = wrong.rows.reshape(len(wrong.rows), -1)
-        if bad.any():
-            row, place = map(int, np.argwhere(bad)[0])
-            at = tuple(place if d == dim - 1 else 0 for d in range(len(mine.lines)))
-            origin = f" (from {mine.origin} on)" if mine.origin else ""
-            raise RefutedError(f"{what} differs{origin}", wrong.device(row), at)
+    refuted = UnknownError if mine.fill == MIXED else RefutedError
+    wrong = pool.applied("unequal", unequal, mine.shift, wanted.shift, dead)
+    if wrong.rows.any():
+        raise refuted(f"{what} differs{_from(mine)}", wrong.device(int(np.argmax(wrong.rows))))
+    for dim, (got, want) in enumerate(zip(mine.lines, wanted.lines, strict=True)):
+        place = blocks[dim] if blocks else pool.same(np.zeros(got.rows.shape[1], np.int64))
+        wrong = pool.applied("unequal line", unequal, got, want, dead, place)
+        if wrong.rows.any():
+            row, at = map(int, np.argwhere(wrong.rows)[0])
+            element = tuple(at if d == dim else 0 for d in range(len(mine.lines)))
+            raise refuted(f"{what} differs{_from(mine)}", wrong.device(row), element)
+    if isinstance(theirs, View) and theirs.is_partly_void and mine.fill != theirs.fill:
+        if mine.fill in (ANYTHING, MIXED, None):
+            raise UnknownError(f"{what} has padding that is not known")
+        raise RefutedError(f"{what} has {mine.fill} in place of the padding {theirs.fill}")
 
 
-def unequal(got: np.ndarray, want: np.ndarray, dead: np.ndarray) -> np.ndarray:
-    """Return where a line differs from the wanted one, except in padding."""
+def _from(value: View) -> str:
+    return f" (from {value.origin} on)" if value.origin else ""
+
+
+def unequal(
+    got: np.ndarray, want: np.ndarray, dead: np.ndarray, place: np.ndarray | None = None
+) -> np.ndarray:
+    """Return where a line differs from the wanted one, except in padding.
+
+    Args:
+      dead: the shift, which marks devices that need nothing. place: -1 marks padding of a block.
+    """
     alive = (dead > LOW).reshape(-1, *[1] * (got.ndim - 1))
-    return (got != want) & (want > LOW) & alive
+    wrong = (np.maximum(got, LOW) != np.maximum(want, LOW)) & alive
+    return wrong if place is None else wrong & (place >= 0)
 
 
 def _picked(pool: ArrayPool, value: Tree, blocks: Sequence[PerDevice]) -> Value:

@@ -161,9 +161,7 @@ def _convolution(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
     places = [c for c in out if c.isdigit()]
     count = len(places)
     loops = {"b": 0, "f": 1, "i": 1, "o": 2}
-    image, kernel, output = (
-        {c: 3 + count * k + n for n, c in enumerate(places)} for k in range(3)
-    )
+    image, kernel, output = ({c: 3 + count * k + n for n, c in enumerate(places)} for k in range(3))
     grouped = [
         int(instruction.attributes.get(name, 1)) > 1
         for name in ("feature_group_count", "batch_group_count")
@@ -192,9 +190,11 @@ def _select_and_scatter(instruction: HloInstruction, shapes: Shapes) -> Operator
     rank = len(shapes[0])
     moved = _window_dims(instruction, rank)
     own = tuple(range(rank))
-    source = tuple(rank + d if d in moved else d for d in own)
-    whole = (*moved, *(rank + d for d in moved))
-    return OperatorLoops((own, source, ()), (own,), whole=whole)
+    source, result = (
+        tuple(number * rank + d if d in moved else d for d in own) for number in (1, 2)
+    )
+    windows = tuple((d, rank + d, 2 * rank + d) for d in moved)
+    return OperatorLoops((own, source, ()), (result,), windows=windows)
 
 
 def _reduce_window(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
@@ -257,9 +257,7 @@ def _scatter(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
     if vector < len(index):
         whole.add(indices[vector])
     reduced = tuple(loop for loop in lead if loop not in own)
-    return OperatorLoops(
-        (own, tuple(indices), updates), (own,), reduced, tuple(sorted(whole))
-    )
+    return OperatorLoops((own, tuple(indices), updates), (own,), reduced, tuple(sorted(whole)))
 
 
 def _window_dims(instruction: HloInstruction, rank: int) -> list[int]:

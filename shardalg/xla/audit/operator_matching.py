@@ -16,8 +16,8 @@ from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule
 from shardalg.xla.audit.element_views import (
     ANYTHING,
     LOW,
+    MIXED,
     VOID,
-    Fill,
     Known,
     Pending,
     Value,
@@ -27,7 +27,15 @@ from shardalg.xla.audit.element_views import (
     placed,
     shares,
 )
-from shardalg.xla.audit.hlo_attributes import WindowDim, combination, integers, signature, window_of
+from shardalg.xla.audit.hlo_attributes import (
+    INTEGERS,
+    WindowDim,
+    combination,
+    combination_of,
+    integers,
+    signature,
+    window_of,
+)
 from shardalg.xla.audit.operator_loops import COMMUTATIVE, OperatorLoops, loops_of
 from shardalg.xla.audit.per_device import (
     ArrayPool,
@@ -37,9 +45,9 @@ from shardalg.xla.audit.per_device import (
     RefutedError,
     UnknownError,
 )
-from shardalg.xla.audit.window_matching import WindowSizes, window_places
+from shardalg.xla.audit.window_matching import WindowSizes, scattered_places, window_places
 
-_IDENTITY = {"add": 0.0, "maximum": -np.inf, "minimum": np.inf, "and": 1.0, "or": 0.0}
+_LARGEST = {"bf16": 3.3895e38, "f16": 65504.0, "f32": 3.4028e38, "f64": 1.7976e308}
 _LINEAR = ("add", "subtract", "negate", "copy")
 _WIDTH = {"bf16": 8, "f16": 11, "f32": 24, "f64": 53}
 
@@ -171,9 +179,7 @@ class OperatorTable:
                     raise UnknownError(f"{instruction.opcode} of blocks with other loops")
                 places = self.loop_places(entry, loops, instruction, given)
                 self.check_known(entry, loops, given, places)
-                indexed = {
-                    entry.loops.operands[0][dim] for dim in _indexed_dims(instruction)
-                }
+                indexed = {entry.loops.operands[0][dim] for dim in _indexed_dims(instruction)}
                 self._check_whole(entry, loops, instruction, places, without=indexed)
             except AuditFinding as finding:
                 failure = failure or finding
@@ -205,7 +211,7 @@ class OperatorTable:
             fresh = Pending(fresh.combine, (*pending.covers, *fresh.covers))
         results = self.results(entry, places, fresh or pending)
         alone = [
-            x
+            (x, theirs)
             for x, theirs in zip(operands, entry.operands, strict=True)
             if not (isinstance(x, View) and isinstance(theirs, View) and shares(theirs, x))
         ]
@@ -257,7 +263,7 @@ class OperatorTable:
             return ""
         windows = _windows_by_loop(instruction, loops), _windows_by_loop(entry.instruction, loops)
         sizes = _extents(entry)
-        reason = ""
+        reason, dtype = "", instruction.leaves[0][0]
         for image, kernel, output in loops.windows:
             given = []
             for loop in (image, kernel):
@@ -267,15 +273,32 @@ class OperatorTable:
                         raise UnknownError("a block of equal elements in a window")
                     place = self.pool.same(np.arange(place))
                 elif (place.rows < 0).any():
-                    is_sum = instruction.opcode == "convolution"
-                    combine = "add" if is_sum else combination(module, instruction)
-                    _check_identity(combine, operands, loops, loop)
+                    if instruction.opcode != "select-and-scatter":
+                        is_sum = instruction.opcode == "convolution"
+                        combine = "add" if is_sum else combination(module, instruction)
+                        self.check_fills(combine, dtype, entry, operands, loop)
+                    elif loop == kernel:
+                        self.check_fills("add", dtype, entry, operands, loop)
                 given.append(place)
             length = next(
                 leaf[1][dims.index(output)]
                 for leaf, dims in zip(instruction.leaves, loops.results, strict=True)
                 if output in dims
             )
+            if instruction.opcode == "select-and-scatter":
+                # The roles are exchanged: windows are of the operand, their values are scattered.
+                if combination_of(module, instruction, "scatter") != "add":
+                    raise UnknownError("select-and-scatter by another combination than a sum")
+                count = given[1].rows.shape[1]
+                places[output] = scattered_places(
+                    self.pool,
+                    *given,
+                    WindowSizes(length, count, windows[0][image]),
+                    WindowSizes(sizes[image][0], sizes[kernel][0], windows[1][image]),
+                )
+                if (places[output].rows < 0).any():
+                    reason = reason or "lacks elements"
+                continue
             found = window_places(
                 self.pool,
                 *given,
@@ -434,7 +457,8 @@ class OperatorTable:
             it twice.
         """
         loops = entry.loops
-        kernels = [kernel for _, kernel, _ in loops.windows if kernel >= 0]
+        is_product = entry.instruction.opcode == "convolution"
+        kernels = [kernel for _, kernel, _ in loops.windows if is_product]
         if not loops.reduced and not kernels:
             return None
         opcode = entry.instruction.opcode
@@ -449,7 +473,7 @@ class OperatorTable:
                 covers.append(self.pool.same(np.ones(size, bool)))
                 continue
             if (place.rows < 0).any():
-                _check_identity(combine, operands, loops, loop)
+                self.check_fills(combine, instruction.leaves[0][0], entry, operands, loop)
             covers.append(
                 self.pool.applied(("count", size, combine), _counted(size, combine), place)
             )
@@ -462,9 +486,9 @@ class OperatorTable:
         if opcode == "reduce":
             start = operands[1]
             number = start.number if isinstance(start, Known) else None
-            if combine not in _IDENTITY:
+            if combine not in ("add", "maximum", "minimum", "and", "or"):
                 raise UnknownError(f"a partial reduction by {combine or 'a program'}")
-            if number != _IDENTITY[combine] and not is_lowest(combine, number):
+            if not is_identity(combine, instruction.leaves[0][0], number):
                 raise RefutedError("a partial reduction begins with a number that is added again")
         if opcode == "scatter":
             start = operands[0]
@@ -495,44 +519,93 @@ class OperatorTable:
             found.append(placed(self.pool, like, at, shape))
         return tuple(found)
 
-    def _with_fills(self, made: View, operands: Sequence[Value], origin: str) -> View:
-        """Return a result that marks devices on which an operand has no element."""
-        shift = made.shift
-        for x in operands:
-            if isinstance(x, View) and (x.shift.rows < LOW).any():
+    def _with_fills(self, made: View, pairs: Sequence[tuple[Value, Value]], origin: str) -> View:
+        """Return a result that marks devices on which an operand has no element.
+
+        Args:
+          pairs: operands of the device and of the operator, without those whose fill both have.
+        """
+        shift, fill = made.shift, ANYTHING
+        origins = [origin]
+        for mine, theirs in pairs:
+            if not isinstance(mine, View) or not isinstance(theirs, View):
+                continue
+            origins.append(mine.origin)
+            if (mine.shift.rows < LOW).any():
                 hide = lambda s, t: np.where(t < LOW, VOID, s)  # noqa: E731
-                shift = self.pool.applied("hide dead", hide, shift, x.shift)
+                shift = self.pool.applied("hide dead", hide, shift, mine.shift)
+            if mine.fill == MIXED or (mine.is_partly_void and theirs.is_partly_void):
+                fill = MIXED
         made = replace(made, shift=shift)
         if not made.is_partly_void:
             return made
-        origins = [origin, *(x.origin for x in operands if isinstance(x, View))]
-        return replace(made, fill=ANYTHING, origin=next(filter(None, origins), ""))
+        return replace(made, fill=fill, origin=next(filter(None, origins), ""))
+
+    def check_fills(
+        self, combine: str, dtype: str, entry: Entry, operands: Sequence[Value], loop: int
+    ) -> None:
+        """Raise an error unless padding that enters a reduction is its identity.
+
+        Raises:
+          RefutedError: it is another number. UnknownError: its content is not known.
+        """
+        pairs = zip(operands, entry.operands, entry.loops.operands, strict=True)
+        fills, places = [], []
+        for mine, theirs, dims in pairs:
+            if isinstance(mine, View) and isinstance(theirs, View) and loop in dims:
+                place = find_places(self.pool, theirs, mine)[dims.index(loop)]
+                if place is not None and (place.rows < 0).any():
+                    fills.append(mine)
+                    places.append(place)
+        good = [is_identity(combine, dtype, x.fill) for x in fills]
+
+        def wrong(*rows: np.ndarray) -> np.ndarray:
+            # In a product, one factor that is 0 is enough if the other one is a number.
+            hidden = np.zeros(np.broadcast_shapes(*(r.shape for r in rows)), bool)
+            for row, is_good in zip(rows, good, strict=True):
+                hidden = hidden | ((row < 0) if is_good else False)
+            bad = np.zeros(hidden.shape, bool)
+            for row, is_good, x in zip(rows, good, fills, strict=True):
+                if not is_good:
+                    number = isinstance(x.fill, float)
+                    bad = bad | ((row < 0) & ~(hidden if number else False))
+            return bad.any(1)
+
+        if all(good):
+            return
+        found = self.pool.applied(("wrong fill", *good, *(x.fill for x in fills)), wrong, *places)
+        if found.rows.any():
+            device = found.device(int(np.argmax(found.rows)))
+            worst = next(x for x, is_good in zip(fills, good, strict=True) if not is_good)
+            at = f" ({worst.origin})" if worst.origin else ""
+            if worst.origin or isinstance(worst.fill, float):
+                why = f"padding that is not the identity of {combine} enters a reduction{at}"
+                raise RefutedError(why, device)
+            raise UnknownError("padding that may not be 0 enters a reduction", device)
 
 
-def is_lowest(combine: str, number: float | None) -> bool:
-    """Return whether a number is the identity of a maximum or minimum of integers."""
-    return combine in ("maximum", "minimum") and number is not None and abs(number) >= 127
+def is_identity(combine: str, dtype: str, number: object) -> bool:
+    """Return whether a number is the identity of a reduction of an item type.
 
+    The lowest number of the type is one of a maximum, and minus infinity is one, too.
 
-def _check_identity(
-    combine: str, operands: Sequence[Value], loops: OperatorLoops, loop: int
-) -> None:
-    fills: list[Fill] = []
-    for x, dims in zip(operands, loops.operands, strict=True):
-        if isinstance(x, View) and loop in dims and x.is_partly_void:
-            fills.append(x.fill)
-    identity = _IDENTITY.get(combine)
-    wrong = [fill for fill in fills if fill != identity]
-    origins = [x.origin for x in operands if isinstance(x, View) and x.origin]
-    if wrong and identity in fills and ANYTHING not in wrong:
-        return
-    if wrong and (combine in ("maximum", "minimum") and isinstance(wrong[0], float)):
-        return
-    if wrong and (origins or isinstance(wrong[0], float)):
-        at = f" ({origins[0]})" if origins else ""
-        raise RefutedError(f"padding that is not {identity} enters a reduction{at}")
-    if wrong:
-        raise UnknownError("padding that may not be 0 enters a reduction")
+    >>> is_identity("add", "f32", 0.0), is_identity("maximum", "s8", -128.0)
+    (True, True)
+    """
+    if not isinstance(number, int | float):
+        return False
+    if combine in ("add", "or", "and"):
+        return number == (1 if combine == "and" else 0)
+    if combine not in ("maximum", "minimum"):
+        return False
+    low = number if combine == "maximum" else -number
+    if dtype in INTEGERS:
+        bits = INTEGERS[dtype]
+        if bits < 0:
+            return number == (0 if combine == "maximum" else (1 << -bits) - 1)
+        half = 1 << (bits - 1)
+        return number == (-half if combine == "maximum" else half - 1)
+    return low == -np.inf or low <= -_LARGEST.get(dtype, np.inf)
 
 
 def _counted(size: int, combine: str) -> Callable[[np.ndarray], np.ndarray]:
@@ -548,9 +621,7 @@ def _counted(size: int, combine: str) -> Callable[[np.ndarray], np.ndarray]:
     return count
 
 
-def _windows_by_loop(
-    instruction: HloInstruction, loops: OperatorLoops
-) -> dict[int, WindowDim]:
+def _windows_by_loop(instruction: HloInstruction, loops: OperatorLoops) -> dict[int, WindowDim]:
     """Return the window of each image loop."""
     found = window_of(instruction)
     if instruction.opcode == "convolution":

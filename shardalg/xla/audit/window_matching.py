@@ -63,10 +63,51 @@ def window_places(
         return lambda i, k: _outputs(i, k, local, whole)[number]
 
     key = ("window", local, whole)
-    outputs, cover, faults = (
-        pool.applied((*key, n), part(n), image, kernel) for n in range(3)
-    )
+    outputs, cover, faults = (pool.applied((*key, n), part(n), image, kernel) for n in range(3))
     return WindowPlaces(outputs, cover, faults)
+
+
+def scattered_places(
+    pool: ArrayPool,
+    image: PerDevice,
+    source: PerDevice,
+    local: WindowSizes,
+    whole: WindowSizes,
+) -> PerDevice:
+    """Return the index before partitioning of each element of a select-and-scatter's result.
+
+    -1 marks an element that lacks a window, or that is in a window with other elements.
+
+    Args:
+      image, source: the elements that a device holds of the operand and of the windows' values.
+      local, whole: sizes on the device, and before partitioning; `output` counts the windows.
+    """
+
+    def scatter(image: np.ndarray, source: np.ndarray) -> np.ndarray:
+        index, inside = _taps(local)
+        index_whole, inside_whole = _taps(whole)
+        held = np.where(inside, image[:, index], -1)  # [classes, windows, taps]
+        window = np.clip(source, 0, None)
+        wanted = np.where(inside_whole, index_whole, -1)[window]
+        right = ((held == wanted).all(2)) & (source >= 0)
+        made = np.where(image < 0, -1, image)
+        # Windows before partitioning that cover each element.
+        covers = np.zeros((whole.image, whole.output), bool)
+        at, tap = np.nonzero(inside_whole)
+        covers[index_whole[at, tap], at] = True
+        for row in range(len(made)):
+            have = np.zeros((local.image, whole.output), bool)
+            for number in np.nonzero(source[row] >= 0)[0]:
+                touched = index[number][inside[number]]
+                if right[row, number]:
+                    have[touched, source[row, number]] = True
+                else:
+                    made[row, touched] = -1
+            needed = covers[np.maximum(made[row], 0)]
+            made[row] = np.where((needed & ~have).any(1), -1, made[row])
+        return made
+
+    return pool.applied(("scatter", local, whole), scatter, image, source)
 
 
 def _taps(sizes: WindowSizes) -> tuple[np.ndarray, np.ndarray]:

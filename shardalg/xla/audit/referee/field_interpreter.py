@@ -122,8 +122,11 @@ class FieldRun:
             return self._source(one, dtype, shape)
         plain = opcode.removesuffix("-start")
         if plain in _COLLECTIVES:
-            made = tuple(self._collective(one, plain, v, t) for v, t in zip(x, types, strict=True)) \
-                if plain != "all-to-all" or len(x) == 1 else self._exchange(one, x)
+            made = (
+                tuple(self._collective(one, plain, v, t) for v, t in zip(x, types, strict=True))
+                if plain != "all-to-all" or len(x) == 1
+                else self._exchange(one, x)
+            )
             return made[0] if len(made) == 1 else made
         if opcode in OPERATORS:
             return OPERATORS[opcode](self, one, x, types)
@@ -199,7 +202,9 @@ class FieldRun:
             parts = [np.concatenate([x[groups[:, m]] for m in range(members)], axis)] * members
         else:
             cut = [np.split(x[groups[:, m]], members, axis) for m in range(members)]
-            parts = [np.concatenate([cut[s][j] for s in range(members)], axis) for j in range(members)]
+            parts = [
+                np.concatenate([cut[s][j] for s in range(members)], axis) for j in range(members)
+            ]
         made = np.zeros((self.devices, *parts[0].shape[1:]), x.dtype)
         for member, part in enumerate(parts):
             made[groups[:, member]] = part

@@ -242,7 +242,9 @@ def scatter(run: FieldRun, one: HloInstruction, x: Operands, types: list[str]) -
         if opcode == "add" and types[0] != "pred":
             made[cell] = f.add(old, new) if real else wrapped(old + new, types[0])
         else:
-            made[cell] = run.combined(called(one), old.reshape(-1), new.reshape(-1)).reshape(old.shape)
+            made[cell] = run.combined(called(one), old.reshape(-1), new.reshape(-1)).reshape(
+                old.shape
+            )
     return made
 
 
