@@ -123,7 +123,7 @@ def mask(line, match, text, devices, chance):
 
 
 def dimension(line, match, text, devices, chance):
-    name, shape, opcode, _ = match.groups()
+    _, shape, opcode, _ = match.groups()
     if opcode not in ("transpose", "broadcast", "all-to-all", "iota", "all-gather"):
         return None
     sizes = dims_of(shape)
@@ -185,3 +185,55 @@ EDITS = dict(
          accumulation_type), strict=True,
     )
 )  # fmt: skip
+
+
+def mutations(text, seed, count):
+    """Return texts with one random change each: a number, an operand, an opcode or a direction."""
+    chance = random.Random(seed)
+    lines = text.splitlines()
+    places = [at for at, line in enumerate(lines) if LINE.match(line)]
+    made = []
+    while len(made) < count:
+        at = chance.choice(places)
+        new = chance.choice((changed_number, changed_operand, changed_opcode))(
+            lines[at], chance, lines
+        )
+        if new and new != lines[at]:
+            made.append("\n".join((*lines[:at], new, *lines[at + 1 :])))
+    return made
+
+
+def changed_number(line, chance, lines):
+    """Return a line with another digit outside of the type, the names and the metadata."""
+    head, _, rest = line.partition("(")
+    body, mark, tail = rest.partition(", metadata=")
+    found = list(re.finditer(r"(?<![\w.%-])\d+(?![\w.])", body))
+    if not found:
+        return None
+    number = chance.choice(found)
+    value = max(0, int(number[0]) + chance.choice((-1, 1)))
+    return f"{head}({body[: number.start()]}{value}{body[number.end() :]}{mark}{tail}"
+
+
+def changed_operand(line, chance, lines):
+    """Return a line that reads another value of the same type."""
+    match = LINE.match(line)
+    types = {m[1]: m[2] for m in map(LINE.match, lines) if m}
+    operands = re.findall(r"%([\w.-]+)", match[4].split(")")[0])
+    if not operands:
+        return None
+    old = chance.choice(operands)
+    others = [name for name, kind in types.items() if kind == types.get(old) and name != old]
+    return line.replace(f"%{old}", f"%{chance.choice(others)}", 1) if others else None
+
+
+def changed_opcode(line, chance, lines):
+    """Return a line with another operator, or another direction of a comparison."""
+    others = {
+        " add(": " subtract(", " subtract(": " add(", " multiply(": " add(",
+        " maximum(": " minimum(",
+        "direction=LT": "direction=LE", "direction=GE": "direction=GT", " divide(": " multiply(",
+        "direction=EQ": "direction=NE", " exponential(": " tanh(",
+    }  # fmt: skip
+    found = [old for old in others if old in line]
+    return line.replace(found[0], others[found[0]]) if found else None

@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         print(found.table())
     if options.save is not None:
         write_whole(options.save, found.to_json())
-    return {"proved": 0, "refuted": REFUTED}.get(found.verdict, UNDECIDED)
+    return 0 if found.ok else REFUTED if found.verdict == "refuted" else UNDECIDED
 
 
 AUDIT = Command(

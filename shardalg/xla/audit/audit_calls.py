@@ -1,11 +1,8 @@
-"""`sa.audit` and `sa.audit_hlo`: XLA's partitioned program, audited."""
+"""`sa.audit`: XLA's partitioned program of a function, audited."""
 
 from __future__ import annotations
 
-import re
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,70 +11,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from shardalg.algebra.jax_meshes import mesh_to_abstract
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
-from shardalg.errors import LoweringError, NotationError
+from shardalg.errors import LoweringError
 from shardalg.graph.tracing.parts import installed_partitioner
 from shardalg.lower.xla_dump.hlo_collectives import Dump, Dumping
 from shardalg.xla.apart import Request, compile_apart
-from shardalg.xla.audit.audit_report import Audit, AuditedInstruction, source_lines
-from shardalg.xla.audit.instruction_walk import InstructionAnswer
-from shardalg.xla.audit.program_pair import read_pair, walk_pair
-
-
-def audit_hlo(before: str | Path, after: str | Path) -> Audit:
-    """Return the verdict on a partitioned program of XLA, from two texts of its dump.
-
-    Every instruction of the partitioned program is proved to hold a block of a value of the program
-    before partitioning, or refuted, or named as not understood. XLA writes the texts with
-    `--xla_dump_to=FOLDER --xla_dump_hlo_pass_re=spmd --xla_dump_large_constants`.
-
-    Args:
-      before: text, or path, of `...before_spmd-partitioning.txt`.
-      after: text, or path, of `...after_spmd-partitioning.txt`.
-
-    Raises:
-      NotationError: a text cannot be read, or is no such program.
-    """
-    start = time.perf_counter()
-    texts = [_text(given, name) for given, name in ((before, "before"), (after, "after"))]
-    pair = read_pair(*texts)
-    _, walked = walk_pair(pair)
-    lines = source_lines(texts[1])
-    rows = tuple(_audited(where, row, lines) for where, row in walked.rows.items())
-    return Audit(pair.devices, rows, time.perf_counter() - start)
-
-
-def _text(given: str | Path, name: str) -> str:
-    """Return a text, read from a file if a path is given.
-
-    Raises:
-      NotationError: the file cannot be read.
-    """
-    if isinstance(given, str) and "\n" in given:
-        return given
-    try:
-        return Path(given).read_text(errors="replace")
-    except (OSError, TypeError) as error:
-        raise NotationError(
-            f"{name}={str(given)[:80]!r} is no HLO text and no file that can be read ({error}). "
-            "Pass the text or the path of XLA's dump."
-        ) from None
-
-
-def _audited(where: tuple[str, str], row: InstructionAnswer, lines: Any) -> AuditedInstruction:
-    one, finding = row.instruction, row.finding
-    frame = re.search(r"stack_frame_id=(\d+)", one.attributes.get("metadata", ""))
-    is_refuted = row.status == "refuted" and finding is not None
-    return AuditedInstruction(
-        one.name if where[0] != "result" else f"result {where[1]}",
-        one.computation,
-        one.opcode,
-        row.status,
-        finding.why if finding else "",
-        finding.device if is_refuted and finding else None,
-        finding.place if is_refuted and finding else (),
-        one.op_name,
-        lines.get(frame[1], "") if frame else "",
-    )
+from shardalg.xla.audit.audit_report import Audit
+from shardalg.xla.audit.audit_texts import audit_hlo
 
 
 def audit(

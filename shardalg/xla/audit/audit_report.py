@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from shardalg.tables import Table
 
 PROVED, REFUTED, UNKNOWN, BEHIND = "proved", "refuted", "not understood", "behind"
+EQUAL = "equal"
 _COLUMNS = (
     "instruction", "computation", "opcode", "status", "why", "device", "element", "op", "source",
 )  # fmt: skip
@@ -23,7 +24,9 @@ class AuditedInstruction:
 
     Attributes:
       status: "proved", "refuted", "not understood", or "behind" if it reads a value of an
-        instruction that is refuted or not understood.
+        instruction that is refuted or not understood. "equal" replaces the last two if all results
+        are equal on random elements, which is a proof at these sizes except for a probability of
+        less than 1e-9.
       why: the reason of a status other than "proved".
       device, element: of a refuted instruction, a place that shows it; element has an index per
         dimension of the device's value.
@@ -64,16 +67,15 @@ class Audit:
 
     @property
     def verdict(self) -> str:
-        """The worst status: "refuted", "not understood" or "proved"."""
+        """The worst status: "refuted", "not understood", "equal" or "proved"."""
         counts = self.counts
-        return next((s for s in (REFUTED, UNKNOWN, BEHIND) if counts.get(s)), PROVED).replace(
-            BEHIND, UNKNOWN
-        )
+        worst = next((s for s in (REFUTED, UNKNOWN, BEHIND, EQUAL) if counts.get(s)), PROVED)
+        return UNKNOWN if worst == BEHIND else worst
 
     @property
     def ok(self) -> bool:
-        """True if every instruction is proved."""
-        return self.verdict == PROVED
+        """True if every instruction is proved, or the results are equal on random elements."""
+        return self.verdict in (PROVED, EQUAL)
 
     @property
     def counts(self) -> dict[str, int]:

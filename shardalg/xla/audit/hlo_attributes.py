@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule, parse_groups, split_top
-from shardalg.xla.audit.per_device import UnknownError
+from shardalg.xla.audit.values.per_device import UnknownError
 
 INTEGERS = {
     "s2": 2, "s4": 4, "s8": 8, "s16": 16, "s32": 32, "s64": 64,

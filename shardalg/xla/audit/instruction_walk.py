@@ -8,26 +8,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule
-from shardalg.xla.audit import known_values
-from shardalg.xla.audit.data_moves import MOVES, select
-from shardalg.xla.audit.element_views import (
-    ANYTHING,
-    LOW,
-    MIXED,
-    Known,
-    Value,
-    View,
-    numbers_differ,
-    picked,
-    whole,
-)
-from shardalg.xla.audit.group_moves import (
-    all_gather,
-    all_reduce,
-    all_to_all,
-    collective_permute,
-    reduce_scatter,
-)
 from shardalg.xla.audit.hlo_attributes import (
     block_indices,
     called,
@@ -35,10 +15,32 @@ from shardalg.xla.audit.hlo_attributes import (
     groups_of,
     shardings_of,
 )
-from shardalg.xla.audit.index_matching import index_rule
-from shardalg.xla.audit.operator_loops import POINTWISE
-from shardalg.xla.audit.operator_matching import OperatorTable
-from shardalg.xla.audit.per_device import (
+from shardalg.xla.audit.operators.index_matching import index_rule
+from shardalg.xla.audit.operators.operator_loops import POINTWISE
+from shardalg.xla.audit.operators.operator_matching import match_operator
+from shardalg.xla.audit.operators.operator_table import OperatorTable
+from shardalg.xla.audit.values import known_values
+from shardalg.xla.audit.values.data_moves import MOVES, select
+from shardalg.xla.audit.values.element_views import (
+    ANYTHING,
+    LOW,
+    MIXED,
+    Known,
+    Origin,
+    Value,
+    View,
+    numbers_differ,
+    picked,
+    whole,
+)
+from shardalg.xla.audit.values.group_moves import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    collective_permute,
+    reduce_scatter,
+)
+from shardalg.xla.audit.values.per_device import (
     ArrayPool,
     AuditFinding,
     PerDevice,
@@ -137,10 +139,19 @@ class Walk:
                 status = "behind"
             values[one.name] = made
             old = self.rows.get((name, one.name))
+            if finding is not None and isinstance(finding.origin, Origin):
+                self.blame(finding.origin)
             # A computation that is called twice has its worst answer.
             if old is None or old.status == "proved":
                 self.rows[name, one.name] = InstructionAnswer(one, status, finding, made)
         return values[self.module.roots[name].name]
+
+    def blame(self, origin: Origin) -> None:
+        """Refute the instruction that first had the wrong elements of a refuted value."""
+        key, fault = (origin.computation, origin.instruction), origin.fault
+        if key in self.rows:
+            error = RefutedError(fault.why, fault.device, fault.place)
+            self.rows[key] = replace(self.rows[key], status="refuted", finding=error)
 
     def _step(self, one: HloInstruction, operands: list[Tree]) -> Tree:
         """Return the value of an instruction.
@@ -211,7 +222,7 @@ class Walk:
         if self.before is None:
             return _single(self.table.record(self.module, one, values))
         try:
-            return _single(self.table.match(self.module, one, values))
+            return _single(match_operator(self.table, self.module, one, values))
         except AuditFinding as error:
             shifted = index_rule(self.table, self.module, one, values)
             if shifted is not None:
@@ -411,22 +422,20 @@ def check_block(
     refuted = UnknownError if mine.fill == MIXED else RefutedError
     wrong = pool.applied("unequal", unequal, mine.shift, wanted.shift, dead)
     if wrong.rows.any():
-        raise refuted(f"{what} differs{_from(mine)}", wrong.device(int(np.argmax(wrong.rows))))
+        raise refuted(
+            f"{what} differs", wrong.device(int(np.argmax(wrong.rows))), origin=mine.origin
+        )
     for dim, (got, want) in enumerate(zip(mine.lines, wanted.lines, strict=True)):
-        place = blocks[dim] if blocks else pool.same(np.zeros(got.rows.shape[1], np.int64))
-        wrong = pool.applied("unequal line", unequal, got, want, dead, place)
+        steps = blocks[dim] if blocks else pool.same(np.zeros(got.rows.shape[1], np.int64))
+        wrong = pool.applied("unequal line", unequal, got, want, dead, steps)
         if wrong.rows.any():
-            row, at = map(int, np.argwhere(wrong.rows)[0])
-            element = tuple(at if d == dim else 0 for d in range(len(mine.lines)))
-            raise refuted(f"{what} differs{_from(mine)}", wrong.device(row), element)
+            row, index = map(int, np.argwhere(wrong.rows)[0])
+            element = tuple(index if d == dim else 0 for d in range(len(mine.lines)))
+            raise refuted(f"{what} differs", wrong.device(row), element, origin=mine.origin)
     if isinstance(theirs, View) and theirs.is_partly_void and mine.fill != theirs.fill:
         if mine.fill in (ANYTHING, MIXED, None):
             raise UnknownError(f"{what} has padding that is not known")
         raise RefutedError(f"{what} has {mine.fill} in place of the padding {theirs.fill}")
-
-
-def _from(value: View) -> str:
-    return f" (from {value.origin} on)" if value.origin else ""
 
 
 def unequal(

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from shardalg.errors import NotationError
 from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule, parse
-from shardalg.xla.audit.element_views import picked, whole
 from shardalg.xla.audit.hlo_attributes import shardings_of
 from shardalg.xla.audit.instruction_walk import InstructionAnswer, Walk, blocks_of, check_block
-from shardalg.xla.audit.operator_matching import OperatorTable
-from shardalg.xla.audit.per_device import ArrayPool, AuditFinding, RefutedError
+from shardalg.xla.audit.operators.operator_table import OperatorTable
+from shardalg.xla.audit.values.element_views import Origin, picked, whole
+from shardalg.xla.audit.values.per_device import ArrayPool, AuditFinding, RefutedError
 
 _COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 _KEEP = ("parameter", "tuple", "get-tuple-element", "copy", "custom-call", "while")
@@ -166,6 +166,8 @@ def walk_pair(pair: ProgramPair) -> tuple[Walk, Walk]:
             second.rows[key] = InstructionAnswer(one, "proved", None, a)
         except RefutedError as error:
             second.rows[key] = InstructionAnswer(one, "refuted", error, a)
+            if isinstance(error.origin, Origin):
+                second.blame(error.origin)
         except AuditFinding as error:
             second.rows[key] = InstructionAnswer(one, "not understood", error, a)
     return first, second

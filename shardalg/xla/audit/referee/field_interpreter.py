@@ -25,9 +25,9 @@ from shardalg.xla.audit.hlo_attributes import (
     slices_of,
     wrapped,
 )
-from shardalg.xla.audit.per_device import UnknownError
 from shardalg.xla.audit.referee import random_field as f
 from shardalg.xla.audit.referee.field_operators import OPERATORS, padded
+from shardalg.xla.audit.values.per_device import UnknownError
 
 LONGEST_LOOP = 4096
 _SAME = (
@@ -44,7 +44,8 @@ _INTEGER: dict[str, Callable[..., np.ndarray]] = {
     "shift-left": lambda a, b: np.where(b < 32, a << np.minimum(b, 32), 0),
     "shift-right-arithmetic": lambda a, b: a >> np.minimum(b, 31),
     "shift-right-logical": lambda a, b: np.where(b < 32, (a & 0xFFFFFFFF) >> np.minimum(b, 32), 0),
-    "power": lambda a, b: a ** np.maximum(b, 0), "clamp": lambda l, x, h: np.minimum(np.maximum(x, l), h),
+    "power": lambda a, b: a ** np.maximum(b, 0),
+    "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
     "popcnt": lambda a: np.vectorize(lambda n: bin(int(n) & 0xFFFFFFFF).count("1"))(a),
 }  # fmt: skip
 _COMPARE = {

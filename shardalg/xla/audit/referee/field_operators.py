@@ -19,9 +19,9 @@ from shardalg.xla.audit.hlo_attributes import (
     window_of,
     wrapped,
 )
-from shardalg.xla.audit.operator_loops import loops_of
-from shardalg.xla.audit.per_device import UnknownError
+from shardalg.xla.audit.operators.operator_loops import loops_of
 from shardalg.xla.audit.referee import random_field as f
+from shardalg.xla.audit.values.per_device import UnknownError
 
 if TYPE_CHECKING:
     from shardalg.xla.audit.referee.field_interpreter import FieldRun

@@ -10,10 +10,10 @@ import numpy as np
 
 from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule
 from shardalg.xla.audit.hlo_attributes import block_indices, is_float, shardings_of
-from shardalg.xla.audit.per_device import UnknownError
 from shardalg.xla.audit.program_pair import ProgramPair, parameters_of
 from shardalg.xla.audit.referee.field_interpreter import FieldRun
 from shardalg.xla.audit.referee.random_field import random_elements
+from shardalg.xla.audit.values.per_device import UnknownError
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ def _verdict(pair: ProgramPair, seed: int) -> FieldVerdict:
     arguments = random_arguments(pair.before, seed)
     wanted = FieldRun(pair.before, 1).run(pair.before.entry, arguments)
     blocks = []
-    for x, theirs, mine in zip(
+    for x, whole, local in zip(
         arguments, parameters_of(pair.before), parameters_of(pair.after), strict=True
     ):
-        text = mine.attributes.get("sharding") or theirs.attributes.get("sharding", "")
+        text = local.attributes.get("sharding") or whole.attributes.get("sharding", "")
         blocks.append(block_of(x, text, pair.devices)[0])
     got = FieldRun(pair.after, pair.devices).run(pair.after.entry, blocks)
     root = pair.before.roots[pair.before.entry]

@@ -23,7 +23,7 @@ def random_elements(name: str, shape: Sequence[int]) -> np.ndarray:
 
 def hashed(name: str, *operands: np.ndarray) -> np.ndarray:
     """Return an element that depends on a name and on the operands alone."""
-    state = np.uint64(zlib.crc32(name.encode()))
+    state: np.ndarray | np.uint64 = np.uint64(zlib.crc32(name.encode()))
     for operand in operands:
         state = mixed(state ^ operand.astype(np.int64).view(np.uint64))
     return (mixed(state) >> np.uint64(33)).astype(np.int64) % PRIME

@@ -179,11 +179,14 @@ class AuditFinding(Exception):
 
     Attributes:
       why: the reason. device: the device where it shows. place: the element of the device.
+      origin: the instruction at which the wrong elements first were wrong, if it is another one.
     """
 
-    def __init__(self, why: str, device: int = 0, place: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, why: str, device: int = 0, place: tuple[int, ...] = (), *, origin: object = None
+    ) -> None:
         super().__init__(why)
-        self.why, self.device, self.place = why, device, place
+        self.why, self.device, self.place, self.origin = why, device, place, origin
 
 
 class RefutedError(AuditFinding):

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from shardalg.lower.xla_dump.hlo_text import HloInstruction
-from shardalg.xla.audit.element_views import Known
 from shardalg.xla.audit.hlo_attributes import (
     INTEGERS,
     integers,
@@ -21,7 +20,8 @@ from shardalg.xla.audit.hlo_attributes import (
     slices_of,
     wrapped,
 )
-from shardalg.xla.audit.per_device import ArrayPool, UnknownError
+from shardalg.xla.audit.values.element_views import Known
+from shardalg.xla.audit.values.per_device import ArrayPool, UnknownError
 
 LARGEST = 1 << 26
 """Known values with more cells than this are not computed."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardalg.xla.audit.hlo_attributes import WindowDim
-from shardalg.xla.audit.per_device import ArrayPool, PerDevice
+from shardalg.xla.audit.values.per_device import ArrayPool, PerDevice
 
 _FAR = 1 << 40
 
@@ -147,11 +147,11 @@ def _outputs(
         cover[row, taps[taps >= 0]] = True
     _, needed = _taps(whole)
     have = np.zeros((len(image), local.output, theirs.size), bool)
-    row, o, t = np.nonzero(used)
-    have[row, o, tap[row, t]] = True
+    at, o, t = np.nonzero(used)
+    have[at, o, tap[at, t]] = True
     lacks = (needed[safe] & cover[:, None, :] & ~have).any(2) & ~outside & ~joins
     twice = np.zeros(joins.shape, np.int64)
-    np.add.at(twice, (row, o), 1)
+    np.add.at(twice, (at, o), 1)
     joins = joins | (twice != have.sum(2))
     faults = np.where(joins, 1, np.where(lacks, 2, 0))
     return np.where(outside | joins | lacks, -1, place), cover, faults

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from shardalg.lower.xla_dump.hlo_text import HloInstruction
-from shardalg.xla.audit.element_views import (
+from shardalg.xla.audit.hlo_attributes import integers, padding_of, slices_of
+from shardalg.xla.audit.values.element_views import (
     LOW,
     MIXED,
     VOID,
@@ -22,8 +23,7 @@ from shardalg.xla.audit.element_views import (
     scalar_fill,
     view,
 )
-from shardalg.xla.audit.hlo_attributes import integers, padding_of, slices_of
-from shardalg.xla.audit.per_device import ArrayPool, ClassError, PerDevice, UnknownError
+from shardalg.xla.audit.values.per_device import ArrayPool, ClassError, PerDevice, UnknownError
 
 
 def broadcast(pool: ArrayPool, instruction: HloInstruction, operands: Sequence[Value]) -> View:

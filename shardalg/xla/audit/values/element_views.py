@@ -20,9 +20,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardalg.xla.audit.per_device import (
+from shardalg.xla.audit.values.per_device import (
     ArrayPool,
-    ClassError,
     PerDevice,
     RefutedError,
     UnknownError,
@@ -53,6 +52,24 @@ class Pending:
 
 
 @dataclass(frozen=True)
+class Fault:
+    """A place at which a value is not the expected element: the reason, device and place."""
+
+    why: str
+    device: int = 0
+    place: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The instruction that first read or joined wrong elements, and the fault."""
+
+    computation: str
+    instruction: str
+    fault: Fault
+
+
+@dataclass(frozen=True)
 class View:
     """Elements of a base; see the docstring of the file.
 
@@ -62,7 +79,7 @@ class View:
       lines: per dimension, the steps from the first element, [classes, length].
       fill: the content of places without an element; None if there are none.
       pending: the reduction that the elements still need, or None.
-      origin: name of the instruction that first left elements out, for messages.
+      origin: the instruction that first left elements out, or None.
       change: the change that made the values from the elements; None: they are the elements.
     """
 
@@ -71,7 +88,7 @@ class View:
     lines: tuple[PerDevice, ...]
     fill: Fill = None
     pending: Pending | None = None
-    origin: str = ""
+    origin: Origin | None = None
     change: Hashable = None
 
     @property
@@ -224,14 +241,19 @@ def _take(dim: int) -> Callable[..., np.ndarray]:
     return take
 
 
-def find_places(pool: ArrayPool, whole_view: View, part: View) -> tuple[PerDevice | None, ...]:
+Found = tuple[tuple[PerDevice | None, ...], dict[int, Fault]]
+"""The indices per dimension, and the dimensions along which an element is not found."""
+
+
+def find_places(pool: ArrayPool, whole_view: View, part: View) -> Found:
     """Return the indices per dimension at which a value before partitioning has a part's elements.
 
     None is returned for a dimension along which neither varies. -1 marks a place without an
-    element, -2 a fill that the value has too, and -3 any index, on a device with such fill only.
+    element, or with one that the value does not have. -2 is a fill that the value has too, and -3
+    any index, on a device with such fill only.
 
     Raises:
-      RefutedError: the part has an element that the value does not have at any place.
+      RefutedError: the part varies along a dimension along which the value does not.
     """
     key = (
         "find", whole_view.shift.number, part.shift.number, whole_view.fill, part.fill,
@@ -242,7 +264,7 @@ def find_places(pool: ArrayPool, whole_view: View, part: View) -> tuple[PerDevic
     return found
 
 
-def _found(pool: ArrayPool, whole_view: View, part: View) -> tuple[PerDevice | None, ...]:
+def _found(pool: ArrayPool, whole_view: View, part: View) -> Found:
     # A shift is one number, and says not which dimension it belongs to. It is written in the steps
     # of the value's dimensions, the largest step first, as a number is written in digits.
     rank = len(whole_view.lines)
@@ -258,27 +280,34 @@ def _found(pool: ArrayPool, whole_view: View, part: View) -> tuple[PerDevice | N
     for k in sorted(live, key=lambda k: -smallest_gap(sorted_lines[k][1].rows[0])):
         leads[k] = pool.applied("digit", largest_digit, sorted_lines[k][1], rest)
         rest = pool.applied("minus digit", np.subtract, rest, leads[k])
-    pool.applied("no rest", check_no_rest, rest)
     shares_fill = shares(whole_view, part)
     places: list[PerDevice | None] = [None] * rank
+    faults: dict[int, Fault] = {}
+    why = "the elements are not those that the operator reads"
     for k in live:
         line, low = whole_view.lines[k], sorted_lines[k][0]
         shared = (-2 if (line.rows < LOW).any() else -3) if shares_fill else -1
-        places[k] = pool.applied(
-            ("places", low, k, shared),
-            _searched(low, k, shared),
-            line, leads[k], part.lines[k], part.shift,
+        found = pool.applied(
+            ("places", low, shared), _searched(low, shared),
+            line, leads[k], part.lines[k], part.shift, rest,
         )  # fmt: skip
+        lost = found.rows == -4
+        if lost.any():
+            row, place = map(int, np.argwhere(lost)[0])
+            faults[k] = Fault(why, found.device(row), (place,))
+            found = pool.applied("lost", lambda p: np.where(p == -4, -1, p), found)
+        places[k] = found
+    if not live and rest.rows.any():
+        raise RefutedError(why, rest.device(int(np.argmax(rest.rows != 0))))
     for k in set(range(rank)) - set(live):
         if not part.varies(k):
             continue
         steps = part.lines[k].rows
         if steps[steps > LOW].any():
             row, place = map(int, np.argwhere((steps > LOW) & (steps != 0))[0])
-            why = f"the elements vary along dimension {k}, the operator's do not"
             raise RefutedError(why, part.lines[k].device(row), (place,))
         places[k] = pool.applied("void only", lambda v: np.where(v < LOW, -1, 0), part.lines[k])
-    return tuple(places)
+    return tuple(places), faults
 
 
 def shares(whole_view: View, part: View) -> bool:
@@ -301,36 +330,25 @@ def largest_digit(line: np.ndarray, rest: np.ndarray) -> np.ndarray:
     return line[0][np.clip(at, 0, len(line[0]) - 1)]
 
 
-def check_no_rest(rest: np.ndarray) -> np.ndarray:
-    """Raise an error unless a shift was written in digits without a rest."""
-    if rest.any():
-        row = int(np.argmax(rest != 0))
-        raise ClassError(RefutedError, "the first element is not one that the operator reads", row)
-    return rest
-
-
-def _searched(low: int, dim: int, shared: int) -> Callable[..., np.ndarray]:
+def _searched(low: int, shared: int) -> Callable[..., np.ndarray]:
     """Return a function that finds the index of each element in a line before partitioning.
+
+    It marks an element that is not found by -4.
 
     Args:
       shared: the mark of a device without elements; -1 if its fill is none before partitioning.
     """
 
     def search(
-        line: np.ndarray, lead: np.ndarray, steps: np.ndarray, shift: np.ndarray
+        line: np.ndarray, lead: np.ndarray, steps: np.ndarray, shift: np.ndarray, rest: np.ndarray
     ) -> np.ndarray:
         want = low + lead[:, None] + steps
         order = np.argsort(line[0], kind="stable")
         ranked = line[0][order]
         at = order[np.minimum(np.searchsorted(ranked, want), len(ranked) - 1)]
         dead = (shift < LOW)[:, None]
-        void = (steps < LOW) | dead
-        bad = (line[0][at] != want) & ~void
-        if bad.any():
-            row, place = map(int, np.argwhere(bad)[0])
-            why = f"dimension {dim} has elements that the operator does not read"
-            raise ClassError(RefutedError, why, row, (place,))
-        at = np.where(void, -2 if shared == -2 else -1, at)
+        at = np.where((line[0][at] != want) | (rest != 0)[:, None], -4, at)
+        at = np.where(steps < LOW, -2 if shared == -2 else -1, at)
         return np.where(dead, shared, at)
 
     return search

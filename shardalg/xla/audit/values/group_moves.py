@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from shardalg.lower.xla_dump.hlo_text import HloInstruction
-from shardalg.xla.audit.data_moves import agreed, lead_shift
-from shardalg.xla.audit.element_views import (
+from shardalg.xla.audit.hlo_attributes import groups_of, integers, pairs_of
+from shardalg.xla.audit.values.data_moves import agreed, lead_shift
+from shardalg.xla.audit.values.element_views import (
     LOW,
     MIXED,
     VOID,
@@ -21,8 +22,7 @@ from shardalg.xla.audit.element_views import (
     View,
     view,
 )
-from shardalg.xla.audit.hlo_attributes import groups_of, integers, pairs_of
-from shardalg.xla.audit.per_device import (
+from shardalg.xla.audit.values.per_device import (
     ArrayPool,
     ClassError,
     PerDevice,

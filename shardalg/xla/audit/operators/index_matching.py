@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule
-from shardalg.xla.audit.element_views import Known, Pending, Value, View
 from shardalg.xla.audit.hlo_attributes import combination, integers
-from shardalg.xla.audit.operator_matching import Entry, OperatorTable
-from shardalg.xla.audit.per_device import ArrayPool, PerDevice, RefutedError, UnknownError
+from shardalg.xla.audit.operators.operator_matching import candidates
+from shardalg.xla.audit.operators.operator_table import Entry, OperatorTable
+from shardalg.xla.audit.operators.reductions import covered
+from shardalg.xla.audit.values.element_views import Known, Pending, Value, View
+from shardalg.xla.audit.values.per_device import ArrayPool, PerDevice, RefutedError, UnknownError
 
 _NEITHER = (-np.inf, np.inf)
 
@@ -162,17 +164,17 @@ def _gather(
     if not isinstance(index, View) or not isinstance(index.change, ShiftedIndex):
         return None
     change, plain = index.change, replace(index, change=None)
-    for entry, places in table.candidates(module, one, [values[0], plain]):
+    for entry, places in candidates(table, module, one, [values[0], plain]):
         dim, loop = _indexed_dim(one, entry, values[0].shape)
-        cover = _block(table.pool, entry, places, loop, change, values[0].shape[dim])
+        cover = _block(table.pool, entry, places.at, loop, change, values[0].shape[dim])
         size = entry.operands[0].shape[dim]
         # Before partitioning, indices outside of the tensor are moved to its first or last element.
         if change.bounds != (0.0, float(size - 1)):
             raise UnknownError("a gather whose shifted indices are not clamped to the tensor")
-        (made,) = table.results(entry, {**places, loop: size}, None)
+        (made,) = table.results(entry, {**places.at, loop: size}, None)
         length = values[0].shape[dim]
         assert change.offset is not None
-        stop = table.pool.applied(("stop", length), lambda s: s + length - 1, change.offset)
+        stop = table.pool.applied(("stop", length), lambda s, n=length: s + n - 1, change.offset)
         mask = RangeMask(change.bounds, change.offset, stop)
         lines = _index_lines(table.pool, one, entry, plain, made.shape)
         in_result = replace(plain, lines=lines)
@@ -280,12 +282,12 @@ def _scatter(
     if change.bounds != _NEITHER:
         raise UnknownError("a scatter with clamped indices")
     plain = replace(index, change=None)
-    for entry, places in table.candidates(module, one, [operand, plain, update]):
+    for entry, places in candidates(table, module, one, [operand, plain, update]):
         dim, loop = _indexed_dim(one, entry, operand.shape)
-        cover = _block(table.pool, entry, places, loop, change, operand.shape[dim])
+        cover = _block(table.pool, entry, places.at, loop, change, operand.shape[dim])
         block = table.pool.applied(("indices", operand.shape[dim]), _indices, cover)
-        pending = table.covered(module, one, entry, [operand, plain, update], places)
-        (made,) = table.results(entry, {**places, loop: block}, pending)
+        pending = covered(table.pool, module, one, entry, [operand, plain, update], places)
+        (made,) = table.results(entry, {**places.at, loop: block}, pending)
         return made
     return None
 

@@ -1,0 +1,119 @@
+"""`sa.audit_hlo`: a partitioned program of XLA audited from two texts."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from shardalg.errors import NotationError
+from shardalg.xla.audit.audit_report import Audit, AuditedInstruction, source_lines
+from shardalg.xla.audit.instruction_walk import InstructionAnswer
+from shardalg.xla.audit.program_pair import ProgramPair, read_pair, walk_pair
+from shardalg.xla.audit.referee.field_verdict import field_verdict
+
+MOST_ELEMENTS = 1 << 24
+"""Programs with more elements on all devices together are not run on random elements."""
+RUNS = 2
+
+
+def audit_hlo(before: str | Path, after: str | Path) -> Audit:
+    """Return the verdict on a partitioned program of XLA, from two texts of its dump.
+
+    Every instruction of the partitioned program is proved to hold a block of a value of the program
+    before partitioning, or refuted, or named as not understood. XLA writes the texts with
+    `--xla_dump_to=FOLDER --xla_dump_hlo_pass_re=spmd --xla_dump_large_constants`.
+
+    Args:
+      before: text, or path, of `...before_spmd-partitioning.txt`.
+      after: text, or path, of `...after_spmd-partitioning.txt`.
+
+    Raises:
+      NotationError: a text cannot be read, or is no such program.
+    """
+    start = time.perf_counter()
+    texts = [_text(given, name) for given, name in ((before, "before"), (after, "after"))]
+    pair = read_pair(*texts)
+    _, walked = walk_pair(pair)
+    lines = source_lines(texts[1])
+    rows = tuple(_audited(where, row, lines) for where, row in walked.rows.items())
+    found = Audit(pair.devices, rows)
+    if found.verdict == "not understood":
+        found = decided_by_field(pair, found)
+    return replace(found, seconds=time.perf_counter() - start)
+
+
+def decided_by_field(pair: ProgramPair, found: Audit) -> Audit:
+    """Return the answer after runs of both programs on random elements, for small programs.
+
+    If all results are equal, instructions that are not understood have the status "equal". If a
+    result differs, it is refuted.
+    """
+    size = sum(
+        math.prod(shape)
+        for body in pair.after.computations.values()
+        for one in body.values()
+        for _, shape in one.leaves
+    )
+    if size * pair.devices > MOST_ELEMENTS:
+        return found
+    for seed in range(RUNS):
+        run = field_verdict(pair, seed)
+        if run.reason:
+            return found
+        if not run.is_equal:
+            name = f"result {run.result}"
+            root = pair.after.roots[pair.after.entry]
+            why = "differs from the program before partitioning on random elements"
+            row = AuditedInstruction(
+                name, root.computation, root.opcode, "refuted", why, run.device, run.element
+            )
+            kept = tuple(one for one in found.instructions if one.instruction != name)
+            return replace(found, instructions=(*kept, row))
+    open_ = ("not understood", "behind")
+    rows = tuple(
+        replace(one, status="equal", why=one.why or "equal results on random elements")
+        if one.status in open_
+        else one
+        for one in found.instructions
+    )
+    return replace(found, instructions=rows)
+
+
+def _text(given: str | Path, name: str) -> str:
+    """Return a text, read from a file if a path is given.
+
+    Raises:
+      NotationError: the file cannot be read.
+    """
+    if isinstance(given, str) and "\n" in given:
+        return given
+    try:
+        return Path(given).read_text(errors="replace")
+    except (OSError, TypeError) as error:
+        raise NotationError(
+            f"{name}={str(given)[:80]!r} is no HLO text and no file that can be read ({error}). "
+            "Pass the text or the path of XLA's dump."
+        ) from None
+
+
+def _audited(
+    where: tuple[str, str], row: InstructionAnswer, lines: Mapping[str, str]
+) -> AuditedInstruction:
+    one, finding = row.instruction, row.finding
+    frame = re.search(r"stack_frame_id=(\d+)", one.attributes.get("metadata", ""))
+    is_refuted = row.status == "refuted" and finding is not None
+    return AuditedInstruction(
+        one.name if where[0] != "result" else f"result {where[1]}",
+        one.computation,
+        one.opcode,
+        row.status,
+        finding.why if finding else "",
+        finding.device if is_refuted and finding else None,
+        finding.place if is_refuted and finding else (),
+        one.op_name,
+        lines.get(frame[1], "") if frame else "",
+    )

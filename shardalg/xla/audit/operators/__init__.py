@@ -1,0 +1,1 @@
+"""Operators on blocks, matched with the operators of the program before partitioning."""

@@ -1,0 +1,1 @@
+"""Values of both programs: elements of tensors, known numbers, and their moves."""

@@ -1,0 +1,85 @@
+"""Faults in XLA's text: a fault that changes a result is never proved."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from shardalg.lower.xla_dump.hlo_text import parse
+from shardalg.xla.audit.program_pair import ProgramPair, read_pair, walk_pair
+from shardalg.xla.audit.referee.field_verdict import field_verdict
+from tests.audit.seeded_faults import KINDS, faults, mutations
+from tests.audit.test_recorded_pairs import RIGHT_NAMES, pairs
+
+SMALL = [
+    "attn_final_fwd.shardy", "conv2d_two_axes.shardy", "pad_uneven.shardy", "step_ring.shardy",
+    "embedding_feature_sharded.shardy", "reshard_uneven.shardy", "step_decoded.gspmd",
+]  # fmt: skip
+
+
+def verdict(pair):
+    _, walked = walk_pair(pair)
+    statuses = {row.status for row in walked.rows.values()}
+    return next((s for s in ("refuted", "not understood", "behind") if s in statuses), "proved")
+
+
+def compared(name, text):
+    """Return the verdicts of the referee and of the audit on a text after partitioning."""
+    whole = read_pair(**pairs()[name])
+    pair = ProgramPair(whole.before, parse(text), whole.devices)
+    runs = [field_verdict(pair, seed) for seed in (0, 1)]
+    if any(run.reason for run in runs):
+        return "no answer", verdict(pair)
+    return "equal" if all(run.is_equal for run in runs) else "differs", verdict(pair)
+
+
+def check(names, seed, each, show):
+    counts = Counter()
+    for name in names:
+        text, devices = pairs()[name]["after"], read_pair(**pairs()[name]).devices
+        for fault in faults(text, devices, seed, each):
+            referee, found = compared(name, fault.text)
+            counts[fault.kind, referee, found] += 1
+            assert (referee, found) != ("differs", "proved"), (name, fault.kind, fault.name)
+    show(f"seed {seed}: {dict(counts)}")
+    # A fault in a value that no result reads is refuted, and changes nothing.
+    unread = sum(n for (_, *both), n in counts.items() if both == ["equal", "refuted"])
+    assert unread <= 0.02 * counts.total()
+    return counts
+
+
+def test_faults_of_small_programs(show):
+    counts = check(SMALL, 1, 1, show)
+    changed = [found for (_, referee, found), n in counts.items() for _ in range(n)
+               if referee == "differs"]  # fmt: skip
+    assert changed.count("refuted") >= 0.75 * len(changed)
+    assert {kind for kind, *_ in counts} == set(KINDS)
+
+
+@pytest.mark.slow
+def test_faults_of_all_programs(show):
+    counts = check(RIGHT_NAMES, random.randrange(10**6), 2, show)
+    assert counts.total() >= 200
+
+
+def mutate(names, seed, each, show):
+    counts = Counter()
+    for name in names:
+        for text in mutations(pairs()[name]["after"], seed, each):
+            try:
+                referee, found = compared(name, text)
+            except Exception as error:  # a mutation may be no HLO
+                counts[type(error).__name__] += 1
+                continue
+            counts[referee, found] += 1
+            assert (referee, found) != ("differs", "proved"), (name, seed, text)
+    show(f"seed {seed}: {dict(counts)}")
+
+
+def test_random_mutations_of_small_programs(show):
+    mutate(SMALL, 1, 4, show)
+
+
+@pytest.mark.slow
+def test_random_mutations_of_all_programs(show):
+    mutate(RIGHT_NAMES, random.randrange(10**6), 30, show)
