@@ -148,7 +148,7 @@ def candidates(
             if places.faults:
                 raise refuted_by(next(iter(places.faults.values())))
             check_known(table.pool, entry, loops, given, places.at)
-            indexed = {entry.loops.operands[0][dim] for dim in _indexed_dims(instruction)}
+            indexed = {entry.loops.operands[0][dim] for dim in indexed_dims(instruction)}
             check_whole(entry, loops, instruction, places.at, without=indexed)
         except AuditFinding as finding:
             failure = failure or finding
@@ -299,7 +299,7 @@ def _windows_by_loop(instruction: HloInstruction, loops: OperatorLoops) -> dict[
     return {loop: found[loop] for loop, _, _ in loops.windows}
 
 
-def _indexed_dims(instruction: HloInstruction) -> list[int]:
+def indexed_dims(instruction: HloInstruction) -> list[int]:
     """Return the dimensions of the first operand that run-time indices choose from."""
     name = "start_index_map" if instruction.opcode == "gather" else "scatter_dims_to_operand_dims"
     return integers(instruction.attributes.get(name))
