@@ -23,6 +23,7 @@ _PUBLIC = {
         "ShardingError",
         "TraceError",
         "StrategyError",
+        "BudgetError",
         "RoleError",
         "PipelineError",
         "RuleError",

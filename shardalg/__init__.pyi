@@ -22,6 +22,7 @@ from shardalg.costs.cost import Cost as Cost
 from shardalg.costs.hardware import Hardware as Hardware
 from shardalg.costs.kernels.kernel_price import KernelPrice as KernelPrice
 from shardalg.costs.topology import Topology as Topology
+from shardalg.errors import BudgetError as BudgetError
 from shardalg.errors import CertificateError as CertificateError
 from shardalg.errors import CheckpointError as CheckpointError
 from shardalg.errors import CommandError as CommandError

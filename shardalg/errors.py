@@ -40,6 +40,20 @@ class StrategyError(ShardalgError, ValueError):
     """Annotations that fit no argument, result or site of the planned function."""
 
 
+class BudgetError(StrategyError):
+    """A memory budget within which no plan was found.
+
+    Attributes:
+      smallest_bytes: the smallest budget per device with a plan.
+      plan: the plan that needs so much; None if it is not known.
+    """
+
+    def __init__(self, message: str, smallest_bytes: float = 0.0, plan: object = None) -> None:
+        super().__init__(message)
+        self.smallest_bytes = smallest_bytes
+        self.plan = plan
+
+
 class RoleError(StrategyError):
     """Roles that are unknown, or whose tree is not a prefix of the arguments' tree."""
 

@@ -11,6 +11,7 @@ import shardalg as sa
 from shardalg.costs.calibration.constants import DATASHEET
 from shardalg.costs.topology import arranged
 from shardalg.errors import StrategyError
+from shardalg.plan.search.mesh_search import MeshFigures
 from shardalg.plan.search.search_answer import SearchAnswer, SearchedMesh
 from shardalg.spmd.host.simulate import simulate
 
@@ -116,8 +117,15 @@ def test_a_budget_is_met_and_its_bound_holds():
     assert found.rows[0].peak_bytes <= budget < free.rows[0].peak_bytes
     assert free.bound_s <= found.bound_s <= found.step_s
     assert found.step_s >= free.step_s * (1 - 1e-9)
-    with pytest.raises(StrategyError, match=r"no plan was found within 1 kB.*smallest peak"):
+    with pytest.raises(
+        sa.BudgetError, match=r"no plan was found within 1 kB.*smallest budget"
+    ) as e:
         sa.search(function, *args, hardware="h100:8", memory_bytes=1000)
+    # The error has the plan that needs the least memory.
+    least = e.value.smallest_bytes
+    assert e.value.plan.cost("h100:8").peak_memory_bytes == least > 1000
+    again = sa.search(function, *args, hardware="h100:8", memory_bytes=least)
+    assert again.rows[0].peak_bytes <= least
 
 
 def test_a_budget_that_layouts_of_the_arguments_meet_is_met():
@@ -226,7 +234,7 @@ def test_without_a_budget_the_memory_of_the_chip_is_the_limit():
 
 
 def test_a_table_that_is_too_high_is_named():
-    row = SearchedMesh(sa.Mesh({"a": 2}), plan=object(), step_s=1.0, table_s=1.5, bound_s=1.5)
+    row = SearchedMesh(sa.Mesh({"a": 2}), figures=MeshFigures((), 1.0, 1.5, 1.5, 0.0))
     found = SearchAnswer((row,))
     assert found.gap == pytest.approx(-1 / 3)
     assert "overestimates this program by 33%" in repr(found)

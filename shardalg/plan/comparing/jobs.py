@@ -134,7 +134,14 @@ class PlanJob:
             return reason(error)
 
 
-def run_job(job: PlanJob) -> Any:
+class Job(Protocol):
+    """The inputs of a computation in a worker, as a value that can be pickled."""
+
+    def run(self) -> Any:
+        """Return the result, or a text that says why there is none."""
+
+
+def run_job(job: Job) -> Any:
     """Return the result of a job; executors are given this function."""
     return job.run()
 
@@ -186,7 +193,7 @@ def check_failures(failures: Sequence[str], count: int) -> None:
         )
 
 
-def results(executor: Executor, jobs: Iterable[tuple[Any, PlanJob]]) -> Iterator[tuple[Any, Any]]:
+def results(executor: Executor, jobs: Iterable[tuple[Any, Job]]) -> Iterator[tuple[Any, Any]]:
     """Yield (key, result) for each pair (key, job), in order; a result as of `PlanJob.run`.
 
     At most `AHEAD` jobs wait in the executor, so that little is left in it after an interruption.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ class Certificate:
 
     Attributes:
       about: what the costs are of: the function, the mesh and the hardware, in words.
+      inputs: the mesh, the hardware, the price of memory, pins and bans, as plain data.
     """
 
     about: str
     factors: FactorGraph
     found: Minimum
+    inputs: Mapping[str, Any] = field(default_factory=dict)
 
     def content(self) -> dict[str, Any]:
         """Return the certificate as plain data; `check_certificate.check` verifies it.
@@ -47,6 +50,7 @@ class Certificate:
         content: dict[str, Any] = {
             "schema": SCHEMA,
             "about": self.about,
+            "inputs": dict(self.inputs),
             "unit_s": 1e-12,
             "costs": [_plain(_whole(costs)[None])[0] for costs in self.factors.costs],
             "matrices": matrices,

@@ -34,6 +34,7 @@ from shardalg.plan.search.equal_nodes import equal_nodes
 from shardalg.plan.search.kernel_values import kernel_values
 from shardalg.plan.search.layout_moves import PICOSECONDS, AxisLayout, LayoutMoves, replicated
 from shardalg.plan.search.minimising.factor_graph import FactorGraph, Matrix
+from shardalg.plan.strategies.derive.recipe_parts import Wishes, matches, spec_text
 from shardalg.planner.partition.choose.choices import candidates
 from shardalg.planner.partition.choose.component import components, reduced_digits
 from shardalg.planner.partition.choose.key import Choice, LoopDigits, NodeKey
@@ -91,6 +92,9 @@ class CostTable:
       value_of: the variable of each value.
       classes: the class of each node.
       borders: the groups of values that a scan ties at the border of its body.
+      refused: the number of layouts and ways that were left out, by kind and reason.
+      wanted: for an argument with a pin or ban (value), its pinned layout or None, and the axes
+        that may not shard it.
     """
 
     graph: Graph
@@ -103,6 +107,8 @@ class CostTable:
     value_of: dict[int, int] = field(default_factory=dict)
     classes: Sequence[int] = ()
     borders: tuple[TiedArguments, ...] = ()
+    refused: Counter[tuple[str, str]] = field(default_factory=Counter)
+    wanted: dict[int, tuple[AxisLayout | None, frozenset[int]]] = field(default_factory=dict)
     _first: dict[int, Node] = field(default_factory=dict)
     _ways: dict[Signature, tuple[Way, ...]] = field(default_factory=dict)
     _products: dict[object, np.ndarray] = field(default_factory=dict)
@@ -111,15 +117,56 @@ class CostTable:
     )
 
     @staticmethod
-    def of(graph: Graph, mesh: Mesh, hardware: Machine, tied: Mapping[int, int]) -> CostTable:
-        """Return the table of a graph on a mesh."""
+    def of(
+        graph: Graph,
+        mesh: Mesh,
+        hardware: Machine,
+        tied: Mapping[int, int],
+        wishes: Wishes | None = None,
+    ) -> CostTable:
+        """Return the table of a graph on a mesh.
+
+        Args:
+          wishes: pins and bans, which `check_wishes` accepts.
+
+        Raises:
+          StrategyError: a pin is no layout of whole axes in their order with even blocks.
+        """
         table = CostTable(graph, LayoutMoves(mesh, hardware), tied)
-        table.classes = equal_nodes(graph)
+        table._read_wishes(wishes or Wishes())
+        # Equal layers that differ by a pin are decided apart.
+        table.classes = equal_nodes(graph, marks=table.wanted)
         table.borders = tied_values(graph)
         table._add_operators()
         table._add_values()
         table._add_borders()
         return table
+
+    def _read_wishes(self, wishes: Wishes) -> None:
+        """Find the arguments that pins and bans name."""
+        number = {name: axis for axis, name in enumerate(self.moves.axes)}
+        for value, path in zip(self.graph.arguments, self.graph.argument_paths, strict=True):
+            pins = [dims for pattern, dims in wishes.pins if matches(pattern, path)]
+            # An axis of size 1 has no number: it shards nothing.
+            banned = frozenset(
+                number[axis]
+                for pattern, axis in wishes.bans
+                if axis in number and matches(pattern, path)
+            )
+            shape = self.graph.values[value].type.shape
+            layout = None
+            if pins:
+                given = tuple(tuple(number[a] for a in axes if a in number) for axes in pins[0])
+                given += ((),) * (len(shape) - len(given))
+                layout = AxisLayout(given)
+                if len(given) > len(shape) or layout not in self.moves.all_layouts(shape):
+                    raise StrategyError(
+                        f"the pin of {path}, {spec_text(pins[0])}, is no layout of {shape} on "
+                        f"{self.moves.mesh!r} that search decides: blocks are even, and axes of "
+                        "one dimension are in the order of the mesh."
+                    )
+            if layout is not None or banned:
+                self.wanted[value] = layout, banned
 
     # Operators.
 
@@ -163,9 +210,13 @@ class CostTable:
                     layouts[count + number] = moves.layout(sharding)
             known = [each for each in layouts if each is not None]
             # Ways that agree on all layouts cost the same, and the first stands for them.
-            if len(known) < len(layouts) or tuple(known) in seen:
+            if tuple(known) in seen:
                 continue
-            if not all(moves.is_even(at, t.shape) for at, t in zip(known, types, strict=True)):
+            is_whole = len(known) == len(layouts)
+            fits = zip(known, types, strict=False)
+            if not is_whole or not all(moves.is_even(at, t.shape) for at, t in fits):
+                why = "blocks are not even" if is_whole else "an axis is divided"
+                self.refused["ways of operators", why] += 1
                 continue
             seen.add(tuple(known))
             loops = tuple(one.loops for one in combined)
@@ -332,7 +383,8 @@ class CostTable:
             read = Counter((self.classes[r.node], r.position) for r in self._readers(value))
             end = graph.producer[result_of[value]] if value in result_of else None
             last = None if end is None else self.classes[end]
-            groups[made, frozenset(read.items()), returned[value], last].append(value)
+            wanted = self.wanted.get(value)
+            groups[made, frozenset(read.items()), returned[value], last, wanted].append(value)
         for members in groups.values():
             is_result = returned[members[0]] > 0 or members[0] in at_border
             variable = self._add_value(members, is_result=is_result)
@@ -375,6 +427,13 @@ class CostTable:
         if node is None or is_result:
             # Arguments and results are in memory.
             costs[: len(homes)] = math.inf
+        pinned, banned = self.wanted.get(value, (None, frozenset[int]()))
+        for number, home in enumerate(homes):
+            is_other = pinned is not None and home != pinned
+            if is_other or not banned.isdisjoint(home.used):
+                costs[[number, number + len(homes)]] = math.inf
+                why = "another layout is pinned" if is_other else "an axis is banned"
+                self.refused["layouts of arguments", why] += len(members)
         variable = self.factors.add_variable(costs)
         self.homes[variable] = homes
         is_free = value in remade_values(graph)

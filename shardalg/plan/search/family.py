@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import StrategyError
+from shardalg.plan.strategies.derive.recipe_parts import Wishes
 
 MOST_AXES = 3
 """The largest number of mesh axes of a family. Tables of more axes do not fit in memory."""
@@ -24,10 +25,47 @@ class Family:
     Attributes:
       axes: the largest number of mesh axes.
       meshes: the meshes; () for all ordered meshes with up to `axes` axes.
+      wishes: pins and bans of arguments, as of a recipe.
     """
 
     axes: int = 2
     meshes: tuple[Mesh, ...] = ()
+    wishes: Wishes = field(default=Wishes())
+
+    def pin(self, path: str, spec: Any) -> Family:
+        """Return the family of all plans with this layout of the arguments that a glob names.
+
+        Args:
+          path: a glob on paths with slashes, such as "params/embed*" or "*/bias".
+          spec: a `PartitionSpec`, or a tuple with an axis, a tuple of axes or None per dimension.
+            Dimensions that it leaves out are not sharded, so that `P()` means replicated.
+
+        Raises:
+          StrategyError: the layout is none, or contradicts another pin.
+
+        >>> found = Family().pin("batch", ("a", None)).ban("params/embed*", "b")
+        >>> found.wishes.bans
+        (('params/embed*', 'b'),)
+        """
+        wishes = self.wishes.with_pin(path, spec)
+        wishes.check()
+        return replace(self, wishes=wishes)
+
+    def ban(self, path: str, axis: str) -> Family:
+        """Return the family of all plans in which an axis shards no argument that a glob names.
+
+        Raises:
+          StrategyError: no mesh of the family has the axis, or the path is no text.
+        """
+        wishes = self.wishes.with_ban(path, axis)
+        wishes.check()
+        known = {name for mesh in self.meshes for name in mesh.axis_names}
+        if axis not in (known or AXIS_NAMES[: self.axes]):
+            names = ", ".join(sorted(known) or AXIS_NAMES[: self.axes])
+            raise StrategyError(
+                f"ban({path!r}, {axis!r}): the axes of the family's meshes are {names}."
+            )
+        return replace(self, wishes=wishes)
 
     def of(self, devices: int) -> tuple[Mesh, ...]:
         """Return the meshes of this number of devices; the first axis is the major one.

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from shardalg.algebra.mesh import Mesh
-from shardalg.costs.calibration.constants import DATASHEET
 from shardalg.costs.topology import Machine, Topology, arranged, machine
 from shardalg.errors import ShardalgError, StrategyError
 from shardalg.graph.ops.roles import check_roles
-from shardalg.graph.serial import graph_hash
 from shardalg.plan.comparing.compare import hardware_text
-from shardalg.plan.plan import plan_of
+from shardalg.plan.comparing.jobs import (
+    Executor,
+    Failed,
+    check_executor,
+    check_failures,
+    reason,
+    results,
+)
+from shardalg.plan.comparing.largest_batch import BatchSearch
 from shardalg.plan.planning import traced_call
-from shardalg.plan.search.bound_certificate import Certificate
-from shardalg.plan.search.cost_table import CostTable
 from shardalg.plan.search.family import Family, family
-from shardalg.plan.search.layout_moves import PICOSECONDS
-from shardalg.plan.search.memory_terms import memory_terms, with_memory_price
-from shardalg.plan.search.minimising.message_passing import CAP
-from shardalg.plan.search.minimising.minimum import Minimum, minimum
+from shardalg.plan.search.mesh_search import MeshFigures, MeshSearch
+from shardalg.plan.search.minimising.minimum import INTERRUPTED, Clock
 from shardalg.plan.search.search_answer import SearchAnswer, SearchedMesh
-from shardalg.plan.search.winner import winner
-from shardalg.plan.strategies.derive.argument_roles import next_values
+from shardalg.plan.search.search_file import SearchFile
 from shardalg.planner.propagate.options import Options
 from shardalg.planner.propagate.strategy import Strategy
 from shardalg.planner.traced import Traced
-
-MOST_PRICES = 8
-"""Number of prices of memory that are tried to meet a budget."""
-STEP, CLOSE = 8.0, 1.5
-"""Ratio of two prices while none meets the budget or all do; and the ratio that ends the search."""
+from shardalg.tables import seconds_text
 
 Progress = Callable[[str], None]
 """Called with a line of text after each mesh."""
@@ -50,6 +46,9 @@ def search(
     options: Options | None = None,
     kwargs: Mapping[str, Any] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
+    seconds: float | None = None,
+    executor: Executor | None = None,
+    file: str | Path | None = None,
     progress: Progress | bool | None = None,
 ) -> SearchAnswer:
     """Return the fastest plan of a function over a family of meshes and layouts, and a lower bound.
@@ -68,12 +67,20 @@ def search(
         until one does.
       over: the family, by default every mesh of at most two axes (`sa.family`).
       roles, options, donate_argnums: as of `sa.plan`.
-      progress: called with a line of text after each mesh; True prints it.
+      seconds: the time of the search; None without a limit. At its end, and at an interruption
+        (Ctrl-C), the answer is the best plan so far with its bound. The table of the first mesh is
+        made in any case.
+      executor: meshes are searched by its workers, for example those of a
+        `concurrent.futures.ProcessPoolExecutor`; only `submit` and `result` are called. Each worker
+        has all `seconds`.
+      file: a file with the figures of finished meshes. The same search takes them from there.
+      progress: called with a line of text after each mesh, with the bound so far; True prints it.
 
     Raises:
       StrategyError: the function has while loops, branches or manual regions; no mesh has this
         number of devices; or no plan was found that fits.
-      HardwareError: unknown hardware. TraceError: jax cannot trace the function.
+      HardwareError: unknown hardware. TraceError: jax cannot trace the function. PlanFileError:
+        the file is no file of a search.
 
     >>> import jax, shardalg as sa
     >>> x, w = (jax.ShapeDtypeStruct(s, "bfloat16") for s in ((8192, 1024), (1024, 1024)))
@@ -88,6 +95,10 @@ def search(
     if not isinstance(over, Family):
         raise StrategyError(f"over is {over!r:.60}: give a family, as in sa.family(axes=2).")
     limit = _limit(memory_bytes, on)
+    check_executor(executor)
+    is_time = isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds > 0
+    if seconds is not None and not is_time:
+        raise StrategyError(f"seconds is {seconds!r:.40}: give a number above 0, or None.")
     say = print if progress is True else progress
     number = _num_devices(devices, on, over)
     meshes = over.of(number)
@@ -102,19 +113,104 @@ def search(
     # A wrong role is a mistake in the call, not a reason to refuse each mesh.
     check_roles(traced.graph, traced.argument_roles)
     _refuse_regions(traced)
-    rows: list[SearchedMesh] = []
-    for mesh in meshes:
-        place = arranged(on, mesh)
-        # The plan prints the seconds of the chip for which it was searched.
-        options = replace(options, hardware=hardware_text(on))
-        try:
-            row = _Searched(traced, mesh, place, options, limit).row()
-        except ShardalgError as error:
-            row = SearchedMesh(mesh, refused=" ".join(str(error).split()))
-        rows.append(row)
-        if callable(say):
-            say(f"{len(rows)} of {len(meshes)}: {row!r}")
-    return SearchAnswer.of(rows, limit)
+    # The plans print the seconds of the chip for which they were searched.
+    options = replace(options, hardware=hardware_text(on))
+    searches = [
+        MeshSearch(traced, mesh, arranged(on, mesh), options, limit, over.wishes) for mesh in meshes
+    ]
+    run = _Run(searches, seconds, say if callable(say) else None, SearchFile.opened(file))
+    try:
+        if executor is None:
+            run.here()
+        else:
+            run.elsewhere(executor)
+    except KeyboardInterrupt:
+        # The meshes that are finished are the answer; without one there is none.
+        if not any(row.has_figures for row in run.rows):
+            raise
+    answer = SearchAnswer.of(run.rows, limit, meshes[len(run.rows) :])
+    batches = BatchSearch(fn, given, (roles, donate_argnums), traced)
+    return replace(answer, batches=batches)
+
+
+@dataclass
+class _Run:
+    """The searches on all meshes while they run.
+
+    Attributes:
+      seconds: the time of all searches; None without a limit.
+      say: called with a line of text after each mesh.
+      file: the figures of earlier searches.
+      rows: the results so far, in the order of the meshes.
+    """
+
+    searches: list[MeshSearch]
+    seconds: float | None
+    say: Callable[[str], None] | None
+    file: SearchFile
+    rows: list[SearchedMesh] = field(default_factory=list)
+
+    def here(self) -> None:
+        """Search the meshes one after the other; each has an equal share of the time that is left.
+
+        The first mesh is searched in any case, so that there is an answer.
+        """
+        clock = Clock.of(self.seconds)
+        best: SearchedMesh | None = None
+        for number, search in enumerate(self.searches):
+            if number and clock.left_s <= 0:
+                break
+            key = self.file.key(search)
+            if (known := self.file.entries.get(key)) is not None:
+                self._add(SearchedMesh(search.mesh, search, known))
+                continue
+            share = None if self.seconds is None else clock.left_s / (len(self.searches) - number)
+            try:
+                figures, plan = search.run(Clock.of(share))
+            except ShardalgError as error:
+                self._add(SearchedMesh(search.mesh, search, refused=reason(error)))
+                continue
+            row = SearchedMesh(search.mesh, search, figures, made=plan)
+            self.file.add(key, figures)
+            # Only the best table stays in memory: others are made again if they are asked for.
+            if best is None or row.preference < best.preference:
+                worse, best = best, row
+            else:
+                worse = row
+            if worse is not None and worse.search is not None:
+                worse.search.forget()
+            self._add(row)
+            if figures.stopped == INTERRUPTED:
+                break
+
+    def elsewhere(self, executor: Executor) -> None:
+        """Search the meshes by the workers of an executor.
+
+        Raises:
+          StrategyError: the executor failed for all meshes.
+        """
+        keys = [self.file.key(search) for search in self.searches]
+        missing = [n for n, key in enumerate(keys) if key not in self.file.entries]
+        jobs = ((n, self.searches[n].job(self.seconds)) for n in missing)
+        found, failures = results(executor, jobs), []
+        for number, (search, key) in enumerate(zip(self.searches, keys, strict=True)):
+            result = self.file.entries.get(key) if number not in missing else next(found)[1]
+            if isinstance(result, MeshFigures):
+                self.file.add(key, result)
+                self._add(SearchedMesh(search.mesh, search, result))
+            else:
+                failures += [str(result)] if isinstance(result, Failed) else []
+                self._add(SearchedMesh(search.mesh, search, refused=str(result)))
+        check_failures(failures, len(missing))
+
+    def _add(self, row: SearchedMesh) -> None:
+        """Add the result of a mesh, and report it with the bound of all meshes so far."""
+        self.rows.append(row)
+        if self.say is not None:
+            done = [one for one in self.rows if one.has_figures]
+            bound = min((one.bound_s for one in done), default=0.0)
+            told = f"; no layouts so far take less than {seconds_text(bound)}" if done else ""
+            self.say(f"{len(self.rows)} of {len(self.searches)}: {row!r}{told}")
 
 
 def _limit(memory_bytes: Any, on: Machine) -> float:
@@ -164,93 +260,3 @@ def _refuse_regions(traced: Traced) -> None:
         )
     if traced.symbols is not None:
         raise StrategyError("sizes have names: search decides at numbers, so give hints as sizes.")
-
-
-@dataclass
-class _Searched:
-    """The search on one mesh.
-
-    Attributes:
-      place: the chips under the mesh.
-      memory_bytes: the largest peak memory of a device.
-    """
-
-    traced: Traced
-    mesh: Mesh
-    place: Machine
-    options: Options
-    memory_bytes: float
-    table: CostTable = field(init=False)
-
-    def __post_init__(self) -> None:
-        graph = self.traced.graph
-        tied = {
-            graph.results[result]: graph.arguments[argument]
-            for result, argument in next_values(graph).items()
-        }
-        self.table = CostTable.of(graph, self.mesh, self.place.on(DATASHEET), tied)
-
-    def row(self) -> SearchedMesh:
-        """Return the result of the search."""
-        found = minimum(self.table.factors)
-        graph = self.traced.graph
-        text = f"{len(graph.nodes)} nodes, graph {graph_hash(graph)}, {self.mesh!r}, {self.place!r}"
-        proof = Certificate(text, self.table.factors, found)
-        row = replace(self._planned(found), certificate=proof)
-        return row if row.fits else self._within(self.memory_bytes, row)
-
-    def _planned(self, found: Minimum) -> SearchedMesh:
-        """Return the row of a solution: its plan, with seconds and peak memory."""
-        stages = winner(self.table, found.labels, self.traced, self.options)
-        plan = plan_of(stages, self.options)
-        # The table has the rates of the data sheet, and one instruction after the other.
-        cost = plan.cost(self.place.on(DATASHEET), overlap="none")
-        return SearchedMesh(
-            self.mesh,
-            plan=plan,
-            step_s=float(cost.step_time_s),
-            table_s=self.table.factors.total(found.labels) / PICOSECONDS,
-            bound_s=found.bound_ps / PICOSECONDS,
-            peak_bytes=float(plan.cost(self.place).peak_memory_bytes),
-            limit_bytes=self.memory_bytes,
-            limits=cost.limits.seconds,
-        )
-
-    def _within(self, budget: float, first: SearchedMesh) -> SearchedMesh:
-        """Return the fastest plan that was found within a memory budget.
-
-        A price per byte of the arguments is added to the costs (a Lagrange multiplier) and changed
-        until plans just fit. At each price p, the least of `cost + p * bytes`, minus `p * budget`,
-        is a lower bound of every plan that fits, because the arguments are part of its peak.
-
-        Args:
-          first: the row without a price of memory, which does not fit.
-        """
-        terms = memory_terms(self.table)
-        best, bound = first, first.bound_s
-        too_low, enough = 0.0, math.inf
-        # At this price the memory of the first plan would cost as much as its step.
-        price = first.table_s * PICOSECONDS / max(first.peak_bytes, 1.0)
-        largest = max(float(sizes.max()) for sizes in terms.values())
-        for _ in range(MOST_PRICES):
-            # Beyond this price the costs of arguments would count as impossible.
-            if price * largest > CAP / 100:
-                break
-            found = minimum(with_memory_price(self.table.factors, terms, price))
-            row = self._planned(found)
-            bound = max(bound, (found.bound_ps - price * budget) / PICOSECONDS)
-            best = min(best, row, key=lambda one: one.preference)
-            if row.fits:
-                enough = price
-            else:
-                too_low = price
-            if enough < CLOSE * too_low:
-                break
-            # Prices of interest differ by orders of magnitude, so that the next one is a multiple,
-            # or the geometric mean of two.
-            if enough == math.inf:
-                price = too_low * STEP
-            else:
-                price = math.sqrt(too_low * enough) if too_low else enough / STEP
-        # The bound within a budget has a price of memory, which certificates do not have.
-        return replace(best, bound_s=bound, certificate=None)

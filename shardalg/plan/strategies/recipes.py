@@ -34,7 +34,7 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.errors import StrategyError
 from shardalg.plan.planning import traced_call
 from shardalg.plan.strategies.derive.deriving import Derived, derived
-from shardalg.plan.strategies.derive.recipe_parts import Dims, Part, Wishes
+from shardalg.plan.strategies.derive.recipe_parts import Part, Wishes, spec_text
 from shardalg.plan.strategies.explanation import RecipeExplanation
 from shardalg.planner.propagate.options import Options
 from shardalg.planner.propagate.strategy import Strategy
@@ -90,7 +90,7 @@ class Recipe:
         return Recipe((*self.parts, *other.parts), wishes)
 
     def __repr__(self) -> str:
-        pins = (f".pin({path!r}, {_spec_text(dims)})" for path, dims in self.wishes.pins)
+        pins = (f".pin({path!r}, {spec_text(dims)})" for path, dims in self.wishes.pins)
         bans = (f".ban({path!r}, {axis!r})" for path, axis in self.wishes.bans)
         text, wishes = " | ".join(map(repr, self.parts)), "".join([*pins, *bans])
         return f"({text}){wishes}" if wishes and len(self.parts) > 1 else text + wishes
@@ -106,10 +106,7 @@ class Recipe:
         >>> recipe
         sa.recipes.fsdp('data').pin('params/embed*', ('data', None))
         """
-        if isinstance(spec, str) or not hasattr(spec, "__iter__"):
-            raise StrategyError(f"the pin of {path!r} is {spec!r:.60}: give a PartitionSpec.")
-        dims = tuple(_entry(path, entry) for entry in tuple(spec))
-        return replace(self, wishes=self.wishes._replace(pins=(*self.wishes.pins, (path, dims))))
+        return replace(self, wishes=self.wishes.with_pin(path, spec))
 
     def ban(self, path: str, axis: str) -> Recipe:
         """Return the recipe with a ban: an axis must not shard the arguments that a glob names.
@@ -117,7 +114,7 @@ class Recipe:
         Raises:
           StrategyError: the recipe does not use the axis.
         """
-        return replace(self, wishes=self.wishes._replace(bans=(*self.wishes.bans, (path, axis))))
+        return replace(self, wishes=self.wishes.with_ban(path, axis))
 
     def strategy(
         self,
@@ -195,12 +192,7 @@ class Recipe:
 
     def _check_wishes(self) -> None:
         """Raise if a ban names another axis than the recipe's, or a pin is contradictory."""
-        for path, _ in (*self.wishes.pins, *self.wishes.bans):
-            if not isinstance(path, str):
-                raise StrategyError(
-                    f"a pin or ban names {path!r:.60}: give the path of an argument as text, as in "
-                    "'params/embed*'."
-                )
+        self.wishes.check()
         for path, axis in self.wishes.bans:
             if axis not in self.axes:
                 near = get_close_matches(str(axis), self.axes, 1)
@@ -209,40 +201,6 @@ class Recipe:
                     f"ban({path!r}, {axis!r}): the recipe uses {', '.join(map(repr, self.axes))}."
                     f"{hint}"
                 )
-        pinned: dict[str, Dims] = {}
-        for path, dims in self.wishes.pins:
-            if pinned.setdefault(path, dims) != dims:
-                raise StrategyError(
-                    f"two pins of {path!r} conflict: {_spec_text(pinned[path])} and "
-                    f"{_spec_text(dims)}. Leave one out."
-                )
-            named = [axis for axes in dims for axis in axes]
-            twice = sorted({axis for axis in named if named.count(axis) > 1})
-            if twice:
-                raise StrategyError(
-                    f"the pin of {path!r}, {_spec_text(dims)}, uses {', '.join(twice)} twice: an "
-                    "axis shards one dimension of an array."
-                )
-
-
-def _entry(path: str, entry: Any) -> tuple[str, ...]:
-    """Return the axes of one entry of a pin's spec: None, an axis or a tuple of axes.
-
-    Raises:
-      StrategyError: the entry is something else.
-    """
-    axes = () if entry is None else (entry,) if isinstance(entry, str) else entry
-    if not isinstance(axes, tuple | list) or not all(isinstance(axis, str) for axis in axes):
-        raise StrategyError(
-            f"the pin of {path!r} has the entry {entry!r:.40}: an entry is an axis, a tuple of "
-            "axes, or None."
-        )
-    return tuple(axes)
-
-
-def _spec_text(dims: Dims) -> str:
-    """Return the sharding that a user fixed by `pin`, in the form of the call: `('data', None)`."""
-    return repr(tuple(axes[0] if len(axes) == 1 else axes or None for axes in dims))
 
 
 def _check_pair(first: Part, second: Part) -> None:

@@ -15,6 +15,8 @@ from shardalg.plan.search.minimising.reduction import ReducedGraph
 
 MOST_SECONDS = 300.0
 """Seconds after which HiGHS stops."""
+LEAST_SECONDS = 1.0
+"""Seconds that HiGHS has at least, so that a first solution is found."""
 NEAR_ZERO = 1e-6
 """Distance from 0 and 1 up to which a share of a label counts as whole."""
 
@@ -27,12 +29,14 @@ class Solved(NamedTuple):
       labels: per variable, its label as a number in the whole factor graph.
       num_fractional: number of labels with a share between 0 and 1.
       dual: costs that move from edges to variables at the optimum; {} with whole labels.
+      shares: per variable, the share of each label that is left.
     """
 
     bound_ps: float
     labels: dict[int, int]
     num_fractional: int
     dual: Dual
+    shares: dict[int, Vector]
 
 
 class _LinearProgram(NamedTuple):
@@ -50,24 +54,24 @@ class _LinearProgram(NamedTuple):
     edges: tuple[tuple[int, int], ...]
 
 
-def relaxation(reduced: ReducedGraph) -> Solved:
+def relaxation(reduced: ReducedGraph, seconds: float = MOST_SECONDS) -> Solved | None:
     """Return the optimum of the linear relaxation of a reduced factor graph.
 
-    Raises:
-      StrategyError: HiGHS does not find the optimum.
+    Returns None if HiGHS does not find it in its time, or if there is no solution.
     """
     problem = _problem(reduced)
     scale = _scale(problem.costs)
     found = linprog(
         problem.costs / scale, A_eq=problem.matrix, b_eq=problem.right, bounds=(0, None),
-        method="highs", options={"time_limit": MOST_SECONDS},
+        method="highs", options={"time_limit": min(MOST_SECONDS, max(seconds, LEAST_SECONDS))},
     )  # fmt: skip
-    if found.x is None:
-        raise StrategyError(f"HiGHS did not solve the linear program: {found.message}")
+    # At the time limit HiGHS gives a point that is not the optimum, whose duals prove less.
+    if found.x is None or found.status != 0:
+        return None
     return _solved(reduced, problem, found, found.eqlin.marginals * scale, scale)
 
 
-def whole_labels(reduced: ReducedGraph) -> Solved:
+def whole_labels(reduced: ReducedGraph, seconds: float = MOST_SECONDS) -> Solved:
     """Return the optimum with whole labels, by branch and bound.
 
     Raises:
@@ -80,7 +84,7 @@ def whole_labels(reduced: ReducedGraph) -> Solved:
     found = milp(
         problem.costs / scale, integrality=kinds, bounds=Bounds(0, np.inf),
         constraints=LinearConstraint(problem.matrix, problem.right, problem.right),
-        options={"time_limit": MOST_SECONDS, "mip_rel_gap": 1e-7},
+        options={"time_limit": min(MOST_SECONDS, max(seconds, LEAST_SECONDS)), "mip_rel_gap": 1e-7},
     )  # fmt: skip
     if found.x is None:
         raise StrategyError(f"HiGHS did not solve the integer program: {found.message}")
@@ -134,13 +138,13 @@ def _solved(
     """Return a result of scipy as `Solved`."""
     x, optimum = found.x[: problem.num_labels], float(found.fun)  # type: ignore[attr-defined]
     fractional = int(((x > NEAR_ZERO) & (x < 1 - NEAR_ZERO)).sum())
-    labels = {
-        variable: int(
-            reduced.labels[variable][
-                x[problem.first[variable] : problem.first[variable] + len(costs)].argmax()
-            ]
-        )
+    shares = {
+        variable: x[problem.first[variable] : problem.first[variable] + len(costs)]
         for variable, costs in reduced.costs.items()
+    }
+    labels = {
+        variable: int(reduced.labels[variable][share.argmax()])
+        for variable, share in shares.items()
     }
     dual: Dual = {}
     if marginals is not None:
@@ -153,4 +157,4 @@ def _solved(
                 sides.append(marginals[at : at + count])
                 at += count
             dual[one, other] = sides[0], sides[1]
-    return Solved(optimum * scale + reduced.constant, labels, fractional, dual)
+    return Solved(optimum * scale + reduced.constant, labels, fractional, dual, shares)

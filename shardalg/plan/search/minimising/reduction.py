@@ -55,6 +55,15 @@ class ReducedGraph:
         self.steps: list[tuple[int, ...]] = []
         self._eliminated: list[Eliminated] = []
 
+    def copy(self) -> ReducedGraph:
+        """Return a copy of which labels can be removed; the arrays are shared."""
+        made = ReducedGraph(FactorGraph())
+        made.costs, made.labels = dict(self.costs), dict(self.labels)
+        made.near = {variable: dict(near) for variable, near in self.near.items()}
+        made.constant, made.steps = self.constant, [*self.steps]
+        made._eliminated = self._eliminated
+        return made
+
     def keep(self, variable: int, mask: np.ndarray) -> bool:
         """Keep only the labels of a mask; return whether any was removed."""
         if mask.all():

@@ -96,7 +96,7 @@ def derived(parts: Sequence[Part], wishes: Wishes, traced: Traced, mesh: Mesh) -
         nothing to shard, or a batch that does not divide. RoleError: roles are not certain.
     """
     graph = traced.graph
-    _check_wishes(graph, wishes, mesh)
+    check_wishes(graph, wishes, mesh)
     roles, deduced = deduced_roles(graph, traced.argument_roles)
     placing = Placing(NamedGraph(graph, roles), parts, wishes, mesh)
     for step in STEPS:
@@ -111,11 +111,11 @@ def derived(parts: Sequence[Part], wishes: Wishes, traced: Traced, mesh: Mesh) -
     ]
     given = {site.name: _spec(site.dims, mesh, None) for site in sites if site.dims is not None}
     left = _results(placing, entered)
-    strategy = Strategy(mesh, *_trees(traced, entered, left), sites=given)
+    strategy = Strategy(mesh, *spec_trees(traced, entered, left), sites=given)
     return Derived(strategy, tuple(placing.layouts), sites, _notes(placing, sites), deduced)
 
 
-def _check_wishes(graph: Graph, wishes: Wishes, mesh: Mesh) -> None:
+def check_wishes(graph: Graph, wishes: Wishes, mesh: Mesh) -> None:
     """Raise if a pin or ban names no argument, or if two of them contradict each other."""
     paths = graph.argument_paths
     for pattern, _ in (*wishes.pins, *wishes.bans):
@@ -196,7 +196,7 @@ def _results(placing: Placing, entered: list[Any]) -> list[Any]:
     return found
 
 
-def _trees(traced: Traced, entered: list[Any], left: list[Any]) -> tuple[Any, Any]:
+def spec_trees(traced: Traced, entered: list[Any], left: list[Any]) -> tuple[Any, Any]:
     """Return the specs as two pytrees: of the arguments and of the results.
 
     They are flat (`PerLeaf`) if specs cannot stand in the places of the arrays, for example inside

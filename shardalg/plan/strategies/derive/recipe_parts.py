@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from shardalg.errors import StrategyError
 from shardalg.graph.weights import words
 
 Axes = tuple[str, ...]
@@ -31,10 +32,65 @@ class Part:
 
 
 class Wishes(NamedTuple):
-    """The pins (path, axes per dimension) and bans (path, axis) of a recipe."""
+    """The pins (path, axes per dimension) and bans (path, axis) of a recipe or a family."""
 
     pins: tuple[tuple[str, Dims], ...] = ()
     bans: tuple[tuple[str, str], ...] = ()
+
+    def with_pin(self, path: str, spec: Any) -> Wishes:
+        """Return the wishes with a layout for the arguments that a glob names.
+
+        Raises:
+          StrategyError: the layout is no `PartitionSpec` or tuple of axes.
+        """
+        if isinstance(spec, str) or not hasattr(spec, "__iter__"):
+            raise StrategyError(f"the pin of {path!r} is {spec!r:.60}: give a PartitionSpec.")
+        dims: list[Axes] = []
+        for entry in tuple(spec):
+            axes = () if entry is None else (entry,) if isinstance(entry, str) else entry
+            if not isinstance(axes, tuple | list) or not all(isinstance(a, str) for a in axes):
+                raise StrategyError(
+                    f"the pin of {path!r} has the entry {entry!r:.40}: an entry is an axis, a "
+                    "tuple of axes, or None."
+                )
+            dims.append(tuple(axes))
+        return self._replace(pins=(*self.pins, (path, tuple(dims))))
+
+    def with_ban(self, path: str, axis: str) -> Wishes:
+        """Return the wishes with an axis that must not shard the arguments that a glob names."""
+        return self._replace(bans=(*self.bans, (path, axis)))
+
+    def check(self) -> None:
+        """Raise unless paths are texts, and pins do not contradict each other or themselves.
+
+        Raises:
+          StrategyError: they are not, or do.
+        """
+        for path, _ in (*self.pins, *self.bans):
+            if not isinstance(path, str):
+                raise StrategyError(
+                    f"a pin or ban names {path!r:.60}: give the path of an argument as text, as in "
+                    "'params/embed*'."
+                )
+        pinned: dict[str, Dims] = {}
+        for path, dims in self.pins:
+            if pinned.setdefault(path, dims) != dims:
+                raise StrategyError(
+                    f"two pins of {path!r} conflict: {spec_text(pinned[path])} and "
+                    f"{spec_text(dims)}. Leave one out."
+                )
+            named = [axis for axes in dims for axis in axes]
+            twice = sorted({axis for axis in named if named.count(axis) > 1})
+            if twice:
+                raise StrategyError(
+                    f"the pin of {path!r}, {spec_text(dims)}, uses {', '.join(twice)} twice: an "
+                    "axis shards one dimension of an array."
+                )
+
+
+def spec_text(dims: Dims) -> str:
+    """Return the sharding that a user fixed by `pin`, in the form of the call: `('data', None)`."""
+    return repr(tuple(axes[0] if len(axes) == 1 else axes or None for axes in dims))
 
 
 @dataclass(eq=False)
