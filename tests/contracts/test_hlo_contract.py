@@ -118,6 +118,66 @@ def test_groups_in_every_notation_and_asynchronous_pairs():
             assert [one.ok for one in report.verdicts] == [False, True, True, False], text
 
 
+GPU = """HloModule jit_step, is_scheduled=true, entry_computation_layout={(f32[16]{0})->f32[64]{0}}, \
+num_partitions=8, frontend_attributes={fingerprint_before_lhs="9a1"}
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(f32[] %a, f32[] %b)
+}
+
+ENTRY %main (x: f32[16]) -> f32[64] {
+  %x = f32[16]{0} parameter(0), metadata={op_name="x"}
+  %ars = f32[16]{0} all-reduce-start(f32[16]{0} %x), channel_id=1, replica_groups=[4,2]<=[2,4]T(1,0), \
+use_global_device_ids=true, to_apply=%add, backend_config={"operation_queue_id":"0",\
+"collective_backend_config":{"is_sync":false,"no_parallel_custom_call":false},"force_earliest_schedule":false}
+  %ard = f32[16]{0} all-reduce-done(f32[16]{0} %ars)
+  %ags = (f32[16]{0}, f32[64]{0}) all-gather-start(f32[16]{0} %ard), channel_id=2, \
+replica_groups=[2,4]<=[8], dimensions={0}, use_global_device_ids=true
+  ROOT %agd = f32[64]{0} all-gather-done((f32[16]{0}, f32[64]{0}) %ags)
+}
+"""
+TPU = """HloModule jit_step, is_scheduled=true, \
+entry_computation_layout={(f32[16]{0:T(128)})->f32[64]{0:T(128)}}, num_partitions=8
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[]{:T(128)} parameter(0)
+  %b = f32[]{:T(128)} parameter(1)
+  ROOT %sum = f32[]{:T(128)} add(%a, %b)
+}
+
+ENTRY %main (x: f32[16]) -> f32[64] {
+  %x = f32[16]{0:T(128)} parameter(0)
+  %ar = f32[16]{0:T(128)S(1)} all-reduce(%x), channel_id=1, replica_groups={{0,4},{1,5},{2,6},{3,7}}, \
+use_global_device_ids=true, to_apply=%add, backend_config={"flag_configs":[],"barrier_config":\
+{"barrier_type":"CUSTOM","id":"0"},"used_scoped_memory_configs":[]}
+  ROOT %ag = f32[64]{0:T(128)} all-gather(%ar), channel_id=2, \
+replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}, use_global_device_ids=true
+}
+"""
+
+
+@pytest.mark.parametrize("text", [GPU, TPU], ids=["gpu", "tpu"])
+def test_texts_of_gpus_and_tpus(text):
+    """Both have a sum of 64 bytes over two devices, and a gather of 64 bytes from four."""
+    contract = sa.contract(
+        sa.at_most("all_reduce", sent_bytes=64, axis="data"),
+        sa.at_most("all_gather", sent_bytes=3 * 64, axis="model"),
+        sa.at_most(executions=2),
+        sa.no("all_reduce", axis="model"),
+        sa.no("all_gather", axis="data"),
+        sa.at_most("all_reduce", sent_bytes=63),
+        sa.at_most("all_gather", sent_bytes=3 * 64 - 1),
+        sa.no("all_gather"),
+    )
+    verdicts = [one.verdict for one in contract.hlo(text, MESH).verdicts]
+    assert verdicts == ["holds"] * 5 + ["refuted"] * 3
+    cut = text[: text.index("ROOT %ag")]
+    with pytest.raises(sa.ContractError):
+        contract.hlo(cut, MESH)
+
+
 def test_incomplete_or_foreign_text_is_an_error_and_never_holds(texts, show):
     contract = sa.contract(sa.no("collective_permute"))
     text, before, _ = texts

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra.digits import overlap
 from shardalg.costs.analyses.mesh_axes import idle
+from shardalg.costs.walk import local_bytes
 from shardalg.errors import ContractError
 from shardalg.graph.ops.roles import ARGUMENT_ROLES
 from shardalg.plan.contracts.bound_formulas import formula_of
@@ -34,6 +35,7 @@ from shardalg.sizes.facts import NONNEGATIVE, Fact
 from shardalg.sizes.formula import Formula
 
 if TYPE_CHECKING:
+    from shardalg.costs.cost import Cost
     from shardalg.plan.plan import Plan
 
 MEMORY_CLASSES = (
@@ -139,10 +141,28 @@ def _at_most(statement: AtMost, plan: Plan, place: Place) -> Claims:
         made = tuple(Inequality(_exact(peak), bound, "the peak") for peak in peaks)
         return Claims(made, about_memory=True)
     check_word("memory_class", statement.memory_class, MEMORY_CLASSES)
-    held = memory.totals.memory.by_class.get(str(statement.memory_class), 0)
-    made = (Inequality(_exact(held), bound, f"{statement.memory_class} at the peak"),)
-    # The classes are those of the instruction that is the peak at the hints.
-    return Claims(made, about_memory=True, here_only=plan.is_symbolic)
+    return _held(str(statement.memory_class), plan, memory, bound)
+
+
+def _held(memory_class: str, plan: Plan, memory: Cost, bound: Formula) -> Claims:
+    """Return the claim that the bytes of a class at the peak are at most a bound.
+
+    Args:
+      memory: the cost of the plan, whose memory has the classes at the hints.
+    """
+    named, at = plan._symbolised, f"{memory_class} at the peak"
+    if named is not None and memory_class in ARGUMENT_ROLES:
+        # At other sizes another instruction may be the peak. But at every instruction, at most the
+        # arguments of this role are alive in their class.
+        block, roles = named.program.block, plan._traced.argument_roles
+        own = [v for v, r in zip(block.arguments, roles, strict=True) if r == memory_class]
+        whole = Formula.of(local_bytes(named.program, own))
+        return Claims((Inequality(whole, bound, at),), about_memory=True)
+    held = memory.totals.memory.by_class.get(memory_class, 0)
+    why = ""
+    if named is not None:
+        why = f"the formula of {memory_class} is for the instruction that is the peak at the hints"
+    return Claims((Inequality(_exact(held), bound, at),), why, about_memory=True)
 
 
 def _sharded(statement: ShardedAlong, plan: Plan, place: Place) -> Claims:
