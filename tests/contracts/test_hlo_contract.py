@@ -119,7 +119,8 @@ def test_groups_in_every_notation_and_asynchronous_pairs():
 
 
 GPU = """HloModule jit_step, is_scheduled=true, \
-entry_computation_layout={(f32[16]{0})->f32[64]{0}}, num_partitions=8, frontend_attributes={fingerprint_before_lhs="9a1"}
+entry_computation_layout={(f32[16]{0})->f32[64]{0}}, num_partitions=8, \
+frontend_attributes={fingerprint_before_lhs="9a1"}
 
 %add (a: f32[], b: f32[]) -> f32[] {
   %a = f32[] parameter(0)
@@ -129,13 +130,14 @@ entry_computation_layout={(f32[16]{0})->f32[64]{0}}, num_partitions=8, frontend_
 
 ENTRY %main (x: f32[16]) -> f32[64] {
   %x = f32[16]{0} parameter(0), metadata={op_name="x"}
-  %ars = f32[16]{0} all-reduce-start(f32[16]{0} %x), channel_id=1, \
-replica_groups=[4,2]<=[2,4]T(1,0), use_global_device_ids=true, to_apply=%add, backend_config={"operation_queue_id":"0",\
+  %reduce = f32[16]{0} all-reduce-start(f32[16]{0} %x), channel_id=1, \
+replica_groups=[4,2]<=[2,4]T(1,0), use_global_device_ids=true, to_apply=%add, \
+backend_config={"operation_queue_id":"0",\
 "collective_backend_config":{"is_sync":false},"force_earliest_schedule":false}
-  %ard = f32[16]{0} all-reduce-done(f32[16]{0} %ars)
-  %ags = (f32[16]{0}, f32[64]{0}) all-gather-start(f32[16]{0} %ard), channel_id=2, \
+  %ard = f32[16]{0} all-reduce-done(f32[16]{0} %reduce)
+  %gather = (f32[16]{0}, f32[64]{0}) all-gather-start(f32[16]{0} %ard), channel_id=2, \
 replica_groups=[2,4]<=[8], dimensions={0}, use_global_device_ids=true
-  ROOT %agd = f32[64]{0} all-gather-done((f32[16]{0}, f32[64]{0}) %ags)
+  ROOT %agd = f32[64]{0} all-gather-done((f32[16]{0}, f32[64]{0}) %gather)
 }
 """
 TPU = """HloModule jit_step, is_scheduled=true, \
@@ -150,7 +152,8 @@ entry_computation_layout={(f32[16]{0:T(128)})->f32[64]{0:T(128)}}, num_partition
 ENTRY %main (x: f32[16]) -> f32[64] {
   %x = f32[16]{0:T(128)} parameter(0)
   %ar = f32[16]{0:T(128)S(1)} all-reduce(%x), channel_id=1, \
-replica_groups={{0,4},{1,5},{2,6},{3,7}}, use_global_device_ids=true, to_apply=%add, backend_config={"flag_configs":[],"barrier_config":\
+replica_groups={{0,4},{1,5},{2,6},{3,7}}, use_global_device_ids=true, to_apply=%add, \
+backend_config={"flag_configs":[],"barrier_config":\
 {"barrier_type":"CUSTOM","id":"0"},"used_scoped_memory_configs":[]}
   ROOT %ag = f32[64]{0:T(128)} all-gather(%ar), channel_id=2, \
 replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}, use_global_device_ids=true
