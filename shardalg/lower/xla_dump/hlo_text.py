@@ -159,6 +159,7 @@ _BYTES = {
     "f8e4m3fn": 1, "f8e5m2": 1, "token": 0, "opaque": 0,
 }  # fmt: skip
 _OPEN, _CLOSE = "([{", ")]}"
+_MARKS = re.compile(r'"(?:[^"\\]|\\.)*(?:"|$)|[,()\[\]{}]')
 _NO_OPERANDS = ("constant", "parameter", "iota", "partition-id", "replica-id")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([^\s(]+)\s*\(.*\{\s*$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([^\s=]+) = ")
@@ -241,15 +242,13 @@ def split_top(text: str) -> list[str]:
 
 
 def _depths(text: str) -> Iterator[tuple[int, str, int]]:
-    """Yield (index, character, bracket depth after it) of every character outside of quotes."""
-    depth, quoted, escaped = 0, False, False
-    for index, char in enumerate(text):
-        if char == '"' and not escaped:
-            quoted = not quoted
-        escaped = char == "\\" and not escaped
-        if not quoted:
+    """Yield (index, character, bracket depth after it) of commas and brackets outside of quotes."""
+    depth = 0
+    for match in _MARKS.finditer(text):
+        char = match[0]
+        if char[0] != '"':
             depth += (char in _OPEN) - (char in _CLOSE)
-            yield index, char, depth
+            yield match.start(), char, depth
 
 
 def _bracket_end(text: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -205,13 +205,20 @@ def tiles_of(text: str, rank: int, devices: int) -> tuple[np.ndarray, list[int]]
 
 
 def block_indices(
-    text: str, shape: Sequence[int], devices: int, known: Mapping[str, str] | None = None
-) -> list[np.ndarray]:
-    """Return the indices of each device's block per dimension, [devices, length]; -1: padding."""
+    text: str, shape: Sequence[int], devices: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the indices of each block per dimension, and the block of each device.
+
+    Indices are [blocks, length]; -1 marks padding.
+
+    >>> block_indices("{devices=[2]<=[2]}", (3,), 2)[0][0].tolist()
+    [[0, 1], [2, -1]]
+    """
     blocks, counts = tiles_of(text, len(shape), devices)
     found = []
     for dim, size in enumerate(shape):
         length = -(-size // counts[dim])
-        at = blocks[:, dim : dim + 1] * length + np.arange(length)
-        found.append(np.where(at < size, at, -1))
+        numbers, classes = np.unique(blocks[:, dim], return_inverse=True)
+        at = numbers[:, None] * length + np.arange(length)
+        found.append((np.where(at < size, at, -1), classes.reshape(-1)))
     return found

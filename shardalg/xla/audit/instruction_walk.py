@@ -376,7 +376,7 @@ def blocks_of(pool: ArrayPool, text: str, shape: Sequence[int]) -> list[PerDevic
     """Return the indices of each device's block per dimension; -1 marks padding."""
     found = pool.kept(
         ("blocks", text, tuple(shape)),
-        lambda: [pool.made(at) for at in block_indices(text, shape, pool.devices)],
+        lambda: [pool.made(*at) for at in block_indices(text, shape, pool.devices)],
     )
     assert isinstance(found, list)
     return found
@@ -418,7 +418,7 @@ def check_block(
     if mine.same_places(replace(wanted, fill=mine.fill)):
         return
     # Shifts and lines are counted from the first element, so that equal elements have equal ones.
-    dead = wanted.shift
+    dead = pool.applied("dead", lambda s: s < LOW, wanted.shift)
     refuted = UnknownError if mine.fill == MIXED else RefutedError
     wrong = pool.applied("unequal", unequal, mine.shift, wanted.shift, dead)
     if wrong.rows.any():
@@ -444,9 +444,9 @@ def unequal(
     """Return where a line differs from the wanted one, except in padding.
 
     Args:
-      dead: the shift, which marks devices that need nothing. place: -1 marks padding of a block.
+      dead: whether the device needs nothing. place: -1 marks padding of a block.
     """
-    alive = (dead > LOW).reshape(-1, *[1] * (got.ndim - 1))
+    alive = ~dead.reshape(-1, *[1] * (got.ndim - 1))
     wrong = (np.maximum(got, LOW) != np.maximum(want, LOW)) & alive
     return wrong if place is None else wrong & (place >= 0)
 

@@ -11,7 +11,7 @@ from shardalg.xla.audit.hlo_attributes import shardings_of
 from shardalg.xla.audit.instruction_walk import InstructionAnswer, Walk, blocks_of, check_block
 from shardalg.xla.audit.operators.operator_table import OperatorTable
 from shardalg.xla.audit.values.element_views import Origin, picked, whole
-from shardalg.xla.audit.values.per_device import ArrayPool, AuditFinding, RefutedError
+from shardalg.xla.audit.values.per_device import ArrayPool, AuditFinding, RefutedError, UnknownError
 
 _COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 _KEEP = ("parameter", "tuple", "get-tuple-element", "copy", "custom-call", "while")
@@ -141,7 +141,13 @@ def walk_pair(pair: ProgramPair) -> tuple[Walk, Walk]:
     blocks = []
     for x, theirs, mine in zip(arguments, parameters, parameters_of(pair.after), strict=True):
         text = mine.attributes.get("sharding") or theirs.attributes.get("sharding", "")
-        block = picked(pool, x, blocks_of(pool, text, x.shape))
+        try:
+            block = picked(pool, x, blocks_of(pool, text, x.shape))
+        except UnknownError as error:
+            raise NotationError(
+                f"argument {mine.literal} cannot be laid out: {error.why}. Pass two texts of one "
+                "compilation."
+            ) from None
         if block.shape != mine.leaves[0][1]:
             raise NotationError(
                 f"argument {mine.literal} has the shape {list(mine.leaves[0][1])} on a device, and "

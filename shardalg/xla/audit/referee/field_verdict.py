@@ -72,8 +72,8 @@ def block_of(value: np.ndarray, text: str, devices: int) -> tuple[np.ndarray, np
     shape = value.shape[1:]
     made, exists = value, np.ones((1,) * (1 + len(shape)), bool)
     made = np.broadcast_to(made, (devices, *shape))
-    for dim, places in enumerate(block_indices(text, shape, devices)):
-        at = places.reshape(devices, *(-1 if k == dim else 1 for k in range(len(shape))))
+    for dim, (rows, classes) in enumerate(block_indices(text, shape, devices)):
+        at = rows[classes].reshape(devices, *(-1 if k == dim else 1 for k in range(len(shape))))
         made = np.take_along_axis(made, np.maximum(at, 0), 1 + dim)
         exists = exists & (at >= 0)
     return made, exists

@@ -141,14 +141,16 @@ def concatenate(pool: ArrayPool, instruction: HloInstruction, operands: Sequence
     # All parts are counted from the first element of the first part that the device has.
     shifts = [x.shift for x in named]
     lead = pool.applied("lead", lead_shift, *shifts)
+    apart = [pool.applied("distance", distance, shift, lead) for shift in shifts]
+    steps = iter(apart)
     pieces = []
     for x in operands:
         if isinstance(x, Known):
             pieces.append(pool.same(np.full(x.shape[dim], VOID)))
         else:
-            pieces.append(pool.applied("counted", counted, x.lines[dim], x.shift, lead))
+            pieces.append(pool.applied("counted", counted, x.lines[dim], next(steps)))
     lines = [
-        pool.applied("one line", one_line, *shifts, *(x.lines[d] for x in named))
+        pool.applied("one line", one_line, *apart, *(x.lines[d] for x in named))
         for d in range(len(named[0].lines))
     ] if len(named) > 1 and len(named[0].lines) > 1 else list(named[0].lines)  # fmt: skip
     lines[dim] = pool.applied("append", lambda *parts: np.concatenate(parts, 1), *pieces)
@@ -162,14 +164,19 @@ def lead_shift(*shifts: np.ndarray) -> np.ndarray:
     return np.take_along_axis(table, at[..., None], -1)[..., 0]
 
 
-def counted(line: np.ndarray, shift: np.ndarray, lead: np.ndarray) -> np.ndarray:
-    """Return a line counted from another first element."""
-    void = (line < LOW) | (shift < LOW)[..., None]
-    return np.where(void, VOID, line + (shift - lead)[..., None])
+def distance(shift: np.ndarray, lead: np.ndarray) -> np.ndarray:
+    """Return how far a first element is from another one; `VOID` if there is none."""
+    return np.where(shift < LOW, VOID, shift - lead)
+
+
+def counted(line: np.ndarray, distance: np.ndarray) -> np.ndarray:
+    """Return a line counted from a first element at a distance."""
+    void = (line < LOW) | (distance < LOW)[..., None]
+    return np.where(void, VOID, line + distance[..., None])
 
 
 def one_line(*parts: np.ndarray) -> np.ndarray:
-    """Return the line that all parts with elements have; the parts are shifts, then lines.
+    """Return the line that all parts with elements have; the parts are distances, then lines.
 
     Raises:
       ClassError: two parts have different lines.
@@ -333,12 +340,16 @@ def select(pool: ArrayPool, instruction: HloInstruction, operands: Sequence[Valu
         lines = [pool.applied("choose", choose, flags, a, b) for a, b in pairs]
         return view(pool, replace(yes, fill=_joined_fill(yes.fill, no.fill)), shift, lines)
     lead = pool.applied("lead", lead_shift, yes.shift, no.shift)
+    apart = [pool.applied("distance", distance, v.shift, lead) for v in (yes, no)]
     lines = [
-        pool.applied("one line", one_line, yes.shift, no.shift, yes.lines[d], no.lines[d])
+        pool.applied("one line", one_line, *apart, yes.lines[d], no.lines[d])
         if d != dim else yes.lines[d]
         for d in range(len(yes.lines))
     ]  # fmt: skip
-    a, b = (pool.applied("counted", counted, v.lines[dim], v.shift, lead) for v in (yes, no))
+    a, b = (
+        pool.applied("counted", counted, v.lines[dim], step)
+        for v, step in zip((yes, no), apart, strict=True)
+    )
     lines[dim] = pool.applied("choose places", np.where, flags, a, b)
     return view(pool, replace(yes, fill=_joined_fill(yes.fill, no.fill)), lead, lines)
 

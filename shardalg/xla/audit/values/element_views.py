@@ -280,6 +280,10 @@ def _found(pool: ArrayPool, whole_view: View, part: View) -> Found:
     for k in sorted(live, key=lambda k: -smallest_gap(sorted_lines[k][1].rows[0])):
         leads[k] = pool.applied("digit", largest_digit, sorted_lines[k][1], rest)
         rest = pool.applied("minus digit", np.subtract, rest, leads[k])
+    # Blocks of all dimensions together are many; those of one dimension are few. So only flags of
+    # the shift take part in the search of a dimension.
+    dead = pool.applied("dead", lambda s: s < LOW, part.shift)
+    strange = pool.applied("strange", lambda r: r != 0, rest)
     shares_fill = shares(whole_view, part)
     places: list[PerDevice | None] = [None] * rank
     faults: dict[int, Fault] = {}
@@ -289,7 +293,7 @@ def _found(pool: ArrayPool, whole_view: View, part: View) -> Found:
         shared = (-2 if (line.rows < LOW).any() else -3) if shares_fill else -1
         found = pool.applied(
             ("places", low, shared), _searched(low, shared),
-            line, leads[k], part.lines[k], part.shift, rest,
+            line, leads[k], part.lines[k], dead, strange,
         )  # fmt: skip
         lost = found.rows == -4
         if lost.any():
@@ -340,16 +344,19 @@ def _searched(low: int, shared: int) -> Callable[..., np.ndarray]:
     """
 
     def search(
-        line: np.ndarray, lead: np.ndarray, steps: np.ndarray, shift: np.ndarray, rest: np.ndarray
+        line: np.ndarray, lead: np.ndarray, steps: np.ndarray, dead: np.ndarray, strange: np.ndarray
     ) -> np.ndarray:
-        want = low + lead[:, None] + steps
-        order = np.argsort(line[0], kind="stable")
-        ranked = line[0][order]
-        at = order[np.minimum(np.searchsorted(ranked, want), len(ranked) - 1)]
-        dead = (shift < LOW)[:, None]
-        at = np.where((line[0][at] != want) | (rest != 0)[:, None], -4, at)
+        want, values = low + lead[:, None] + steps, line[0]
+        step = values[1] - values[0] if len(values) > 1 else 0
+        if step > 0 and (np.diff(values) == step).all():
+            at = np.clip((want - values[0]) // step, 0, len(values) - 1)
+        else:
+            order = np.argsort(values, kind="stable")
+            ranked = values[order]
+            at = order[np.minimum(np.searchsorted(ranked, want), len(ranked) - 1)]
+        at = np.where((values[at] != want) | strange[:, None], -4, at)
         at = np.where(steps < LOW, -2 if shared == -2 else -1, at)
-        return np.where(dead, shared, at)
+        return np.where(dead[:, None], shared, at)
 
     return search
 

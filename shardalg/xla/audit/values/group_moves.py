@@ -11,7 +11,7 @@ import numpy as np
 
 from shardalg.lower.xla_dump.hlo_text import HloInstruction
 from shardalg.xla.audit.hlo_attributes import groups_of, integers, pairs_of
-from shardalg.xla.audit.values.data_moves import agreed, lead_shift
+from shardalg.xla.audit.values.data_moves import agreed, counted, distance, lead_shift
 from shardalg.xla.audit.values.element_views import (
     LOW,
     MIXED,
@@ -108,9 +108,10 @@ def _exchanged(pool: ArrayPool, x: View, dim: int, groups: np.ndarray, width: in
         x.shift,
     )
 
-    def join(shift: np.ndarray, line: np.ndarray, lead: np.ndarray) -> np.ndarray:
-        void = (line < LOW) | (shift < LOW)[:, :, None]
-        steps = np.where(void, VOID, line + (shift - lead)[:, :, None])
+    apart = pool.applied("distance", distance, x.shift, lead)
+
+    def join(apart: np.ndarray, line: np.ndarray) -> np.ndarray:
+        steps = counted(line, apart)
         members = range(steps.shape[1])
         if width is None:
             joined = np.concatenate([steps[:, s] for s in members], 1)
@@ -126,9 +127,9 @@ def _exchanged(pool: ArrayPool, x: View, dim: int, groups: np.ndarray, width: in
         return np.repeat(chosen[:, None], line.shape[1], 1)
 
     lines = [
-        pool.in_groups(("join", width, name), join, groups, x.shift, line, lead)
+        pool.in_groups(("join", width, name), join, groups, apart, line)
         if d == dim
-        else pool.in_groups(("common", name), common, groups, x.shift, line)
+        else pool.in_groups(("common", name), common, groups, apart, line)
         for d, line in enumerate(x.lines)
     ]
     return view(pool, x, lead, lines)
@@ -296,9 +297,10 @@ def _owned(pool: ArrayPool, groups: np.ndarray, x: View) -> View:
 
     pool.in_groups(("once", bool(partly), name), once, groups, x.shift)
 
-    def add(shift: np.ndarray, line: np.ndarray, lead: np.ndarray) -> np.ndarray:
-        void = (line < LOW) | (shift < LOW)[:, :, None]
-        steps = np.where(void, VOID, line + (shift - lead)[:, :, None])
+    apart = pool.applied("distance", distance, x.shift, lead)
+
+    def add(apart: np.ndarray, line: np.ndarray) -> np.ndarray:
+        steps = counted(line, apart)
         many = ((steps > LOW).sum(1) > 1).any(1)
         if many.any():
             why = "an element is added more than once"
@@ -309,9 +311,9 @@ def _owned(pool: ArrayPool, groups: np.ndarray, x: View) -> View:
         return np.repeat(agreed(shift > LOW, line)[:, None], line.shape[1], 1)
 
     lines = [
-        pool.in_groups(("add", name), add, groups, x.shift, line, lead)
+        pool.in_groups(("add", name), add, groups, apart, line)
         if d in partly
-        else pool.in_groups(("common", name), common, groups, x.shift, line)
+        else pool.in_groups(("common", name), common, groups, apart, line)
         for d, line in enumerate(x.lines)
     ]
     summed = view(pool, x, lead, lines)
