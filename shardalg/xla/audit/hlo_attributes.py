@@ -186,8 +186,8 @@ def tiles_of(text: str, rank: int, devices: int) -> tuple[np.ndarray, list[int]]
     match = re.match(
         r"\{?devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))", text.strip()
     )
-    if "manual" in text or not match:
-        if not text.strip("{} ") or "replicated" in text:
+    if not match:
+        if text.strip("{} ") in ("", "replicated", "manual"):
             return np.zeros((devices, rank), np.int64), [1] * rank
         raise UnknownError(f"the sharding {text[:60]}")
     dims = integers(match[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -39,6 +40,14 @@ from shardalg.xla.audit.values.group_moves import (
     all_to_all,
     collective_permute,
     reduce_scatter,
+)
+from shardalg.xla.audit.values.manual_regions import (
+    TO_FULL,
+    TO_SHARD,
+    full_of,
+    manual_classes,
+    shard_of,
+    stacked,
 )
 from shardalg.xla.audit.values.per_device import (
     ArrayPool,
@@ -173,6 +182,9 @@ class Walk:
             return self._conditional(one, operands)
         if opcode in ("call", "fusion", "async-start"):
             return self.run(called(one, "to_apply") or called(one, "calls"), operands)
+        target = attributes.get("custom_call_target", "").strip('"')
+        if target in (TO_SHARD, TO_FULL) and isinstance(operands[0], View):
+            return self._border(one, target, operands[0])
         values: list[Value] = []
         for x in operands:
             if isinstance(x, tuple) or x is None:
@@ -192,6 +204,14 @@ class Walk:
         if plain in _COLLECTIVES:
             return self._collective(one, plain, values)
         return self._operator(one, values)
+
+    def _border(self, one: HloInstruction, target: str, x: View) -> View:
+        """Return a value at the begin or the end of a manual region."""
+        shape = one.leaves[0][1]
+        if target == TO_FULL:
+            return full_of(self.pool, x, one.attributes.get("sharding", ""), shape)
+        given = self.module.computations[one.computation][one.operands[0]]
+        return shard_of(self.pool, x, given.attributes.get("sharding", ""), shape)
 
     def _operator(self, one: HloInstruction, values: list[Value]) -> Tree:
         """Return the value of an operator: computed if it is known, moved, or looked up."""
@@ -243,6 +263,12 @@ class Walk:
             if opcode == "reduce-scatter":
                 return reduce_scatter(self.pool, combine, one, values[0])
             groups = groups_of(one, self.pool.devices)
+            if len(values) == 1 and isinstance(values[0], View) and values[0].pending is None:
+                # In a manual region, the all-reduce is one of the function.
+                if self.before is None:
+                    return _single(self.table.record(self.module, one, values))
+                with suppress(AuditFinding):
+                    return _single(match_operator(self.table, self.module, one, values))
             made = tuple(all_reduce(self.pool, combine, groups, x) for x in values)
             return made[0] if len(made) == 1 else made
         return _COLLECTIVES[opcode](self.pool, one, values)
@@ -252,9 +278,16 @@ class Walk:
     def _fresh(self, one: HloInstruction, what: str) -> list[Tree]:
         """Return whole views of new bases with the shapes of an instruction's results."""
         made: list[Tree] = []
+        shardings = shardings_of(one.attributes.get("sharding"), len(one.leaves))
         for number, (dtype, shape) in enumerate(one.leaves):
+            classes = manual_classes(shardings[number], self.pool.devices)
+            part = None
+            if classes is not None:
+                rows = self.pool.made(*np.unique(classes, return_inverse=True))
+                part = stacked(self.pool, rows, shape)
             text = f"{what} {number} of {one.name}"
-            made.append(whole(self.pool, self.table.new_base(shape, dtype, text), shape))
+            base = self.table.new_base(shape, dtype, text)
+            made.append(whole(self.pool, base, shape, part))
         return made
 
     def _loop(self, one: HloInstruction, state: Tree) -> Tree:

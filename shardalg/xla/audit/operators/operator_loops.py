@@ -54,7 +54,7 @@ def loops_of(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
     Args:
       shapes: the shape of each operand.
     """
-    if instruction.opcode in POINTWISE:
+    if instruction.opcode in POINTWISE or instruction.opcode == "all-reduce":
         return _pointwise(instruction, shapes)
     return _LOOPS.get(instruction.opcode, _whole)(instruction, shapes)
 

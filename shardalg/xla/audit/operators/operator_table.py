@@ -13,9 +13,10 @@ from functools import cached_property
 import numpy as np
 
 from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule
-from shardalg.xla.audit.hlo_attributes import signature
+from shardalg.xla.audit.hlo_attributes import groups_of, signature
 from shardalg.xla.audit.operators.operator_loops import COMMUTATIVE, OperatorLoops, loops_of
 from shardalg.xla.audit.values.element_views import Known, Pending, Value, View, placed
+from shardalg.xla.audit.values.manual_regions import stacked
 from shardalg.xla.audit.values.per_device import ArrayPool, PerDevice
 
 Indices = dict[int, PerDevice | int]
@@ -28,12 +29,14 @@ class Entry:
 
     Attributes:
       base: number of the base of its first result; the others follow.
+      classes: in a manual region, the part of the base that each device has; else None.
     """
 
     instruction: HloInstruction
     operands: tuple[Value, ...]
     base: int
     loops: OperatorLoops
+    classes: PerDevice | None = None
 
     @cached_property
     def extents(self) -> dict[int, tuple[int, bool]]:
@@ -81,7 +84,7 @@ class OperatorTable:
         The partitioner merges equal operators, so equal ones share their bases.
         """
         operands = ordered(instruction, operands)
-        key = operator_key(module, instruction, operands, exact=True)
+        key = operator_key(module, instruction, operands, self.pool.devices, exact=True)
         found = self.entries.setdefault(key, [])
         shapes = tuple(shape for _, shape in instruction.leaves)
         for entry in found:
@@ -93,12 +96,29 @@ class OperatorTable:
         for dtype, shape in instruction.leaves:
             self.new_base(shape, dtype, f"{instruction.opcode} {instruction.name}")
         loops = loops_of(instruction, [x.shape for x in operands])
-        entry = Entry(instruction, tuple(operands), first, loops)
+        classes = self.classes_of(instruction, operands)
+        entry = Entry(instruction, tuple(operands), first, loops, classes)
         found.append(entry)
-        self.alike.setdefault(operator_key(module, instruction, operands, exact=False), []).append(
-            entry
-        )
+        self.alike.setdefault(
+            operator_key(module, instruction, operands, self.pool.devices, exact=False), []
+        ).append(entry)
         return self.results(entry, self._own_places(entry), None)
+
+    def classes_of(
+        self, instruction: HloInstruction, operands: Sequence[Value]
+    ) -> PerDevice | None:
+        """Return the class of devices with equal operands, or None if all are equal."""
+        parts = [x.cells if isinstance(x, Known) else x.shift for x in operands]
+        if all(part.is_equal for part in parts):
+            return None
+        _, classes = self.pool.joined(parts)
+        if instruction.opcode == "all-reduce":
+            # All members of a group have the result of the values of the group.
+            groups = groups_of(instruction, self.pool.devices)
+            _, numbers = np.unique(classes[groups], axis=0, return_inverse=True)
+            classes = np.zeros(self.pool.devices, np.int64)
+            classes[groups] = numbers.reshape(-1, 1)
+        return self.pool.made(*np.unique(classes, return_inverse=True))
 
     def _own_places(self, entry: Entry) -> Indices:
         """Return the indices of an operator's own loops: all of them, in order."""
@@ -122,7 +142,8 @@ class OperatorTable:
                     at.append(self.pool.same(np.arange(place)))
                 else:
                     at.append(self.pool.same(np.zeros(place, np.int64)))
-            like = View(base, self.pool.same(0), (), None, pending)
+            shift = stacked(self.pool, entry.classes, shape)
+            like = View(base, shift, (), None, pending)
             found.append(placed(self.pool, like, at, shape))
         return tuple(found)
 
@@ -131,7 +152,7 @@ class OperatorTable:
     ) -> Iterator[tuple[Entry, list[Value]]]:
         """Yield the operators that may be an instruction's, each with the operands in its order."""
         for exact in (True, False):
-            key = operator_key(module, instruction, operands, exact=exact)
+            key = operator_key(module, instruction, operands, self.pool.devices, exact=exact)
             for entry in (self.entries if exact else self.alike).get(key, ()):
                 yield entry, operands
                 if instruction.opcode in COMMUTATIVE and len(operands) == 2:
@@ -153,7 +174,12 @@ def ordered(instruction: HloInstruction, operands: Sequence[Value]) -> list[Valu
 
 
 def operator_key(
-    module: HloModule, instruction: HloInstruction, operands: Iterable[Value], *, exact: bool
+    module: HloModule,
+    instruction: HloInstruction,
+    operands: Iterable[Value],
+    devices: int,
+    *,
+    exact: bool,
 ) -> Hashable:
     """Return the key of an operator: opcode, attributes and bases.
 
@@ -167,6 +193,9 @@ def operator_key(
         else:
             marks.append(("known", repr(x.number) if exact else ""))
     types = tuple(dtype for dtype, _ in instruction.leaves)
+    if instruction.opcode == "all-reduce":
+        groups = groups_of(instruction, devices)
+        marks.append(tuple(sorted(tuple(sorted(group)) for group in groups.tolist())))
     if instruction.opcode in ("dynamic-slice", "dynamic-update-slice"):
         marks = _without_full_starts(instruction, list(operands), marks)
     return instruction.opcode, types, signature(module, instruction), tuple(marks)

@@ -187,11 +187,15 @@ def strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))
 
 
-def whole(pool: ArrayPool, base: int, shape: Sequence[int]) -> View:
-    """Return the view of all elements of a base, in order."""
+def whole(pool: ArrayPool, base: int, shape: Sequence[int], shift: PerDevice | None = None) -> View:
+    """Return the view of all elements of a base, in order.
+
+    Args:
+      shift: where each device's part of the base begins; None: the base is one part.
+    """
     steps = zip(shape, strides(shape), strict=True)
     lines = tuple(pool.same(np.arange(n, dtype=np.int64) * step) for n, step in steps)
-    return View(base, pool.same(0), lines)
+    return View(base, pool.same(0) if shift is None else shift, lines)
 
 
 def placed(pool: ArrayPool, like: View, places: Sequence[PerDevice], shape: Sequence[int]) -> View:
@@ -205,7 +209,7 @@ def placed(pool: ArrayPool, like: View, places: Sequence[PerDevice], shape: Sequ
         pool.applied(("times", step), lambda p, s=step: np.where(p < 0, VOID, p * s), place)
         for place, step in zip(places, strides(shape), strict=True)
     ]
-    return view(pool, like, pool.same(0), lines)
+    return view(pool, like, like.shift, lines)
 
 
 def picked(pool: ArrayPool, value: Value, places: Sequence[PerDevice]) -> Value:
@@ -274,8 +278,14 @@ def _found(pool: ArrayPool, whole_view: View, part: View) -> Found:
         line = whole_view.lines[k].rows[0]
         line = np.unique(line[line > LOW])
         sorted_lines[k] = (int(line[0]), pool.same(line - line[0]))
-    start = int(whole_view.shift.rows[0]) + sum(low for low, _ in sorted_lines.values())
-    rest = pool.applied(("minus", start), lambda s: np.where(s < LOW, 0, s - start), part.shift)
+    start = sum(low for low, _ in sorted_lines.values())
+    # In a manual region each device has its own part of the value.
+    rest = pool.applied(
+        ("minus", start),
+        lambda s, t: np.where(s < LOW, 0, s - t - start),
+        part.shift,
+        whole_view.shift,
+    )
     leads = {}
     for k in sorted(live, key=lambda k: -smallest_gap(sorted_lines[k][1].rows[0])):
         leads[k] = pool.applied("digit", largest_digit, sorted_lines[k][1], rest)
