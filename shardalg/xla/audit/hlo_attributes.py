@@ -196,9 +196,13 @@ def tiles_of(text: str, rank: int, devices: int) -> tuple[np.ndarray, list[int]]
     else:
         sizes = integers(match[2])
         order = integers(match[3]) if match[3] else list(range(len(sizes)))
+        if sorted(order) != list(range(len(sizes))):
+            raise UnknownError(f"the sharding {text[:60]}, whose transposition has a repeated axis")
         ids = np.arange(int(np.prod(sizes))).reshape(sizes).transpose(order).reshape(-1)
     if len(ids) != devices or int(np.prod(dims)) != devices or len(dims) < rank:
         raise UnknownError(f"the sharding {text[:60]} for {devices} devices and rank {rank}")
+    if sorted(ids.tolist()) != list(range(devices)):
+        raise UnknownError(f"the sharding {text[:60]}, which does not have every device once")
     blocks = np.zeros((devices, len(dims)), np.int64)
     blocks[ids] = np.stack(np.unravel_index(np.arange(devices), dims), -1)
     return blocks[:, :rank], dims[:rank]

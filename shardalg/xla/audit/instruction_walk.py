@@ -452,13 +452,17 @@ def check_block(
     if mine.same_places(replace(wanted, fill=mine.fill)) and not has_fill:
         return
     # Shifts and lines are counted from the first element, so that equal elements have equal ones.
-    dead = pool.applied("dead", lambda s: s < LOW, wanted.shift)
+    # A device whose block is padding alone needs nothing.
+    dead = pool.same(np.array(False))
+    if blocks:
+        dead = pool.applied("padding", lambda *b: np.any([(p < 0).all(1) for p in b], 0), *blocks)
     refuted = UnknownError if mine.fill == MIXED else RefutedError
     wrong = pool.applied("unequal", unequal, mine.shift, wanted.shift, dead)
     if wrong.rows.any():
         raise refuted(
             f"{what} differs", wrong.device(int(np.argmax(wrong.rows))), origin=mine.origin
         )
+    dead = pool.applied("no element", lambda d, s: d | (s < LOW), dead, wanted.shift)
     for dim, (got, want) in enumerate(zip(mine.lines, wanted.lines, strict=True)):
         steps = blocks[dim] if blocks else pool.same(np.zeros(got.rows.shape[1], np.int64))
         wrong = pool.applied("unequal line", unequal, got, want, dead, steps)
