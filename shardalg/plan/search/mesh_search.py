@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.calibration.constants import DATASHEET
-from shardalg.costs.topology import Machine
-from shardalg.errors import ShardalgError
+from shardalg.costs.topology import Machine, arranged, machine
+from shardalg.errors import CertificateError, ShardalgError
 from shardalg.graph.serial import graph_hash
 from shardalg.plan import plan_file
 from shardalg.plan.comparing.jobs import reason
 from shardalg.plan.plan import Plan, plan_of
-from shardalg.plan.search.bound_certificate import Certificate
+from shardalg.plan.search.bound_certificate import Certificate, table_content
 from shardalg.plan.search.cost_table import CostTable
 from shardalg.plan.search.layout_moves import PICOSECONDS
 from shardalg.plan.search.memory_terms import Terms, memory_terms, with_memory_price
@@ -34,6 +38,8 @@ MOST_PRICES = 16
 """Number of prices of memory that are tried to meet a budget."""
 STEP = 8.0
 """Ratio of two prices while no plan meets the budget."""
+SAMPLE_PASSES = 3
+"""Passes over all variables in which the labels beside a sampled one are improved."""
 GB = 1e9
 DOMINATED = ("layouts and ways", "another one is never slower")
 """Kind and reason of the candidates that the exact reduction removes."""
@@ -51,7 +57,8 @@ class MeshFigures:
       peak_bytes: peak memory of a device.
       limits: seconds of each cause of the step's time (`Cost.limits`).
       refusals: number of candidates that were left out, by kind and reason.
-      price: picoseconds per byte at which the solution was found; 0 without a memory budget.
+      price: picoseconds per byte of the arguments at which the bound was proved; 0 if memory does
+        not decide.
       s_per_gb: seconds that a step would save per additional GB of each device.
       stopped: why the search ended before its proof: "", "interrupted" or "out of time".
     """
@@ -204,7 +211,9 @@ class MeshSearch:
         best = min(tried, key=lambda one: one[0].preference(self.budget))
         # The arguments are part of the peak. So each price p proves the bound of all plans within
         # the budget: the least of `cost + p * bytes`, minus `p * budget`.
-        bound = max(found.bound_ps - p * self.budget for p, found in self.solved.items())
+        bound, price = max(
+            (found.bound_ps - p * self.budget, p) for p, found in self.solved.items()
+        )
         # The answer's neighbour on the curve of time against memory saves most per byte.
         s_per_byte = max(
             (
@@ -215,7 +224,8 @@ class MeshSearch:
             default=0.0,
         )
         s_per_gb = max(0.0, s_per_byte) * GB
-        return replace(best[0], bound_s=max(0.0, bound) / PICOSECONDS, s_per_gb=s_per_gb), best[1]
+        bound_s = max(0.0, bound) / PICOSECONDS
+        return replace(best[0], bound_s=bound_s, price=price, s_per_gb=s_per_gb), best[1]
 
     @property
     def last_price(self) -> float:
@@ -252,7 +262,10 @@ class MeshSearch:
                 waiting += [(large, middle[0]), (middle[0], small)]
 
     def certificate(self, figures: MeshFigures) -> Certificate:
-        """Return the proof of the bound at the price of memory at which a solution was found."""
+        """Return the proof of the bound, with the price of memory at which it was found.
+
+        The bound of plans within the budget is that of the certificate minus price times budget.
+        """
         graph = self.traced.graph
         text = f"{len(graph.nodes)} nodes, graph {graph_hash(graph)}, {self.mesh!r}, {self.place!r}"
         factors = self.table.factors
@@ -262,11 +275,109 @@ class MeshSearch:
         inputs = {
             "mesh": [[name, size] for name, size in self.mesh.axes],
             "hardware": self.options.hardware,
-            "price": figures.price,
+            "price_ps_per_byte": figures.price,
+            "budget_bytes": self.budget if figures.price else None,
             "pins": [[path, [list(axes) for axes in dims]] for path, dims in self.wishes.pins],
             "bans": [[path, axis] for path, axis in self.wishes.bans],
         }
         return Certificate(text, factors, self.at_price(figures.price), inputs)
+
+    @staticmethod
+    def of_certificate(content: Mapping[str, Any], traced: Traced, options: Options) -> MeshSearch:
+        """Return the search of which a certificate is, for a function that is traced again.
+
+        Raises:
+          CertificateError: the certificate does not say of which mesh and hardware it is.
+        """
+        try:
+            given = content["inputs"]
+            mesh = Mesh(dict(given["mesh"]))
+            wishes = Wishes(
+                tuple((path, tuple(map(tuple, dims))) for path, dims in given["pins"]),
+                tuple((path, axis) for path, axis in given["bans"]),
+            )
+            options = replace(options, hardware=given["hardware"])
+            place = arranged(machine(given["hardware"]), mesh)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CertificateError(
+                f"the certificate does not say of which mesh and hardware it is ({error}). Search "
+                "again, and save it with this version."
+            ) from None
+        return MeshSearch(traced, mesh, place, options, given["budget_bytes"] or math.inf, wishes)
+
+    def check_table(self, content: Mapping[str, Any]) -> None:
+        """Raise an error unless a certificate's costs are those of this search.
+
+        Raises:
+          CertificateError: the costs differ; the error counts the variables.
+        """
+        price, factors = content["inputs"]["price_ps_per_byte"], self.table.factors
+        if price:
+            factors = with_memory_price(factors, self.terms, price)
+        made = table_content(factors)
+        if all(made[name] == content[name] for name in made):
+            return
+        pairs = zip(made["costs"], content["costs"], strict=False)
+        apart = sum(ours != theirs for ours, theirs in pairs)
+        raise CertificateError(
+            f"the certificate has not the table of this function: {len(content['costs'])} "
+            f"variables and {len(content['edges'])} edges, and the function has "
+            f"{len(made['costs'])} and {len(made['edges'])}; the costs of {apart} variables "
+            "differ. Give the function, arguments and version of the search."
+        )
+
+    def sample(
+        self, content: Mapping[str, Any], count: int, seed: int
+    ) -> list[tuple[float, float]]:
+        """Return seconds by the table and of the plan, for solutions with one other decision.
+
+        Each gives one value another home, or one operator another way. Labels of all other
+        variables are then improved one by one, because the planner decides about memory itself.
+        Each solution is planned.
+
+        Args:
+          count: number of solutions.
+          seed: of the random choice of variables and labels.
+        """
+        draw, factors = random.Random(seed), self.table.factors
+        near: list[list[tuple[int, np.ndarray]]] = [[] for _ in factors.costs]
+        for (one, other), matrix in factors.edges.items():
+            near[one].append((other, matrix))
+            near[other].append((one, matrix.T))
+        entries = [
+            (variable, label)
+            for variable, homes in self.table.homes.items()
+            for label in range(len(homes))
+        ]
+        entries += [
+            (variable, label)
+            for variable, ways in self.table.ways.items()
+            for label, way in enumerate(ways)
+            if not way.reads_memory
+        ]
+        draw.shuffle(entries)
+        found: list[tuple[float, float]] = []
+        for variable, label in entries:
+            if len(found) == count:
+                break
+            # Labels with and without memory are one decision.
+            half = len(self.table.homes.get(variable, ()))
+            allowed = np.isin(np.arange(len(factors.costs[variable])), [label, label + half])
+            labels = [*content["solution"]]
+            if allowed[labels[variable]]:
+                continue
+            labels[variable] = label
+            for _ in range(SAMPLE_PASSES):
+                for each, own in enumerate(factors.costs):
+                    costs = own + sum(matrix[:, labels[other]] for other, matrix in near[each])
+                    if each == variable:
+                        costs = np.where(allowed, costs, math.inf)
+                    labels[each] = int(np.argmin(costs))
+            total = factors.total(labels) / PICOSECONDS
+            if math.isfinite(total):
+                cost = self.plan(labels).cost(self.place.on(DATASHEET), overlap="none")
+                found.append((total, float(cost.step_time_s)))
+        return found
 
     def job(self, seconds: float | None) -> MeshJob:
         """Return the same as a value that can be pickled.
