@@ -217,6 +217,20 @@ class _Key(NamedTuple):
     phase: str
 
 
+class _KernelPlace(NamedTuple):
+    """The kernels that run an instruction, as far as its price depends on them.
+
+    Attributes:
+      in_attention: whether a kernel of attention runs the instruction.
+      is_half_masked: whether a causal mask hides half of the instruction's result in that kernel.
+      with_product: whether the instruction is a matrix product, or runs in the kernel of one.
+    """
+
+    in_attention: bool
+    is_half_masked: bool
+    with_product: bool
+
+
 class _Price(NamedTuple):
     """Price of one execution of an instruction.
 
@@ -349,7 +363,7 @@ class Pricing:
                 again.get(instruction.node or 0) if again else None,
                 *(instruction.role, instruction.phase, step.count),
                 self.company(instruction, types) if id(instruction) in combined else None,
-                self.place_in_kernels(instruction),
+                self.kernel_place(instruction),
                 rings.get(id(instruction)) if rings else None,
                 tuple([codes[v] for v in values]),
                 # An operand that is read twice moves once, so equal positions are part of the key.
@@ -363,17 +377,17 @@ class Pricing:
         node = instruction.node
         return node is not None and is_kernel(self.graph.nodes[node].signature)
 
-    def place_in_kernels(self, instruction: Instruction) -> tuple[bool, bool, bool]:
-        """Return three booleans that change the price of an instruction.
-
-        They tell whether it is part of an attention kernel; whether a causal mask hides half of its
-        result there; and whether it is a product or runs together with one.
-        """
+    def kernel_place(self, instruction: Instruction) -> _KernelPlace:
+        """Return which kernels run an instruction, as far as its price depends on them."""
         values = instruction.operands + instruction.results
-        inside = bool(self.kernels) and not self.kernels.isdisjoint(values)
-        halved = inside and instruction.node in causal_products(self.graph)
-        # Without `chains`, traffic beside products has no price of its own: True for every step.
-        return inside, halved, self.chains is None or self.chains.along(instruction)
+        # `kernels` has the values that attention kernels keep on the chip. An instruction that
+        # reads or writes such a value runs in the same kernel.
+        in_attention = bool(self.kernels) and not self.kernels.isdisjoint(values)
+        is_half_masked = in_attention and instruction.node in causal_products(self.graph)
+        # `chains` is None if all memory traffic costs the same per byte. The answer then changes no
+        # price, so it is True for every instruction.
+        with_product = self.chains is None or self.chains.along(instruction)
+        return _KernelPlace(in_attention, is_half_masked, with_product)
 
     @cached_property
     def operators(self) -> list[int | None]:
@@ -555,45 +569,64 @@ class Pricing:
         return size if self.sizes is None else Formula.of(size)
 
     def computed(self, instruction: Instruction, by_traffic: bool | None) -> _Price:
-        """Return the price of a local operator: arithmetic and traffic to and from memory.
+        """Return the price of a local operator: its arithmetic, and its traffic to and from memory.
 
-        At the data sheet's rates the longer of both counts; with constants a weighted sum.
+        The rates come from the first of these that the chip has:
+        - measured rates of single operators (`as_measured`);
+        - constants of measured steps: arithmetic and traffic, each at its rate, are added up;
+        - the data sheet: the longer of arithmetic and traffic counts (a roofline).
+
+        For example, a product has 2e9 flops at 1e12 flops/s (2 ms) and moves 1e9 bytes at
+        1e12 bytes/s (1 ms). By the data sheet it takes 2 ms. With efficiency 0.5 and traffic
+        weight 1 it takes 4 ms + 1 ms.
 
         Args:
           by_traffic: for prices in formulas, whether traffic takes longer at the hints, the sizes
             for which the program was planned. The time is then the maximum of both, under the cause
             that is longer at the hints. None for prices in numbers.
         """
-        flops, padded, peak = self.arithmetic(instruction)
-        sizes, speed = self.traffic(instruction)
-        key = _Key(self.sort(instruction), (), "", instruction.phase)
+        flops, padded_flops, peak = self.arithmetic(instruction)
+        bytes_of_values, bytes_per_s = self.traffic(instruction)
+        # Local operators send nothing, so their rows of the cost have no mesh axes and no role.
+        key = _Key(kind=self.sort(instruction), axes=(), role="", phase=instruction.phase)
         if self.hardware.operators.figures:
             return self.as_measured(instruction, key)
+        counted = (("count", 1), ("flops", flops))
         constants = self.calibration
-        if not constants.is_datasheet:
-            kernel, halved, along = self.place_in_kernels(instruction)
-            of_its_own = key.kind == "contraction" and self.is_kernel(instruction)
-            kind = "kernel" if kernel or of_its_own else "matrix"
-            rate = peak * constants[f"{kind}_efficiency"]
-            # A causal mask hides a half of an attention's products, which its kernel skips.
-            padded = multiplied(padded, SKIPPED) if halved and not of_its_own else padded
-            weight = constants["traffic" if along else "passes"]
+        amounts: list[tuple[Any, Any]] = []
+        # In the amounts below, the name (cause, rate) means `amount / rate` seconds of this cause.
+        is_longer_traffic = bool(by_traffic)
+        if constants.is_datasheet and by_traffic is None:
+            # One kernel computes and moves bytes at the same time, so only the longer of both
+            # counts.
+            is_longer_traffic = over(sum(bytes_of_values), bytes_per_s) > over(padded_flops, peak)
+            if is_longer_traffic:
+                amounts = [((MEMORY, bytes_per_s), n) for n in bytes_of_values]
+            else:
+                amounts = [((MATRIX, peak), padded_flops)]
+        elif constants.is_datasheet:
+            # Two formulas cannot be compared, so the time is their maximum, in seconds (rate 1).
+            compute_s = self.seconds(padded_flops, peak)
+            memory_s = self.seconds(total(bytes_of_values), bytes_per_s)
+            cause = MEMORY if by_traffic else MATRIX
+            amounts = [((cause, 1.0), larger(compute_s, memory_s))]
+        else:
             # A sum, not a maximum: measured steps wait for memory in addition to products. Only
             # products count operations, because others take less time for them than for bytes.
-            worked = [((MATRIX, rate), padded)] if key.kind == "contraction" else []
-            moved = [((MEMORY, speed / weight), n) for n in sizes] if weight else []
-            return _Price(key, (("count", 1), ("flops", flops), *worked, *moved))
-        if by_traffic is None:
-            # Roofline: the longer of arithmetic and memory traffic counts, as in one kernel both
-            # run at the same time.
-            by_traffic = over(sum(sizes), speed) > over(padded, peak)
-            amounts = (
-                [((MEMORY, speed), n) for n in sizes] if by_traffic else [((MATRIX, peak), padded)]
-            )
-        else:
-            taken = larger(self.seconds(padded, peak), self.seconds(total(sizes), speed))
-            amounts = [((MEMORY if by_traffic else MATRIX, 1.0), taken)]
-        return _Price(key, (("count", 1), ("flops", flops), *amounts), by_traffic)
+            place = self.kernel_place(instruction)
+            if key.kind == "contraction":
+                is_opaque = self.is_kernel(instruction)
+                # A kernel of attention skips the half of its products that a causal mask hides. The
+                # flops of an opaque kernel are already those that it computes.
+                if place.is_half_masked and not is_opaque:
+                    padded_flops = multiplied(padded_flops, SKIPPED)
+                kernel = "kernel" if place.in_attention or is_opaque else "matrix"
+                amounts = [((MATRIX, peak * constants[f"{kernel}_efficiency"]), padded_flops)]
+            # With a weight of 0, as on tpu_v3, this traffic takes no time.
+            weight = constants["traffic" if place.with_product else "passes"]
+            if weight:
+                amounts += [((MEMORY, bytes_per_s / weight), n) for n in bytes_of_values]
+        return _Price(key, (*counted, *amounts), is_longer_traffic)
 
     def as_measured(self, instruction: Instruction, key: _Key) -> _Price:
         """Return the price of a local operator by the measured rates of operators."""

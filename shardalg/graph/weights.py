@@ -387,35 +387,45 @@ def _roots(read: list[_Leaf], trained: set[str]) -> set[str]:
 
 
 def _names(weights: list[_Leaf], leaves: list[_Leaf]) -> dict[int, str]:
-    """Return the module of every weight, by value index: its path without the last word.
+    """Return the module of every weight, by value index: the words of its path, joined by "/".
 
-    The tree's name is the first word if the tree is a list, or if two trees have equal modules.
+    The last word, which names the weight inside of its module, is usually left out:
+
+        p['mlp']['up']             mlp           a weight of the module `mlp`
+        p['head']                  head          a single word is a module itself
+        p['layers'][0], [1]        layers/0      arrays of equal rank in a list: a module each
+        p['out'][0], [1]           out           a matrix and a vector: one module, weight and bias
+        p[0]['up']                 p/0           a list: the tree's name comes first
+        p['mlp']['up'], q['mlp']['up']           p/mlp and q/mlp: two trees have this module
+
+    Args:
+      weights: the arguments that are weights.
+      leaves: all arguments; the ranks of the arrays in a list decide whether these are modules.
     """
-    siblings: dict[tuple, list[int]] = defaultdict(list)
+    ranks_in: dict[tuple[str, tuple[str, ...]], list[int]] = defaultdict(list)
     for leaf in leaves:
-        siblings[leaf.root, leaf.words[:-1]].append(len(leaf.type.shape))
+        ranks_in[leaf.root, leaf.words[:-1]].append(len(leaf.type.shape))
+    # The words of each module, without the name of its tree.
     short: dict[int, tuple[str, ...]] = {}
     for leaf in weights:
-        ranks = siblings[leaf.root, leaf.words[:-1]]
-        # Arrays of equal rank in a list are modules: `p['layers'][0]`. A list of a matrix and a
-        # vector is one module, such as a weight and its bias.
-        is_list = leaf.words[-1:] and leaf.words[-1].isdigit()
-        is_module = is_list and len(ranks) > 1 and len(set(ranks)) == 1
-        # A weight with one word, `p['head']`, is a module too.
+        ranks = ranks_in[leaf.root, leaf.words[:-1]]
+        is_in_list = bool(leaf.words) and leaf.words[-1].isdigit()
+        is_module = is_in_list and len(ranks) > 1 and len(set(ranks)) == 1
         short[leaf.value] = leaf.words if is_module or len(leaf.words) < 2 else leaf.words[:-1]
-    roots: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    # If two trees have a module of the same name, the names of all their modules begin with the
+    # tree's name: otherwise equal modules could not be told apart.
+    trees_with: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for leaf in weights:
-        roots[short[leaf.value]].add(leaf.root)
-    # Without the tree's name, equal modules of two trees, or of a list, could not be told apart.
-    shared = {root for found in roots.values() if len(found) > 1 for root in found}
-    return {
-        leaf.value: "/".join(
-            (leaf.root, *short[leaf.value])
-            if leaf.root in shared or "".join(short[leaf.value][:1]).isdigit() or not leaf.words
-            else short[leaf.value]
-        )
-        for leaf in weights
-    }
+        trees_with[short[leaf.value]].add(leaf.root)
+    ambiguous = {tree for trees in trees_with.values() if len(trees) > 1 for tree in trees}
+    names: dict[int, str] = {}
+    for leaf in weights:
+        module = short[leaf.value]
+        # A number or nothing at all, as for a list or a single array, is no name either.
+        has_no_name = not module or module[0].isdigit()
+        needs_tree = has_no_name or leaf.root in ambiguous
+        names[leaf.value] = "/".join((leaf.root, *module) if needs_tree else module)
+    return names
 
 
 def _scoped(steps: tuple[str, ...], known: Mapping[str, str]) -> str:

@@ -155,7 +155,8 @@ class Twin:
 
     @cached_property
     def stage(self) -> Any:
-        """JAX's lowered (not yet partitioned) program."""
+        """JAX's lowered program, which XLA has not partitioned yet."""
+        # The executable takes arrays without padding, so each has its even sharding (`outer`).
         structs = [
             jax.ShapeDtypeStruct(b.sharding.shape, item_type(b.dtype), sharding=b.outer)
             for b in self.arguments
@@ -163,6 +164,8 @@ class Twin:
         jitted = jax.jit(
             self._function,
             in_shardings=tuple(b.outer for b in self.arguments),
+            # XLA cannot return a sharded array without elements: such a result is replicated
+            # (`inner`), and `leave` shards it afterwards.
             out_shardings=tuple(b.inner if b.is_empty else b.outer for b in self.results),
             donate_argnums=self.donated,
         )

@@ -83,34 +83,50 @@ def rows_of(sharding: Sharding) -> Rows:
 
 
 Clash = tuple[str, tuple[DimOrClass, ...]]
+"""The reason why two tables have no merge: the kind of the failure, and its places."""
 
 
 def join(first: Rows, second: Rows, *, prefixes: bool = False) -> Rows | Clash:
     """Return the merge of two tables of partition ids, or the reason why there is none.
 
-    Each dimension or class (place) has the ids of the operand that splits it further. If the ids
-    disagree, the result is (kind of the failure, places).
+    Each place (a dimension, or a class such as "unreduced") gets the ids of the operand that splits
+    it into more parts. For example, one operand splits dimension 0 in 2 parts on 4 devices, and the
+    other in 4 parts:
+
+        ids 0 0 1 1 and ids 0 1 2 3: merged to 0 1 2 3 with `prefixes`, because id // 2 is 0 0 1 1
+        ids 0 1 0 1 and ids 0 1 2 3: ("offset", (0,)), because id // 2 is 0 0 1 1
+
+    A failure is a pair (kind, places). The kind is "class" if only one operand is a partial sum or
+    manual, or if the ids of a class disagree. It is "offset" if the ids of a dimension disagree. It
+    is "joint" if the ids of each place agree, but some combination of them is on more devices than
+    another.
 
     Args:
       prefixes: True if one operand may split a dimension of the other further (policy "shardy").
+        Otherwise both must split it in equally many parts.
     """
-    chosen = dict.fromkeys(first.parts, first) | {
-        place: second for place in second.parts if place not in first.parts
-    }
+    # A place that only one operand splits has the ids of this operand.
+    only_second = [place for place in second.parts if place not in first.parts]
+    chosen = {**dict.fromkeys(first.parts, first), **dict.fromkeys(only_second, second)}
     # If only one operand is a partial sum, or is inside a manual region, the devices have different
     # values, so there is no common sharding.
     for kind in CLASSES[:2]:
         if (kind in first.parts) != (kind in second.parts):
             return ("class", (kind,))
     for place in (p for p in first.parts if p in second.parts):
-        coarse, fine = (first, second)[:: 1 if first.parts[place] <= second.parts[place] else -1]
+        coarse, fine = first, second
+        if first.parts[place] > second.parts[place]:
+            coarse, fine = second, first
+        # Only a dimension may be split further, and only into equal pieces of each coarse part.
+        ratio, rest = divmod(fine.parts[place], coarse.parts[place])
+        may_refine = prefixes and isinstance(place, int)
+        is_allowed = rest == 0 and (ratio == 1 or may_refine)
         # A division by `ratio` removes the minor part of a fine id. The offsets agree exactly if
         # this gives the coarse id.
-        ratio, rest = divmod(fine.parts[place], coarse.parts[place])
-        agree = not rest and (ratio == 1 or (prefixes and isinstance(place, int)))
-        if not agree or not np.array_equal(coarse.ids[place], fine.ids[place] // ratio):
+        if not is_allowed or not np.array_equal(coarse.ids[place], fine.ids[place] // ratio):
             return ("class" if place in CLASSES else "offset", (place,))
         chosen[place] = fine
+    # Each combination of parts must be on equally many devices, or no sharding has these ids.
     both = Rows(
         first.size,
         {place: rows.parts[place] for place, rows in chosen.items()},

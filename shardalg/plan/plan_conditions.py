@@ -96,7 +96,7 @@ def _asked_facts(guards: Guards) -> Iterator[AskedFact]:
     # unless a call asks the same fact to compare two choices, which tells the user more.
     own = {**dict.fromkeys(guards.traced), **guards.whole.facts}
     found = {f: AskedFact(f, asked or RunQuestion("")) for f, asked in own.items()}
-    for call, asked in _askers(guards.whole).items():
+    for call, asked in _parts_that_needed(guards.whole).items():
         for fact, about in call.facts.items():
             # "A is cheaper than B if N > 8" tells the user more than "N > 8", so a comparison of
             # two choices replaces a fact without one.
@@ -105,21 +105,29 @@ def _asked_facts(guards: Guards) -> Iterator[AskedFact]:
     yield from found.values()
 
 
-def _askers(call: DecidedCall, asked: RunQuestion | None = None) -> dict[DecidedCall, RunQuestion]:
-    """Return the memoised calls inside `call`, each with the part of planning that needed it.
+def _parts_that_needed(
+    call: DecidedCall, part: RunQuestion | None = None
+) -> dict[DecidedCall, RunQuestion]:
+    """Return, for each memoised call inside `call`, the part of planning that needed its result.
 
-    Calls inside the choice of an operator are left out, because they only price alternatives.
+    A part is for example the choice for node 7. It is the outermost one: if that choice calls f,
+    and f calls g, both f and g belong to the choice. Calls inside the choice of an operator are
+    left out, because they only price alternatives.
 
     Args:
       call: the record of the whole run of planning, or of a memoised call inside it.
-      asked: the part of planning that needed `call`; None for the whole run.
+      part: the part of planning that needed `call`; None for the whole run, whose own calls name
+        their parts (`call.uses`).
     """
     found: dict[DecidedCall, RunQuestion] = {}
-    for used, about in call.uses.items():
-        found.setdefault(used, asked or about)
+    for used, named_part in call.uses.items():
+        outermost = part or named_part
+        found.setdefault(used, outermost)
         # A choice records its own comparisons, so the calls inside it are not needed.
-        if type(used.result) is not NodePlan:
-            found = {**_askers(used, asked or about), **found}
+        is_choice = type(used.result) is NodePlan
+        if not is_choice:
+            # Several parts may need a call. The part that was found first stays.
+            found = {**_parts_that_needed(used, outermost), **found}
     return found
 
 

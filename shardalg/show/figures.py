@@ -51,7 +51,7 @@ class Panel:
 
     Attributes:
       nodes: the graph nodes to draw; None draws the top level of the program.
-      dim_names: letters of global dimension sizes.
+      dim_names: the letter of each size: `{64: "B"}` writes B for a dimension of 64 elements.
     """
 
     title: str
@@ -363,16 +363,19 @@ def draw_plans(
 
     Args:
       plans: the plans by title.
-      show, module, letters: as in `Plan.draw`.
+      show: "program" for boxes, "bytes" for bars; None for boxes if the program is small.
+      module: the module to draw, such as "net/layers_0/mlp"; None for the whole program.
+      letters: the size of each letter. `{"B": 64}` writes B for each dimension of 64 elements.
 
     Raises:
       TableError: `show` is another word, or the program has no such module.
     """
     if show not in (None, *SHOWN):
         raise TableError(f"show={show!r}: a plan is drawn as 'program' or as 'bytes'.")
-    names = {size: letter for letter, size in (letters or {}).items()}
+    # A drawing looks up the letter of a size, so {"B": 64} is inverted to {64: "B"}.
+    letter_of = {size: letter for letter, size in (letters or {}).items()}
     panels = [
-        Panel(title, each.program, each.graph, each.nodes(module), names)
+        Panel(title, each.program, each.graph, each.nodes(module), dim_names=letter_of)
         for title, each in plans.items()
     ]
     # A figure with many boxes cannot be read, so a large program is drawn as bars of bytes.

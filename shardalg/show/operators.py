@@ -79,22 +79,38 @@ def _family(module: ModuleType) -> str:
 
 
 def _cells(rule: Rule) -> Iterator[str]:
-    """Yield the cells of a rule's row, in the order of `COLUMNS`."""
-    # A loop whose partial results no collective combines cannot be partitioned either.
-    combines = rule.combine in COMBINABLE or (rule.combine == PICK and rule.guards)
-    barred = unsupported_loops(rule) | frozenset(() if combines else rule.reduced)
+    """Yield the cells of a rule's row in the table of the page, in the order of `COLUMNS`.
+
+    For example, `[m, k], [k, n] -> [m, n] sum [k]`, a matrix product, has "m, n" in the column
+    "local" and "k: all_reduce sum" in the column "moves". The columns "whole" and "not yet" are
+    empty.
+    """
+    # A loop cannot be partitioned if the operator has no local form for it. Nor can a reduced loop
+    # if no collective combines the partial results. A pick with guards is combined by a mask and
+    # an all-reduce.
+    is_combined = rule.combine in COMBINABLE or (rule.combine == PICK and rule.guards)
+    impossible = unsupported_loops(rule)
+    if not is_combined:
+        impossible |= frozenset(rule.reduced)
     # A loop of one iteration cannot be partitioned, so it would be noise in the table.
-    free = [name for name, extent in rule.loops if name not in barred and extent > 1]
-    # A prefix sum is local in each block too, but blocks need the total of all blocks before them.
-    carried = rule.prefix[:1] if rule.prefix else ()
-    joined = [name for name in free if name in (*rule.reduced, *carried)]
-    late = [name for name in rule.extents if name in barred - rule.whole - rule.local]
+    possible = [name for name, extent in rule.loops if name not in impossible and extent > 1]
+    # Devices must combine their results along a reduced loop. They must do so along the loop of a
+    # prefix sum, too, because a block needs the total of all blocks before it.
+    communicating = set(rule.reduced)
+    if rule.prefix is not None:
+        prefix_loop, _is_reverse = rule.prefix
+        communicating.add(prefix_loop)
+    moves = [name for name in possible if name in communicating]
+    local = [name for name in possible if name not in communicating]
+    # The operator itself needs these loops whole. All other impossible loops are not done yet.
+    whole = rule.whole | rule.local
+    not_yet = [name for name in rule.extents if name in impossible - whole]
     # A bar would end the cell of the Markdown table.
     yield f"`{rule}`".replace("|", "\\|")
-    yield ", ".join(name for name in free if name not in joined)
-    yield ", ".join(f"{name}: {_movement(rule)}" for name in joined)
-    yield ", ".join(sorted(rule.whole | rule.local))
-    yield ", ".join(f"{name}: {_need(rule, name)}" for name in late)
+    yield ", ".join(local)
+    yield ", ".join(f"{name}: {_movement(rule)}" for name in moves)
+    yield ", ".join(sorted(whole))
+    yield ", ".join(f"{name}: {_need(rule, name)}" for name in not_yet)
 
 
 def _movement(rule: Rule) -> str:

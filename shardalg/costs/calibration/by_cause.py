@@ -398,11 +398,12 @@ class _Split:
                 else:
                     found["matrix"] = whole, peak
         # `rates` and `sizes` have one order: an amount per cause. The number of executions is last.
-        # A local operator has neither mesh axes nor a role in communication: () and "".
+        # A local operator sends nothing, so it has no mesh axes and no role in communication.
         rates = tuple((name, rate) for name, (_, rate) in found.items())
         sizes = (*(amount for amount, _ in found.values()), step.count)
         computed = _Computed(rates, self.is_roofline)
-        return InstructionWork(Key(kind, (), "", instruction.phase), computed, sizes)
+        key = Key(kind=kind, axes=(), role="", phase=instruction.phase)
+        return InstructionWork(key, computed, sizes)
 
 
 def items(done: ProgramAmounts, calibration: Calibration) -> tuple[Item, ...]:

@@ -253,8 +253,10 @@ def _iota(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     """
     split = sharded(rule, blocks)
     loop = f"d{signature.param('dimension')}"
-    shifts = (IndexShift(None, None, loop, 1),) if loop in split else ()
-    return Emission((("shape", local_shape(rule, 0, blocks)),), shifts) if split else Emission()
+    # A device adds `p * block`, the first index of its block, to all numbers of the result.
+    shift = IndexShift(operand=None, component=None, loop=loop, sign=1)
+    shifts = (shift,) if loop in split else ()
+    return Emission((("shape", local_shape(rule, 0, blocks)),), shifts) if split else PLAIN
 
 
 def _positions(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
@@ -263,9 +265,14 @@ def _positions(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     They are the shape of the block, and shifts of the start numbers to the block's first elements.
     """
     split = sharded(rule, blocks)
-    names = (index.loop for index in rule.results[0])
-    shifts = tuple(IndexShift(d, None, n, 1) for d, n in enumerate(names) if n in split)
-    return Emission((("shape", local_shape(rule, 0, blocks)),), shifts) if split else Emission()
+    # Operand d has the start along result dimension d. A device adds the first index of its block.
+    loops = (index.loop for index in rule.results[0])
+    shifts = tuple(
+        IndexShift(operand=dim, component=None, loop=loop, sign=1)
+        for dim, loop in enumerate(loops)
+        if loop in split
+    )
+    return Emission((("shape", local_shape(rule, 0, blocks)),), shifts) if split else PLAIN
 
 
 def _terms(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
@@ -329,11 +336,12 @@ class SelectedDimension:
     """A sharded operand dimension of a gather or scatter with a run-time start.
 
     Attributes:
-      dim: its number.
-      loop: its loop.
+      dim: the number of the dimension in operand 0.
+      loop: the loop that indexes this dimension.
       symbol: the run-time start.
       component: the position of the start in the index vector.
-      width: extent of the selected window, or 0 for a single element.
+      width: the number of elements that are selected together along the dimension (a window), or
+        0 for a single element.
     """
 
     dim: int
@@ -359,7 +367,15 @@ class SelectedDimension:
         within = valid if drops and clamp is None and self.width else None
         # Operand 1 has the starts. A start in the block is the start in the tensor, minus the first
         # element of the block (sign -1), plus the margin.
-        return IndexShift(1, self.component, self.loop, -1, clamp, self.width, within)
+        return IndexShift(
+            operand=1,
+            component=self.component,
+            loop=self.loop,
+            sign=-1,
+            clamp=clamp,
+            more=self.width,
+            within=within,
+        )
 
 
 def selections(
@@ -387,15 +403,18 @@ def selections(
     return tuple(found)
 
 
-def _margins(found: tuple[SelectedDimension, ...]) -> tuple[tuple[int, str, int], ...]:
-    """Return the numbers of elements that are added before a device's block (`Emission.margins`).
+def _margins(selected: tuple[SelectedDimension, ...]) -> tuple[tuple[int, str, int], ...]:
+    """Return (dimension, loop, number of elements) of each margin before a device's block.
 
-    Only dimensions whose window has several elements have such a margin.
+    A window that begins in the block before the device's own one may reach into the device's block.
+    So the device gets a margin as wide as the window in front of its block. For example, it has
+    the elements 8 to 15, and windows have 3 elements: with the margin it has places for 5 to 15.
+    A dimension from which single elements are selected has no margin.
 
     Args:
-      found: the sharded dimensions that indices select.
+      selected: the sharded dimensions that indices select.
     """
-    return tuple((one.dim, one.loop, one.width) for one in found if one.width)
+    return tuple((one.dim, one.loop, one.width) for one in selected if one.width > 0)
 
 
 UNSORTED: Params = (("indices_are_sorted", False), ("unique_indices", False))
@@ -404,9 +423,9 @@ UNSORTED: Params = (("indices_are_sorted", False), ("unique_indices", False))
 def _gather(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     """Return the changed parameters of a gather that reads from the device's block alone.
 
-    An index outside the block reads the fill value or is clipped. `owned` has (component of the
-    index, loop, number of valid starts) of each dimension by which results from other devices'
-    blocks are masked.
+    For example, a table has 8 rows on 2 devices, so that device 1 has the rows 4 to 7. Its shift
+    turns index 6 into 2. Index 3 becomes -1, which is outside of the block: the result is masked
+    with zero (`Emission.owned`), and the sum over both devices is right.
     """
     n, split = numbers(signature), sharded(rule, blocks)
     if not split:
@@ -418,13 +437,16 @@ def _gather(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     found = selections(rule, n.selected, split)
     if not found:
         return Emission(params)
-    # A window that overlaps two blocks reads zeros from the margin; other reads are masked.
+    # If windows have several elements, the block has a margin in front (`_margins`). A window that
+    # overlaps two blocks then reads a part from each device, and zeros elsewhere.
     wide = any(one.width for one in found)
+    # Without a fill value, and with windows, invalid indices are clipped to the block here. A mask
+    # deletes the elements that such an index reads.
     fill = None if isinstance(rule.init, Access) else rule.init
     if fill is None or wide:
         params = (*params, ("mode", "CLIP"))
     rank = len(signature.results[0].shape)
-    spans = tuple(d for d in range(rank) if d not in n.window)
+    batch_dims = tuple(d for d in range(rank) if d not in n.window)
     owned = tuple((one.component, one.loop, one.symbol.high + 1) for one in found)
     if wide:
         # The local gather clips, so starts that drop a read along a whole dimension are masked too.
@@ -435,39 +457,53 @@ def _gather(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
             if symbol.mode == DROP and dim not in cut:
                 owned += ((n.selected.index(dim), "", symbol.high + 1),)
     shifts = tuple(one.shift(drops=False) for one in found)
-    return Emission(params, shifts, owned, _margins(found), spans, fill)
+    return Emission(
+        params, shifts, owned, margins=_margins(found), batch_dims=batch_dims, fill=fill
+    )
 
 
 def _scatter(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Return the changed parameters of a scatter that drops updates outside of the device's block.
+    """Return the changed parameters of a scatter that writes into the device's block alone.
 
-    In a sum or product over sharded updates, one device adds the operand. Updates in padding have
-    arbitrary indices, so the local indices are neither sorted nor unique.
+    Two cases, which can occur together:
+    - The operand is sharded. Each index is shifted to the block, and an update outside of the block
+      is dropped. For example, device 1 has the rows 4 to 7: index 6 becomes 2, and index 3 becomes
+      -1, which is dropped.
+    - The updates are sharded. Each device applies its own updates, and the results are combined. In
+      a sum or product, only one device starts from the operand, or it would count several times.
     """
     split = sharded(rule, blocks)
-    selected = numbers(signature).selected
-    found = selections(rule, selected, split)
+    are_updates_sharded = not split.isdisjoint(rule.reduced)
+    # Entry c is the operand dimension that component c of an index selects.
+    dims_of_components = numbers(signature).selected
+    found = selections(rule, dims_of_components, split)
     shifts = tuple(one.shift(drops=True) for one in found)
     if shifts and scatter_mode(signature.param("mode")) == CLIP:
-        # The global scatter clamps all components of an index, but the local one drops an update
-        # that misses. So operand 1, the indices, is clamped to [0, high] in the components that are
-        # not shifted, too (`sign` 0).
+        # The global scatter clamps all components of an index to their valid starts, but the local
+        # one drops an update that misses. So the components without a shift are clamped here:
+        # sign 0 adds nothing, and the loop does not matter. Operand 1 has the indices.
         highs = {symbol.name: symbol.high for symbol in rule.symbols}
-        done, loop = {shift.component for shift in shifts}, shifts[0].loop
-        # Operand 1 has the indices. The sign 0 clamps to 0 to the largest start, without a shift.
+        shifted = {shift.component for shift in shifts}
         shifts += tuple(
-            IndexShift(1, component, loop, 0, (0, highs.get(f"$t{dim}", 0)))
-            for component, dim in enumerate(selected)
-            if component not in done
+            IndexShift(
+                operand=1,
+                component=component,
+                loop=shifts[0].loop,
+                sign=0,
+                clamp=(0, highs.get(f"$t{dim}", 0)),
+            )
+            for component, dim in enumerate(dims_of_components)
+            if component not in shifted
         )
-    # With sharded updates every device scatters into the operand, and the results are combined:
-    # all devices but one must start from the identity.
-    adds = rule.combine in (SUM, PRODUCT) and split & set(rule.reduced)
-    params: Params = UNSORTED if shifts or split & set(rule.reduced) else ()
+    # Shifted indices of other blocks, and the arbitrary indices of updates in padding, are neither
+    # sorted nor unique.
+    params: Params = UNSORTED if shifts or are_updates_sharded else ()
     if shifts:
         params = (*params, ("mode", "FILL_OR_DROP"))
-    first = 0 if adds else None
-    return Emission(params, shifts, margins=_margins(found), first_member=first)
+    # Operand 0 is the tensor into which the updates are added or multiplied.
+    counts_once = rule.combine in (SUM, PRODUCT) and are_updates_sharded
+    first_member = 0 if counts_once else None
+    return Emission(params, shifts, margins=_margins(found), first_member=first_member)
 
 
 def _row_groups(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
@@ -476,8 +512,10 @@ def _row_groups(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     They are the block's shape, and a shift of the start operand to the block's first row.
     """
     split = sharded(rule, blocks)
-    shifts = (IndexShift(0, None, "m", 1),) if "m" in split else ()
-    return Emission((("shape", local_shape(rule, 0, blocks)),), shifts) if split else Emission()
+    # Operand 0 is the number of the first row; "m" is the loop over the rows.
+    shift = IndexShift(operand=0, component=None, loop="m", sign=1)
+    shifts = (shift,) if "m" in split else ()
+    return Emission((("shape", local_shape(rule, 0, blocks)),), shifts) if split else PLAIN
 
 
 def _grouped(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
@@ -490,7 +528,7 @@ def _grouped(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
         return PLAIN
     # A grouped product needs rows that are sorted by group. Subtracting the number of the device's
     # first group from all of them keeps them sorted.
-    shift = IndexShift(rule.symbols[0].operand, None, "g", -1)
+    shift = IndexShift(operand=rule.symbols[0].operand, component=None, loop="g", sign=-1)
     return Emission((("count", blocks["g"]), ("is_shifted", True)), (shift,))
 
 

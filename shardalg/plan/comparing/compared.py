@@ -318,7 +318,12 @@ class StrategyComparison(Answer):
         raise TableError(f"no strategy {name!r} was compared. {hint}")
 
     def pareto(self) -> StrategyComparison:
-        """Return the strategies that no other one beats in both time and memory."""
+        """Return the Pareto front of time and memory: the strategies that no other one beats.
+
+        A strategy beats another one if it needs no more time and no more peak memory, and less of
+        at least one. Time is per sample if the number of samples is known, else per step. For
+        example, of (1 s, 8 GB), (2 s, 4 GB) and (2 s, 9 GB), the last one is left out.
+        """
         return StrategyComparison(unbeaten(self.rows))
 
     def by_axis(self) -> Table:

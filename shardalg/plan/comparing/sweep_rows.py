@@ -238,7 +238,11 @@ class SweepComparison(Answer):
         return found[0]
 
     def pareto(self) -> SweepComparison:
-        """Return the points that no other one beats in both time and memory."""
+        """Return the Pareto front of time and memory: the points that no other one beats.
+
+        A point beats another one if it needs no more time and no more memory, and less of at least
+        one. For example, of (1 s, 8 GB), (2 s, 4 GB) and (2 s, 9 GB), the last one is left out.
+        """
         return SweepComparison(unbeaten(self.rows), self.machine)
 
     def draw(self) -> Figure:

@@ -223,7 +223,8 @@ def _merged(
             yield first, second, dims
         free = layouts.open[number]
         offered = tuple(d if i in free else () for i, d in enumerate(dims)) if free else dims
-        new = layouts.improve(number, dims, True, False)
+        # A merge takes a common refinement (`merging`), and never drops a digit (`replace`).
+        new = layouts.improve(number, dims, merging=True, replace=False)
         if new != number and layouts.tiles[number] > 1:
             both = layouts.merged(kind.shapes[taken.target], layouts.dims[number], offered)
             if both == layouts.dims[new]:

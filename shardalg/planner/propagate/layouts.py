@@ -161,11 +161,18 @@ class Layouts:
         return self._axes.union(given)
 
     def _improve(self, number: int, dims: Dims, merging: bool, replace: bool) -> int:
-        """Return the number of a value's layout after the offer of `dims`.
+        """Return the number of a value's layout after another tensor has offered it a sharding.
 
-        A closed annotation takes no offer. With `merging`, a common refinement is taken. Otherwise
-        an offer with more tiles is taken if it refines every dimension; with `replace`, more tiles
-        suffice.
+        The number stays the same if the offer is not taken. A replicated value takes all shardings.
+        An annotation takes no offer, except in its open dimensions, with `merging`.
+
+        Args:
+          number: the value's layout.
+          dims: the digits that are offered, per dimension.
+          merging: whether the common refinement of both shardings is taken if there is one. For
+            example, `[X, -]` and `[-, Y]` give `[X, Y]`.
+          replace: whether an offer with more tiles is taken although it does not refine the value's
+            sharding. Otherwise it must refine every dimension.
         """
         # XLA fills open dimensions (`unspecified_dims`) by merging, so only from the merging level.
         if self.fixed[number]:

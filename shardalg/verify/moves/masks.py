@@ -178,18 +178,23 @@ def _mask_at(step: CheckedInstruction[MaskAt]) -> Result:
     partition id. Places whose element number is below 0 or not below `size` are masked.
     """
     a, span = step.attributes, step.operand.dims[step.attributes.dim]
-    start, fill = start_number(a.start), a.fill or step.filler
-    inside = within(start + X, 0, a.size)
+    start = start_number(a.start)
+    # Masked places get the identity of a reduction (`a.fill`, such as "sum"), or the value of the
+    # mask's second operand. The contents then record this operand's name (`step.filler`).
+    fill = step.filler if a.fill is None else a.fill
+    is_kept = within(start + X, 0, a.size)
+    # The usual case: a device's buffer begins at the element that the mask counts from. (If neither
+    # case holds, the claim of `_masked` fails, which is the verdict on a wrong mask.)
     is_whole = span.start == Number() and span.length == span.size and span.base == 1
     if start == span.start or not is_whole or span.wanted:
-        return _masked(step, inside, fill)
-    # Each device has the whole dimension, of which the mask overwrites all elements outside of its
-    # block. The result is a block from `start` on if every kept element has the same place in both,
-    # which the last claim shows.
+        return _masked(step, is_kept, fill)
+    # The other case: each device has the whole dimension, of which the mask overwrites all elements
+    # outside of its block. The result is a block from `start` on if every kept element has the same
+    # place in both, which the last claim shows.
     shifted = with_dim(step.operand, a.dim, replace(span, start=start))
-    result, claims = _masked(replace(step, operands=(shifted, *step.operands[1:])), inside, fill)
+    result, claims = _masked(replace(step, operands=(shifted, *step.operands[1:])), is_kept, fill)
     words = "the elements that the mask keeps are those of a block from its start on"
-    goal = implies(inside, equal(start + X, span.start + X))
+    goal = implies(is_kept, equal(start + X, span.start + X))
     claim = step.claim(words, goal, unknowns=(("x", span.length),))
     return result, [*claims, ("mask", claim)]
 

@@ -103,7 +103,7 @@ def _dilate(step: CheckedInstruction[Dilate]) -> Result:
     only elements in the ranges `wanted` are held.
     """
     a, span = step.attributes, step.operand.dims[step.attributes.dim]
-    fill = a.fill or step.filler
+    fill = step.filler if a.fill is None else a.fill
     # Elements are `factor` places apart, also across blocks. `factor` places around the block would
     # thus reach the place of a neighbour's element. An empty block has no element of its own, so
     # that the neighbour's element is next to it: no place may be added behind.

@@ -406,11 +406,13 @@ class Computations(Instructions):
             #                      value ----+--> written --> the body's tuple
             stack = element.stacks[region]
             yield self._tie(image.ELEMENT, (element.parameters[region], stack), call)
-            written = self._place(
-                value if value < self.first else element.result or 0,
-                self.shapes[stack - self.first],
-            )
-            kind = stack_update_class(self.shapes[stack - self.first])
+            shape = self.shapes[stack - self.first]
+            # Messages name the new stack after the graph value of the layer. A layer that is itself
+            # a place (numbers from `first` on) is no graph value: then the loop's result names it.
+            assert element.result is not None  # a stack that is written has a result
+            name = value if value < self.first else element.result
+            written = self._place(name, shape)
+            kind = stack_update_class(shape)
             yield self._numbered(kind), (value, stack, written), call
             value = written
         self.put[region].append((value, element.roots[region]))
