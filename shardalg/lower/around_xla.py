@@ -68,7 +68,7 @@ def around_faults(
 
         def clamped_starts(x: Array, *starts: Array) -> Operands:
             highest = (size - length for size, length in zip(x.shape, sizes, strict=True))
-            return x, *(_clipped(start, h) for start, h in zip(starts, highest, strict=True))
+            return x, *(_clip(start, h) for start, h in zip(starts, highest, strict=True))
 
         return clamped_starts
     if instruction.attributes.primitive == "gather" and instruction.node is not None:
@@ -82,12 +82,12 @@ def _clamped_indices(graph: Graph, instruction: Instruction[Apply], operands: Op
     param: dict[str, Any] = dict(node.params) | dict(instruction.attributes.params)
     for component, dim in enumerate(numbers(node).selected if param.get("mode") == "CLIP" else ()):
         highest = x.shape[dim] - param["slice_sizes"][dim]
-        part = _clipped(indices[..., component], highest)
+        part = _clip(indices[..., component], highest)
         indices = indices.at[..., component].set(part)
     return x, indices
 
 
-def _clipped(start: Array, highest: int) -> Array:
+def _clip(start: Array, highest: int) -> Array:
     return jnp.clip(start, 0, min(highest, int(jnp.iinfo(start.dtype).max)))
 
 
@@ -99,20 +99,21 @@ AT_ONCE = 2
 """How many gathered copies may be alive at a time."""
 
 
-def repeated(graph: Graph, block: Block) -> dict[int, tuple[int, ...]]:
+def repeated_collectives(graph: Graph, block: Block) -> dict[int, tuple[int, ...]]:
     """Return the collectives of a block that repeat an earlier one, and the values they wait for.
 
     Returns:
       For the position of each repeated collective in the block, the local values that a barrier
       makes it wait for.
     """
-    found = list(_equal_to_earlier(graph, block))
-    if not found:
+    repeats = list(_equal_to_earlier(graph, block))
+    if not repeats:
         return {}
-    # All second gathers are in one phase, the backward pass: only copies of that phase wait.
     made = {result: at for at, one in enumerate(block.instructions) for result in one.results}
     readers = _readers(block)
-    phase = block.instructions[found[0]].phase
+    # All repeated gathers are in one phase, the backward pass. Only copies of this phase are freed
+    # by barriers.
+    phase = block.instructions[repeats[0]].phase
     # The positions of gathers whose copies later instructions may still read.
     open_copies = [
         at
@@ -120,7 +121,7 @@ def repeated(graph: Graph, block: Block) -> dict[int, tuple[int, ...]]:
         if isinstance(one.attributes, GATHERS) and one.phase == phase
     ]
     waits = {}
-    for at in found:
+    for at in repeats:
         # AT_ONCE copies stay out of the barrier: one is gathered while the other one is used.
         before = open_copies[: max(0, bisect_left(open_copies, at) + 1 - AT_ONCE)]
         # A copy is done if all instructions that read it come before the repeated collective.
@@ -132,8 +133,10 @@ def repeated(graph: Graph, block: Block) -> dict[int, tuple[int, ...]]:
         open_copies = [copy for copy in open_copies if copy not in done]
         # A copy is really done only when the values that are computed from it and are read later
         # exist. The compiler could run their instructions, and keep the copy, until then.
-        became = (local for copy in done for local in _became(block, copy, at, readers))
-        waits[at] = tuple(dict.fromkeys((*_latest_beside(block, at, made), *became)))
+        made_from_copies = (
+            local for copy in done for local in _values_made_from(block, copy, at, readers)
+        )
+        waits[at] = tuple(dict.fromkeys((*_value_to_wait_for(block, at, made), *made_from_copies)))
     return waits
 
 
@@ -173,33 +176,40 @@ def _equal_to_earlier(graph: Graph, block: Block) -> Iterator[int]:
             first.update(zip(instruction.results, earlier, strict=True))
 
 
-def _latest_beside(block: Block, position: int, made: Made) -> tuple[int, ...]:
-    """Return a local for which a repeated collective should wait; () if there is none.
+def _value_to_wait_for(block: Block, position: int, made: Made) -> tuple[int, ...]:
+    """Return (local,), the local for which a repeated collective should wait; () if there is none.
 
     A value may be gathered, freed and gathered again. A barrier makes the second gather wait for
-    the returned local, so that no compiler runs it earlier. The nearest consumer of the gathered
-    value that reads another operand, too, decides: the local is the last value computed before the
-    collective from which this other operand is computed.
+    the returned local, so that no compiler runs it earlier. For example:
+
+        w1 = all_gather(w)       the first gather
+        g  = relu(y)             the last value that exists before the second gather
+        w2 = all_gather(w)       the second gather: it waits for g
+        h  = exp(g)
+        r  = dot(h, w2)          its first consumer; the other operand h is computed from g
 
     Args:
       position: the position of the collective in the block.
       made: the position of the instruction that computes each local.
     """
-    # Operators without another operand, such as transposes, have no operand to wait for: search
-    # the consumers of their results.
-    mine = set(block.instructions[position].results)
+    # The copy that the collective makes, and the values that are computed from it alone.
+    copies = set(block.instructions[position].results)
     for instruction in block.instructions[position + 1 :]:
-        if mine.isdisjoint(instruction.operands):
+        if copies.isdisjoint(instruction.operands):
             continue
-        beside = set(instruction.operands) - mine
-        there = {local for o in beside for local in _there(block, o, position, made)}
-        if there:
-            return (max(there, key=made.__getitem__),)
-        mine |= set(instruction.results)
+        candidates: set[int] = set()
+        for other in set(instruction.operands) - copies:
+            candidates.update(_nearest_existing_values(block, other, position, made))
+        if candidates:
+            # The one that is computed last.
+            return (max(candidates, key=made.__getitem__),)
+        # An operator without another operand, such as a transpose, has no operand to wait for. So
+        # the consumers of its results are searched.
+        copies |= set(instruction.results)
     return ()
 
 
-def _there(block: Block, local: int, position: int, made: Made) -> Iterator[int]:
+def _nearest_existing_values(block: Block, local: int, position: int, made: Made) -> Iterator[int]:
     """Yield the nearest locals that a local is computed from and that exist before a position.
 
     If `local` itself is computed before the position, it is the only one. If it is computed later,
@@ -218,13 +228,14 @@ def _there(block: Block, local: int, position: int, made: Made) -> Iterator[int]
         yield local
         return
     for operand in block.instructions[at].operands:
-        yield from _there(block, operand, position, made)
+        yield from _nearest_existing_values(block, operand, position, made)
 
 
-def _became(block: Block, copy: int, end: int, readers: Readers) -> Iterator[int]:
+def _values_made_from(block: Block, copy: int, end: int, readers: Readers) -> Iterator[int]:
     """Yield values that are computed from a gathered copy before `end` and read after `end`.
 
-    To keep a yielded value in memory is enough, so values computed from it are not searched.
+    When all of them exist, no instruction before `end` needs the copy any more. Values that are
+    computed from a yielded value are not searched, because they are computed after it.
 
     Args:
       copy: the index of the gather in the block.
@@ -232,17 +243,18 @@ def _became(block: Block, copy: int, end: int, readers: Readers) -> Iterator[int
       readers: for each local value, the indices of the instructions that read it.
     """
     seen: set[int] = set()
-    waiting = list(block.instructions[copy].results)
-    while waiting:
-        value = waiting.pop()
+    # The copy, and then the values before `end` that are computed from it.
+    to_search = list(block.instructions[copy].results)
+    while to_search:
+        value = to_search.pop()
         if value in seen:
             continue
         seen.add(value)
         if any(at > end for at in readers[value]):
             yield value
         else:
-            makers = (block.instructions[at] for at in readers[value] if at < end)
-            waiting += [result for instruction in makers for result in instruction.results]
+            consumers = (block.instructions[at] for at in readers[value] if at < end)
+            to_search += [result for consumer in consumers for result in consumer.results]
 
 
 KERNEL = "pallas_call"
@@ -278,7 +290,8 @@ def _without_mesh(value: Any, known: dict[Any, Any]) -> Any:
       known: the values of the jaxpr that have been made, by the values that they replace.
     """
     core = jax.extend.core
-    if isinstance(value, tuple | list) and type(value) in (tuple, list):
+    # A subclass, such as a named tuple, may have another constructor, so it is not rebuilt here.
+    if type(value) in (tuple, list):
         items = [_without_mesh(inner, known) for inner in value]
         same = all(a is b for a, b in zip(items, value, strict=True))
         return value if same else type(value)(items)

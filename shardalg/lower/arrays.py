@@ -222,12 +222,19 @@ def border(path: str, dtype: str, sharding: Sharding, *, run: Axes, user: Axes) 
       run: axes of the mesh that the program runs on.
       user: axes of the user's mesh.
     """
+    # XLA takes no sharded array without elements, so such an array is replicated inside.
     held = whole(sharding) if 0 in sharding.shape else sharding
     outer = even_prefix(sharding)
-    return ArrayBorder(path, dtype, sharding, _named(held, run, user), _named(outer, run, user))
+    return ArrayBorder(
+        path=path,
+        dtype=dtype,
+        sharding=sharding,
+        inner=_named_sharding(held, run, user),
+        outer=_named_sharding(outer, run, user),
+    )
 
 
-def turned(
+def border_in_other_order(
     plain: ArrayBorder, sharding: Sharding, mesh: Mesh, *, run: Axes, user: Axes
 ) -> ArrayBorder:
     """Return the shardings of a value whose order of devices is not that of the program's mesh.
@@ -278,7 +285,7 @@ def _seen(array: jax.Array, target: NamedSharding | None) -> jax.Array:
     return jax.make_array_from_single_device_arrays(array.shape, target, blocks)
 
 
-def _named(sharding: Sharding, run: Axes, user: Axes) -> NamedSharding:
+def _named_sharding(sharding: Sharding, run: Axes, user: Axes) -> NamedSharding:
     digits = [digit for dim in sharding.dims for digit in dim]
     return (user if on_whole_axes(sharding.mesh, digits) else run).named(sharding)
 
@@ -331,22 +338,26 @@ def place(
 
 
 def _difference(got: Any, planned: Any, where: str) -> str:
-    """Return a sentence about the first difference between two pytree structures.
+    """Return the place and the kind of the first difference between two pytree structures.
+
+    For example, "at [0]['w'] tuple of 2 stands instead of an array".
 
     Args:
       where: path of both structures in the whole pytree, such as "[0]['w']".
     """
-    (kind, data), (own, own_data) = map(_node, (got, planned))
-    below = got.children(), planned.children()
-    if kind is own and data == own_data and len(below[0]) == len(below[1]):
+    # The data of a node are, for example, the keys of a dictionary.
+    (kind, data), (planned_kind, planned_data) = _node(got), _node(planned)
+    children, planned_children = got.children(), planned.children()
+    is_same_node = kind is planned_kind and data == planned_data
+    if is_same_node and len(children) == len(planned_children):
         # The message names the innermost difference, because the whole structures may be long.
-        keys = data if kind is dict else range(len(below[0]))
-        for key, one, other in zip(keys, *below, strict=True):
+        keys = data if kind is dict else range(len(children))
+        for key, one, other in zip(keys, children, planned_children, strict=True):
             if one != other:
                 return _difference(one, other, f"{where}[{key!r}]")
     place = f"at {where}" if where else "in all"
-    if kind is own and data != own_data:
-        return f"{place} {kind.__name__} holds {_shown(repr(data), repr(own_data))}"
+    if kind is planned_kind and data != planned_data:
+        return f"{place} {kind.__name__} holds {_around_difference(repr(data), repr(planned_data))}"
     return f"{place} {_kind(got)} stands instead of {_kind(planned)}"
 
 
@@ -364,7 +375,7 @@ def _kind(tree: Any) -> str:
     return f"{name} of {len(tree.children())}" if tree.num_leaves else name
 
 
-def _shown(text: str, planned: str) -> str:
+def _around_difference(text: str, planned: str) -> str:
     """Return both texts, cut to the surroundings of their first difference."""
     pairs = zip(text, planned, strict=False)
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
@@ -405,11 +416,14 @@ def _check(pairs: Sequence[tuple[ArrayBorder, Any]]) -> None:
             + "\n".join(far)
             + "\nPass what every process has whole, or a function that gives the block of a place."
         )
-    bad = [
-        f"  {b.path}: got {_typed(x)}, planned for {b.dtype}{list(b.sharding.shape)}"
-        for b, x in pairs
-        if not b.fits(x)
-    ]
+    bad = []
+    for b, x in pairs:
+        if not b.fits(x):
+            try:
+                got = str(jax.typeof(x))
+            except TypeError:  # no array: its value tells the user more
+                got = f"{x!r:.40}, a {type(x).__name__}"
+            bad.append(f"  {b.path}: got {got}, planned for {b.dtype}{list(b.sharding.shape)}")
     if bad:
         raise LoweringError(
             "arguments of other shapes or item types than planned:\n" + "\n".join(bad) + "\nPass "
@@ -417,14 +431,7 @@ def _check(pairs: Sequence[tuple[ArrayBorder, Any]]) -> None:
         )
 
 
-def _typed(value: Any) -> str:
-    try:
-        return str(jax.typeof(value))
-    except TypeError:
-        return f"{value!r:.40}, a {type(value).__name__}"
-
-
-def called(compiled: Any, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+def call_executable(compiled: Any, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
     """Call JAX's compiled program.
 
     Raises:
@@ -444,7 +451,7 @@ def called(compiled: Any, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
         ) from None
 
 
-def filled(graph: Graph, leaves: list[Any]) -> Any:
+def results_of_call(graph: Graph, leaves: list[Any]) -> Any:
     """Return the flat results in the function's pytree, with arrays for leaves of type float0."""
     return leaves if graph.trees is None else with_float0(graph.trees[1].unflatten(leaves))
 

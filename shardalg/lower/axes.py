@@ -116,7 +116,8 @@ def axes_of(mesh: Mesh, digits: set[Digit], jax_mesh: JaxMesh | AbstractMesh) ->
         return user_axes(mesh, jax_mesh)
     # Keep the mesh's axes too, so that every place belongs to one axis and gets its name.
     digits = digits | {mesh.digit(name) for name in mesh.axis_names}
-    # The common refinement of all digits: the borders of all of them, if each divides the next.
+    # A digit has the two borders `stride` and `stride * size`. The common refinement of all digits
+    # has the borders of all of them, if each one divides the next.
     borders = sorted({edge for d in digits if d.size > 1 for edge in (d.stride, d.stride * d.size)})
     for low, high in pairwise(borders):
         if high % low:
@@ -131,22 +132,21 @@ def axes_of(mesh: Mesh, digits: set[Digit], jax_mesh: JaxMesh | AbstractMesh) ->
         ref = mesh.axis_ref(place)
         name = ref.name if ref.size is None else f"{ref.name}_{ref.pre}_{ref.size}"
         # The mesh may have an axis with the name of a sub-axis already, such as "X_1_2".
-        while ref.size is not None and name in taken:
+        is_sub_axis = ref.size is not None
+        while is_sub_axis and name in taken:
             name += "_"
         named.append((name, place))
-    return Axes(tuple(named), _cut(jax_mesh, tuple(named)))
-
-
-def _cut(jax_mesh: JaxMesh | AbstractMesh, places: tuple[tuple[str, Digit], ...]) -> Any:
-    """Return a mesh with an axis per place and the devices of `jax_mesh`.
-
-    The mesh is abstract if `jax_mesh` is. Each place has the name and the digit of an axis.
-    """
-    shape, names = tuple(place.size for _, place in places), tuple(name for name, _ in places)
+    # The mesh of these axes has the devices of `jax_mesh`, in the same order; it is abstract if
+    # `jax_mesh` is.
+    shape, names = tuple(place.size for _, place in named), tuple(name for name, _ in named)
     types = (AxisType.Auto,) * len(names)
+    mesh_of_axes: JaxMesh | AbstractMesh
     if isinstance(jax_mesh, AbstractMesh):
-        return AbstractMesh(shape, names, axis_types=types)
-    return JaxMesh(np.asarray(jax_mesh.devices).reshape(shape), names, axis_types=types)
+        mesh_of_axes = AbstractMesh(shape, names, axis_types=types)
+    else:
+        devices = np.asarray(jax_mesh.devices).reshape(shape)
+        mesh_of_axes = JaxMesh(devices, names, axis_types=types)
+    return Axes(tuple(named), mesh_of_axes)
 
 
 FORCED = "xla_force_host_platform_device_count"

@@ -33,7 +33,7 @@ from shardalg.costs.topology import chip_text
 from shardalg.costs.walk import walk
 from shardalg.errors import LoweringError
 from shardalg.lower.emit.emitter import SCOPE
-from shardalg.lower.measure import Timing, once
+from shardalg.lower.measure import Timing, run_once
 from shardalg.lower.xla_dump.hlo_text import HloModule, parse
 from shardalg.tables import Table, seconds_text
 
@@ -148,11 +148,11 @@ def breakdown(
     """
     placed, module = lowered.entering(*args), parse(lowered.compiled.as_text())
     # The first call compiles and fills caches; it is not among the timed runs.
-    warm = once(lowered, placed)[0].seconds
-    runs = [once(lowered, placed)[0] for _ in range(repeats)]
+    warm = run_once(lowered, placed)[0].seconds
+    runs = [run_once(lowered, placed)[0] for _ in range(repeats)]
     shared = lowered.run.mesh.devices.flat[0].platform == "cpu"
     timing = Timing.of(runs, shared=shared, warm_up_s=warm)
-    found = recorded(lambda: [once(lowered, placed) for _ in range(repeats)], module)
+    found = record_events(lambda: [run_once(lowered, placed) for _ in range(repeats)], module)
     measured = per_instruction(found, module, repeats)
     prices = timed(lowered.program, lowered.graph, hardware)
     device = lowered.run.mesh.devices.flat[0].device_kind
@@ -160,7 +160,7 @@ def breakdown(
     return Breakdown(tuple(rows(prices, measured)), timing, on, device)
 
 
-def recorded(run: Callable[[], Any], module: HloModule) -> list[DeviceEvent]:
+def record_events(run: Callable[[], Any], module: HloModule) -> list[DeviceEvent]:
     """Return the profiler's events of a program's operators during a run."""
     with tempfile.TemporaryDirectory(prefix="shardalg-trace-") as folder:
         with jax.profiler.trace(folder):
@@ -261,8 +261,9 @@ def rows(prices: Sequence[Timed], measured: Mapping[int | None, float]) -> Itera
             predicted += seconds
     # The key None has the seconds of operators that belong to no instruction.
     unnamed = left.pop(None, 0.0)
-    yield Row("", OTHER, (), predicted, sum(left.values()))
-    yield Row("", UNNAMED, (), 0.0, unnamed)
+    # These two rows are no single instruction and no collective: they have no name and no axes.
+    yield Row("", OTHER, (), predicted_s=predicted, measured_s=sum(left.values()))
+    yield Row("", UNNAMED, (), predicted_s=0.0, measured_s=unnamed)
 
 
 class EventKind(NamedTuple):
@@ -289,16 +290,21 @@ def traced_step(lowered: Lowered, args: Sequence[Any]) -> tuple[planned.StageEve
     """
     placed, module = lowered.entering(*args), parse(lowered.compiled.as_text())
     # The first call fills caches: in the trace it would look slower than other steps.
-    once(lowered, placed)
-    found = recorded(lambda: once(lowered, placed), module)
+    run_once(lowered, placed)
+    found = record_events(lambda: run_once(lowered, placed), module)
     check_events(found)
     first = min(event.device for event in found)
     mine = sorted((e for e in found if e.device == first), key=lambda e: e.start_s)
-    sorts, scopes = _sorts(lowered), scopes_of(module)
-    return tuple(_placed(mine, lambda e: sorts.get(scopes[e.op] or -1, OTHER_COMPUTE)))
+    kinds, scopes = _event_kinds(lowered), scopes_of(module)
+
+    def kind_of(event: DeviceEvent) -> EventKind:
+        instruction = scopes[event.op]
+        return OTHER_COMPUTE if instruction is None else kinds.get(instruction, OTHER_COMPUTE)
+
+    return tuple(_merge_neighbours(mine, kind_of))
 
 
-def _sorts(lowered: Lowered) -> dict[int, EventKind]:
+def _event_kinds(lowered: Lowered) -> dict[int, EventKind]:
     """Return the kind of each instruction's events, by the number of its first result."""
     mesh, found = lowered.program.mesh, {}
     for step in walk(lowered.program):
@@ -308,24 +314,27 @@ def _sorts(lowered: Lowered) -> dict[int, EventKind]:
             continue
         if is_collective(attributes) and not attributes.stays:
             axes = axis_names(mesh, attributes.digits)
-            sort = EventKind(attributes.sent_as, axes, instruction.phase)
+            kind = EventKind(attributes.sent_as, axes, instruction.phase)
         else:
-            sort = EventKind(planned.COMPUTE, (), instruction.phase)
-        found[instruction.results[0]] = sort
+            kind = EventKind(planned.COMPUTE, axes=(), phase=instruction.phase)
+        found[instruction.results[0]] = kind
     return found
 
 
-def _placed(
-    events: Sequence[DeviceEvent], sort: Callable[[DeviceEvent], EventKind]
+def _merge_neighbours(
+    events: Sequence[DeviceEvent], kind_of: Callable[[DeviceEvent], EventKind]
 ) -> Iterator[planned.StageEvent]:
-    """Yield one event per run of events of one kind; times count from the first event.
+    """Yield one event for neighbouring events of one kind; times count from the first event.
 
     Args:
-      events: events of one device by start. sort: returns the kind of an event.
+      events: events of one device, sorted by their starts.
+      kind_of: returns the kind of an event.
     """
-    start = events[0].start_s
-    for (kind, axes, phase), run in groupby(events, sort):
-        alike = [*run]
-        begin = alike[0].start_s - start
-        end = max(event.start_s + event.seconds for event in alike) - start
-        yield planned.StageEvent(0, kind, axes, phase, begin, end - begin)
+    first_s = events[0].start_s
+    for (kind, axes, phase), neighbours in groupby(events, kind_of):
+        group = [*neighbours]
+        start_s = group[0].start_s - first_s
+        # Events of a device may overlap, so that the last one to start need not be the last to end.
+        end_s = max(event.start_s + event.seconds for event in group) - first_s
+        # A traced step has one stage: number 0.
+        yield planned.StageEvent(0, kind, axes, phase, start_s, end_s - start_s)

@@ -31,7 +31,7 @@ from shardalg.costs.walk import walk
 from shardalg.errors import LoweringError
 from shardalg.graph.abstract import item_type
 from shardalg.lower.emit import EMIT, Emitter, body
-from shardalg.lower.measure import Memory, Timing, repeated
+from shardalg.lower.measure import Memory, Timing, time_repeatedly
 from shardalg.spmd.instruction import Collective, Instruction
 from shardalg.spmd.instructions import Apply, While
 from shardalg.tables import Table, bytes_text
@@ -113,10 +113,10 @@ def each_alone(
     prices = timed(lowered.program, lowered.graph, hardware) if hardware is not None else ()
     seconds = {id(p.step.instruction): p.seconds * p.step.count for p in prices}
     amounts = {one.instruction: one.amounts for one in taken}
-    # `sorts` groups equal instructions, of which only the first one is timed.
+    # `instruction_kinds` groups equal instructions, of which only the first one is timed.
     return tuple(
-        replace(_timed(lowered, sort, repeats), amounts=amounts[sort.place])
-        for sort in sorts(lowered, seconds)
+        replace(_time_alone(lowered, kind, repeats), amounts=amounts[kind.place])
+        for kind in instruction_kinds(lowered, seconds)
     )
 
 
@@ -140,7 +140,7 @@ def table(rows: Sequence[Alone]) -> Table:
     )
 
 
-def sorts(lowered: Lowered, seconds: Mapping[int, float]) -> list[InstructionKind]:
+def instruction_kinds(lowered: Lowered, seconds: Mapping[int, float]) -> list[InstructionKind]:
     """Return the collectives and contractions of a program; equal ones are one group.
 
     Args:
@@ -158,44 +158,55 @@ def sorts(lowered: Lowered, seconds: Mapping[int, float]) -> list[InstructionKin
         operations = []
         for each in group:
             attributes, node = each.attributes, each.node
-            what: Any = attributes
+            operation: Any = attributes
             if type(attributes) is Apply and node is not None:
-                what = lowered.graph.nodes[node].signature
+                operation = lowered.graph.nodes[node].signature
             types = [lowered.program.locals[v] for v in each.operands]
-            operations.append((what, tuple((x.shape, x.dtype) for x in types)))
+            operations.append((operation, tuple((x.shape, x.dtype) for x in types)))
         key = kind, tuple(operations)
-        axes = axis_names(lowered.program.mesh, getattr(group[0].attributes, "digits", ()))
-        mine = seconds.get(id(step.instruction))
-        place = id(step.instruction)
-        # A new group has 0 executions, and 0 predicted seconds if there is a prediction. Both are
-        # added up.
-        one = found.get(key, InstructionKind(group, kind, axes, 0, 0.0 if seconds else None, place))
-        predicted = None if one.predicted_s is None else one.predicted_s + (mine or 0.0)
-        found[key] = replace(one, count=one.count + step.count, predicted_s=predicted)
+        if key not in found:
+            axes = axis_names(lowered.program.mesh, getattr(group[0].attributes, "digits", ()))
+            # Executions and predicted seconds are added up below, from 0.
+            found[key] = InstructionKind(
+                first=group,
+                kind=kind,
+                axes=axes,
+                count=0,
+                predicted_s=0.0 if seconds else None,
+                place=id(step.instruction),
+            )
+        total = found[key]
+        predicted_s = total.predicted_s
+        if predicted_s is not None:
+            predicted_s += seconds.get(id(step.instruction), 0.0)
+        found[key] = replace(total, count=total.count + step.count, predicted_s=predicted_s)
     return list(found.values())
 
 
 def _kind(lowered: Lowered, instruction: Instruction) -> str | None:
-    """Return "contraction" or the kind of collective; None for other instructions."""
+    """Return "contraction" or the kind of collective; None for other instructions.
+
+    A permute in which every device keeps its own block sends nothing, so it counts as another one.
+    """
     attributes = instruction.attributes
     if type(attributes) is Apply and instruction.node is not None:
         graph = lowered.graph
         return CONTRACTION if contracts(graph.nodes[instruction.node].signature) else None
-    return getattr(attributes, "sent_as", None) if _sent(attributes) else None
+    if isinstance(attributes, Collective) and attributes.sends > 0 and not attributes.stays:
+        return attributes.sent_as
+    return None
 
 
-def _sent(attributes: Any) -> bool:
-    return getattr(attributes, "sends", 0) > 0 and not attributes.stays
-
-
-def _timed(lowered: Lowered, sort: InstructionKind, repeats: int) -> Alone:
+def _time_alone(lowered: Lowered, group: InstructionKind, repeats: int) -> Alone:
     """Time a group's first instruction on blocks of ones.
 
     Args:
-      sort: the group. repeats: number of timed runs.
+      group: equal instructions of the program.
+      repeats: number of timed runs.
     """
     locals_ = lowered.program.locals
-    operands = list(dict.fromkeys(v for one in sort.first for v in one.operands))
+    # An operand that is read twice has one block.
+    operands = list(dict.fromkeys(v for one in group.first for v in one.operands))
     emitter = Emitter(lowered.program, lowered.graph, lowered.run, lowered.tiled)
 
     def emitted(*blocks: Any) -> list[Any]:
@@ -206,7 +217,7 @@ def _timed(lowered: Lowered, sort: InstructionKind, repeats: int) -> Alone:
         env = dict(zip(operands, blocks, strict=True))
         made = (
             EMIT[type(one.attributes)](emitter, one, *(env[v] for v in one.operands))
-            for one in sort.first
+            for one in group.first
         )
         return [result for results in made for result in results]
 
@@ -218,23 +229,23 @@ def _timed(lowered: Lowered, sort: InstructionKind, repeats: int) -> Alone:
         ones = partial(jnp.ones, (mesh.size, *t.shape), item_type(t.dtype))
         blocks.append(jax.jit(ones, out_shardings=layout)())
     shared = mesh.devices.flat[0].platform == "cpu"
-    taken = [
-        repeated(_compiled(mesh, names, function, blocks), repeats, shared=shared)
-        # The time of an empty program is the cost of a call, which the step pays only once.
+    # The time of an empty program is the cost of a call, which the step pays only once.
+    group_time, empty_time = (
+        time_repeatedly(_compile(mesh, names, function, blocks), repeats, shared=shared)
         for function in (emitted, lambda *_: [jnp.zeros(())])
-    ]
+    )
     return Alone(
-        f"%{sort.first[0].results[0]}",
-        sort.kind,
-        sort.axes,
-        tuple(map(repr, types)),
-        sort.count,
-        taken[0].without(taken[1]),
-        sort.predicted_s,
+        name=f"%{group.first[0].results[0]}",
+        kind=group.kind,
+        axes=group.axes,
+        shapes=tuple(map(repr, types)),
+        count=group.count,
+        timing=group_time.without(empty_time),
+        predicted_s=group.predicted_s,
     )
 
 
-def _compiled(
+def _compile(
     mesh: Any, names: tuple[str, ...], function: Callable[..., Any], blocks: Sequence[jax.Array]
 ) -> Callable[[], Any]:
     """Compile a function of blocks for all devices, and return a function that calls it.
@@ -287,7 +298,7 @@ class StandIns(Emitter):
 
     def rotated(self, digits: Any, x: Any, hop: int) -> Any:
         """Return a copy, because there is only one device."""
-        return _shaped(x, x.shape, x.dtype.name)
+        return _in_shape(x, x.shape, x.dtype.name)
 
     def emit(self, instruction: Instruction) -> Callable[..., list[Any]]:
         """Return the function that computes an instruction here.
@@ -302,12 +313,12 @@ class StandIns(Emitter):
             # A collective may have more results than operands; the last operand fills the rest.
             results = [emitter.program.locals[r] for r in instruction.results]
             sources = [*operands, *[operands[-1]] * len(results)]
-            return [_shaped(x, r.shape, r.dtype) for x, r in zip(sources, results, strict=False)]
+            return [_in_shape(x, r.shape, r.dtype) for x, r in zip(sources, results, strict=False)]
 
         return stand_in
 
 
-def _shaped(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
+def _in_shape(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
     """Return the elements of `x` in another shape and type, repeated or cut to its size."""
     size, own = math.prod(shape), max(1, x.size)
     flat = jnp.tile(x.ravel(), -(-size // own))[:size] if x.size else jnp.zeros(size, x.dtype)
@@ -358,7 +369,7 @@ class OneShard:
         """Measure the program's times on blocks of ones, and its memory."""
         blocks = [jax.device_put(jnp.ones(s.shape, s.dtype), self.device) for s in self._structs]
         shared = self.device.platform == "cpu"
-        timing = repeated(lambda: self.compiled(*blocks), repeats, shared=shared)
+        timing = time_repeatedly(lambda: self.compiled(*blocks), repeats, shared=shared)
         stats = self.compiled.memory_analysis()
         memory = Memory(
             stats.argument_size_in_bytes,

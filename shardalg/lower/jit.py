@@ -18,7 +18,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.graph.abstract import item_type
 from shardalg.graph.evaluate import evaluate
 from shardalg.graph.ir import Graph, Node
-from shardalg.lower.arrays import ArrayBorder, called, filled, place
+from shardalg.lower.arrays import ArrayBorder, call_executable, place, results_of_call
 from shardalg.lower.axes import Axes
 
 Inner = Callable[..., Any]
@@ -74,10 +74,10 @@ def on_explicit_axes(
     JAX does not combine an array on Explicit axes with one on Auto axes of the same names. Other
     results, and all if `mesh` is None, are returned unchanged.
     """
-    return [_typed(result, mesh) for result in results]
+    return [_on_mesh(result, mesh) for result in results]
 
 
-def _typed(result: jax.Array, mesh: JaxMesh | AbstractMesh | None) -> jax.Array:
+def _on_mesh(result: jax.Array, mesh: JaxMesh | AbstractMesh | None) -> jax.Array:
     """Return one result of a call on `mesh`, if its own mesh has the same axes and devices.
 
     Only the types of the axes (Explicit or Auto) differ then. Other results are returned unchanged.
@@ -88,6 +88,7 @@ def _typed(result: jax.Array, mesh: JaxMesh | AbstractMesh | None) -> jax.Array:
     own = layout.mesh
     if own.axis_names != mesh.axis_names or own.axis_sizes != mesh.axis_sizes:
         return result
+    # An abstract mesh has no devices, so an array cannot be on one, and there is none to compare.
     if not isinstance(own, JaxMesh):
         return result
     if isinstance(mesh, JaxMesh) and list(own.devices.flat) != list(mesh.devices.flat):
@@ -198,4 +199,6 @@ class Twin:
         return self.call.through(self._run, args, kwargs)
 
     def _run(self, *arrays: Any) -> Any:
-        return filled(self.graph, self.leave(called(self.compiled, self._placed(*arrays))))
+        return results_of_call(
+            self.graph, self.leave(call_executable(self.compiled, self._placed(*arrays)))
+        )

@@ -1,6 +1,6 @@
 """Measurement of two executables of one function: times in turns, memory, and their difference.
 
-`probed` measures the peak rates of this machine's devices.
+`measure_devices` measures the peak rates of this machine's devices.
 """
 
 from __future__ import annotations
@@ -288,14 +288,14 @@ def measure(
     placed = [executable.entering(*args) for executable in both]
     # Both are compiled before the first run, so that no measured time contains a compilation.
     _ = [executable.compiled for executable in both]
-    first = [once(*pair) for pair in zip(both, placed, strict=True)]
+    first = [run_once(*pair) for pair in zip(both, placed, strict=True)]
     pairs = zip(both, first, strict=True)
     results = [executable.leave(outputs) for executable, (_, outputs) in pairs]
     runs: tuple[list[TimedRun], list[TimedRun]] = ([], [])
     for turn in range(repeats):
         # Turns alternate, so that a drift of the machine affects both equally.
         for which in (0, 1) if turn % 2 == 0 else (1, 0):
-            runs[which].append(once(both[which], placed[which])[0])
+            runs[which].append(run_once(both[which], placed[which])[0])
     shared = _device(ours).platform == "cpu"
     timings = [
         Timing.of(made, shared=shared, warm_up_s=warm.seconds)
@@ -313,7 +313,7 @@ def measure(
     )
 
 
-def once(executable: Executable, arguments: Sequence[jax.Array]) -> tuple[TimedRun, Any]:
+def run_once(executable: Executable, arguments: Sequence[jax.Array]) -> tuple[TimedRun, Any]:
     """Run an executable once; return its time and its results.
 
     Donated arguments are copied before the run, so that the next one has them, too.
@@ -322,10 +322,10 @@ def once(executable: Executable, arguments: Sequence[jax.Array]) -> tuple[TimedR
         x.copy() if index in executable.donated else x for index, x in enumerate(arguments)
     ]
     jax.block_until_ready(arguments)
-    return clocked(lambda: executable.compiled(*arguments))
+    return timed_call(lambda: executable.compiled(*arguments))
 
 
-def clocked(call: Callable[[], Any]) -> tuple[TimedRun, Any]:
+def timed_call(call: Callable[[], Any]) -> tuple[TimedRun, Any]:
     """Call a function, wait until its results are ready, and return its time and the results."""
     start, busy = time.perf_counter(), time.process_time()
     outputs = jax.block_until_ready(call())
@@ -334,14 +334,14 @@ def clocked(call: Callable[[], Any]) -> tuple[TimedRun, Any]:
     return TimedRun(time.perf_counter() - start, busy_s), outputs
 
 
-def repeated(call: Callable[[], Any], repeats: int, *, shared: bool) -> Timing:
+def time_repeatedly(call: Callable[[], Any], repeats: int, *, shared: bool) -> Timing:
     """Return the times of `repeats` calls after one that warms up.
 
     Args:
       shared: whether the devices share this process's cores.
     """
-    warm = clocked(call)[0].seconds
-    runs = [clocked(call)[0] for _ in range(repeats)]
+    warm = timed_call(call)[0].seconds
+    runs = [timed_call(call)[0] for _ in range(repeats)]
     return Timing.of(runs, shared=shared, warm_up_s=warm)
 
 
@@ -397,7 +397,7 @@ _ELEMENTS = 1 << 20
 _HOW = "measured in this process, all devices at once, median of 5 runs"
 
 
-def probed(devices: Sequence[jax.Device]) -> Hardware:
+def measure_devices(devices: Sequence[jax.Device]) -> Hardware:
     """Measure one of `devices` while all of them work; for CPU devices, one core.
 
     The rate of arithmetic is that of f32 products of 512 by 512 matrices. The memory bandwidth is
@@ -406,21 +406,25 @@ def probed(devices: Sequence[jax.Device]) -> Hardware:
     divided by the hops of its ring. The measurement takes about a second.
     """
     n, shared = len(devices), devices[0].platform == "cpu"
-    # More devices than cores take turns: a core's rate is that many times a device's.
+    # If there are more CPU devices than cores, devices take turns on a core. With 8 devices on 2
+    # cores, `turns` is 4: a core is 4 times as fast as a device seems.
     turns = max(1.0, n / cores()) if shared else 1.0
     mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
     square = jnp.ones((n * _MATMUL, _MATMUL), jnp.float32)
     block = jnp.ones((n * _ELEMENTS,), jnp.float32)
     sum_s = _seconds(mesh, lambda x: lax.psum(x, _AXIS), block)
     hop_s = _seconds(mesh, lambda x: lax.psum(x, _AXIS), jnp.ones((n,), jnp.float32))
+    # An all-reduce on a ring of n devices has 2 * (n - 1) hops, and each one sends 1/n of the
+    # tensor. An element of float32 has 4 bytes; `x + 1` reads and writes it, 8 bytes.
     hops = max(1, 2 * (n - 1))
     figures = {
         "peak_flops_per_s.float32": 2 * _MATMUL**3 / _seconds(mesh, lambda x: x @ x, square),
         "hbm_bytes": memory_bytes(devices[0]),
         "hbm_bytes_per_s": 8 * _ELEMENTS / _seconds(mesh, lambda x: x + 1, block),
-        "link_bytes_per_s": max(1, 2 * (n - 1)) / n * 4 * _ELEMENTS / sum_s,
+        "link_bytes_per_s": hops / n * 4 * _ELEMENTS / sum_s,
         "latency_s": hop_s / hops,
     }
+    # Rates of a core are higher than measured rates of a device, and the latency is lower.
     for name in figures.keys() - {"hbm_bytes", "latency_s"}:
         figures[name] *= turns
     figures["latency_s"] /= turns
@@ -446,4 +450,4 @@ def _seconds(mesh: Mesh, function: Callable[[jax.Array], jax.Array], x: Any) -> 
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         run = jax.jit(mapped).lower(x).compile()
     shared = mesh.devices.flat[0].platform == "cpu"
-    return repeated(lambda: run(x), 5, shared=shared).step_s
+    return time_repeatedly(lambda: run(x), 5, shared=shared).step_s

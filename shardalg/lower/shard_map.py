@@ -24,12 +24,12 @@ from shardalg.graph.tracing.written import without_float0
 from shardalg.lower.arrays import (
     ArrayBorder,
     border,
-    called,
+    border_in_other_order,
+    call_executable,
     even_on,
-    filled,
     on_axes,
     place,
-    turned,
+    results_of_call,
     with_empty,
     without_empty,
 )
@@ -119,7 +119,7 @@ class Lowered:
             if self._names_one_mesh:
                 made = on_axes(made, self.run)
             if sharding.mesh != mesh:
-                made = turned(made, sharding, mesh, run=self.run, user=self.user)
+                made = border_in_other_order(made, sharding, mesh, run=self.run, user=self.user)
             found.append(made)
         return tuple(found)
 
@@ -135,16 +135,20 @@ class Lowered:
     @cached_property
     def donated(self) -> tuple[int, ...]:
         """The arguments of `donate` whose memory a result can have."""
+
         # XLA reuses a donated block only for a result of the same block shape and type.
-        free = Counter((b.inner.shard_shape(b.padded_shape), b.dtype) for b in self.results)
-        taken = []
-        for index in self.donate:
-            b = self.arguments[index]
-            key = (b.inner.shard_shape(b.padded_shape), b.dtype)
-            if free[key] > 0 and not b.is_empty:
-                free[key] -= 1
-                taken.append(index)
-        return tuple(taken)
+        def block_type(border: ArrayBorder) -> tuple[tuple[int, ...], str]:
+            return border.inner.shard_shape(border.padded_shape), border.dtype
+
+        # How many results of each type have not got the memory of an argument yet.
+        free = Counter(map(block_type, self.results))
+        reused = []
+        for number in self.donate:
+            argument = self.arguments[number]
+            if free[block_type(argument)] > 0 and not argument.is_empty:
+                free[block_type(argument)] -= 1
+                reused.append(number)
+        return tuple(reused)
 
     @cached_property
     def stage(self) -> Any:
@@ -246,22 +250,22 @@ class Lowered:
 
     def _run(self, *arrays: Any) -> Any:
         mesh = explicit_mesh(jax.tree.leaves(arrays))
-        results = self.leave(called(self.compiled, self._taken(*arrays)))
-        return filled(self.graph, on_explicit_axes(results, mesh))
+        results = self.leave(call_executable(self.compiled, self._taken(*arrays)))
+        return results_of_call(self.graph, on_explicit_axes(results, mesh))
 
     def padded(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function; uneven results keep their padding and their full sharding."""
 
         def run(*arrays: Any) -> Any:
-            outputs = called(self.compiled, self._taken(*arrays))
+            outputs = call_executable(self.compiled, self._taken(*arrays))
             pairs = zip(self.results, outputs, strict=True)
-            return filled(self.graph, [b.handed(x) for b, x in pairs])
+            return results_of_call(self.graph, [b.handed(x) for b, x in pairs])
 
         return self.call.through(run, args, kwargs)
 
     def strip(self, results: Any) -> Any:
         """Return the results of `padded` at their true sizes."""
-        return filled(self.graph, self.leave(jax.tree.leaves(without_float0(results))))
+        return results_of_call(self.graph, self.leave(jax.tree.leaves(without_float0(results))))
 
     def leave(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
         """Return the executable's results at their true sizes."""

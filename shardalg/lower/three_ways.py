@@ -126,10 +126,10 @@ def compare(
         errors.append(max(map(relative_error, results, wanted), default=0.0))
     measured = measure(lowered, twin, args, repeats=repeats, verified=verified)
     own, other = errors
-    return Comparison(measured, own, other, twin.dump[1], _sent(lowered))
+    return Comparison(measured, own, other, twin.dump[1], _kinds_and_bytes(lowered))
 
 
-def _sent(lowered: Lowered) -> tuple[str, int | float]:
+def _kinds_and_bytes(lowered: Lowered) -> tuple[str, int | float]:
     """Return the kinds of a lowered plan's collectives, and the bytes a device sends in a call."""
     program, kinds, sent = lowered.program, set(), 0
     for step in walk(program):

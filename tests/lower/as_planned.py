@@ -30,7 +30,7 @@ def compared(seed, number):
     plan = sa.plan(function, *operands, mesh=mesh, in_shardings=specs, out_shardings=P(*result))
     lowered = executable(plan, bound(plan, None, None), None)
     found = differences.differences(plan.program, lowered.compiled.as_text())
-    return plan, len(differences.planned(plan.program)), list(found)
+    return plan, len(differences.planned_collectives(plan.program)), list(found)
 
 
 def run(seed, count, show=print):

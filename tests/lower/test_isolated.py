@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.errors import LoweringError
-from shardalg.lower.isolated import sorts, table
+from shardalg.lower.isolated import instruction_kinds, table
 
 CHIP = sa.Hardware("toy", (("float32", 1e9),), hbm_bytes_per_s=1e9, link_bytes_per_s=1e9)
 
@@ -57,7 +57,7 @@ def test_sums_that_are_sent_as_one_are_run_as_one():
     plan = sa.plan(
         lambda x: (x.sum(0), (x * x).sum(0)), x, mesh=sa.Mesh({"X": 4}), in_shardings=(P("X"),)
     )
-    (one,) = sorts(plan.lower(), {})
+    (one,) = instruction_kinds(plan.lower(), {})
     assert (one.kind, one.count, len(one.first)) == ("all_reduce", 1, 2)
 
 

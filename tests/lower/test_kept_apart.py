@@ -12,7 +12,7 @@ import pytest
 import shardalg as sa
 from shardalg.lab import table1_strategies as table1
 from shardalg.lower import lower
-from shardalg.lower.around_xla import repeated
+from shardalg.lower.around_xla import repeated_collectives
 from shardalg.lower.emit import Emitter, body
 from shardalg.lower.xla_dump.hlo_collectives import collectives
 from shardalg.models.training import part
@@ -70,13 +70,13 @@ def gathers_planned(plan):
 @pytest.mark.parametrize("name", ["ffn_gradient", "attention_gradient"])
 def test_xla_makes_every_gather_that_is_planned(name):
     plan = planned(name)
-    assert repeated(plan._traced.graph, plan.program.block)
+    assert repeated_collectives(plan._traced.graph, plan.program.block)
     assert gathers_after_merging(plan) == gathers_planned(plan)
 
 
 def test_without_barriers_xla_would_keep_the_copies(monkeypatch):
     plan = planned("ffn_gradient")
-    monkeypatch.setattr("shardalg.lower.emit.emitter.repeated", lambda *_: {})
+    monkeypatch.setattr("shardalg.lower.emit.emitter.repeated_collectives", lambda *_: {})
     assert gathers_after_merging(plan) == gathers_planned(
         planned("ffn_gradient", keep_gathers=True)
     )
@@ -85,7 +85,7 @@ def test_without_barriers_xla_would_keep_the_copies(monkeypatch):
 
 def test_a_plan_that_keeps_copies_needs_no_barrier():
     plan = planned("ffn_gradient", keep_gathers=True)
-    assert not repeated(plan._traced.graph, plan.program.block)
+    assert not repeated_collectives(plan._traced.graph, plan.program.block)
     function, lowered = emitted(plan)
     text = function.lower(*(b.struct for b in lowered.arguments)).as_text()
     assert "optimization_barrier" not in text
@@ -95,7 +95,7 @@ def test_what_is_held_back_waits_for_the_backward_pass():
     plan = planned("layer_gradient")
     block = plan.program.block
     made = {local: i for i in block.instructions for local in i.results}
-    found = repeated(plan._traced.graph, block)
+    found = repeated_collectives(plan._traced.graph, block)
     assert {type(block.instructions[at].attributes).__name__ for at in found} == {"AllGather"}
     for at, waits_for in found.items():
         assert block.instructions[at].phase == "backward"
@@ -121,7 +121,7 @@ def test_no_more_than_two_copies_at_a_time(name):
     plan = planned(name)
     block = plan.program.block
     ran = set()
-    for at, waits_for in repeated(plan._traced.graph, block).items():
+    for at, waits_for in repeated_collectives(plan._traced.graph, block).items():
         ran |= ancestors(block, waits_for)
         copies = [
             copy

@@ -21,7 +21,7 @@ def _collective_matmul(
 ) -> list[Array]:
     a = instruction.attributes
     ring = _LoweredRing(emitter, a, dict(zip(a.body.arguments, operands, strict=True)))
-    return [ring.gathered() if a.gathers else ring.scattered()]
+    return [ring.product_of_gathered() if a.gathers else ring.scattered_product()]
 
 
 class _LoweredRing:
@@ -40,7 +40,7 @@ class _LoweredRing:
         held = self.collective.operands if a.gathers else self.collective.results
         self.block = emitter.program.locals[held[0]].shape[self.dim]
 
-    def gathered(self) -> Array:
+    def product_of_gathered(self) -> Array:
         """Return the product with the gathered operand, whose pieces travel around the ring.
 
         Each step emits the products of the present pieces and the permutes of the next ones.
@@ -54,14 +54,14 @@ class _LoweredRing:
         result: Array | None = None
         for step in range(max(way.products for way in self._ways)):
             products = [
-                (way, self.multiplied(way, step, piece))
+                (way, self.multiply(way, step, piece))
                 for way, piece in zip(self._ways, pieces, strict=True)
                 if step < way.products
             ]
             # The permute of the next piece is emitted before the products are used, so that both
             # can overlap.
             pieces = [
-                self.permuted(piece, way.hop) if step + 1 < way.products else piece
+                self.permute(piece, way.hop) if step + 1 < way.products else piece
                 for way, piece in zip(self._ways, pieces, strict=True)
             ]
             for way, product in products:
@@ -76,7 +76,7 @@ class _LoweredRing:
                     result = lax.dynamic_update_slice_in_dim(result, product, start, result_dim)
         return result
 
-    def scattered(self) -> Array:
+    def scattered_product(self) -> Array:
         """Return the device's block of the product, whose partial sums travel around the ring.
 
         A sum is permuted while the product that is added to it next is computed.
@@ -85,8 +85,8 @@ class _LoweredRing:
         for step in range(max(way.products for way in self._ways)):
             for way in self._ways:
                 if step < way.products:
-                    arrived = self.permuted(sums[way.first], way.hop) if step else None
-                    product = self.multiplied(way, step, None)
+                    arrived = self.permute(sums[way.first], way.hop) if step else None
+                    product = self.multiply(way, step, None)
                     sums[way.first] = product if arrived is None else arrived + product
         return jnp.concatenate([sums[first] for first in sorted(sums)], self.dim)
 
@@ -101,7 +101,7 @@ class _LoweredRing:
         """
         return direction.block(self.id, t, self.n) * self.block + direction.first
 
-    def multiplied(self, direction: Direction, t: int, travelling: Array | None) -> Array:
+    def multiply(self, direction: Direction, t: int, travelling: Array | None) -> Array:
         """Return product number `t` in one direction of the ring.
 
         Each operand that is sharded in the ring is read at the piece that this product needs.
@@ -124,7 +124,7 @@ class _LoweredRing:
             (made,) = emit(self.emitter, self.product, *operands)
         return made
 
-    def permuted(self, piece: Array, hop: int) -> Array:
+    def permute(self, piece: Array, hop: int) -> Array:
         """Return the piece of the member that is `hop` places further in the ring."""
         with named_scope(f"{SCOPE}{self.collective.results[0]}"):
             return self.emitter.rotated(self.a.ring, piece, hop)

@@ -17,7 +17,6 @@ block that it needs from the received blocks and its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +51,7 @@ def all_to_all(x: Array, names: tuple[str, ...], a: AllToAll) -> Array:
         # 0.250 and a table of pointers for each all-to-all.
         return lax.all_to_all(x, names, a.split_dim, 0, tiled=True)
     sent = _by_member(sent, a.digits, a.arriving or a.digits)
-    senders = jnp.moveaxis(swapped(sent, names), 0, a.concat_dim)
+    senders = jnp.moveaxis(exchange_pieces(sent, names), 0, a.concat_dim)
     return lax.collapse(senders, a.concat_dim, a.concat_dim + 2)
 
 
@@ -74,7 +73,7 @@ def all_to_alls(x: Array, names: tuple[str, ...], a: AllToAlls) -> Array:
         lead = jnp.moveaxis(cut, dim, 0)
         sent = _by_member(lead, one.digits, one.arriving or one.digits)
         sizes.insert(0, count)
-    arrived = swapped(sent.reshape(-1, *sent.shape[len(sizes) :]), names)
+    arrived = exchange_pieces(sent.reshape(-1, *sent.shape[len(sizes) :]), names)
     blocks = arrived.reshape(*sizes, *sent.shape[len(sizes) :])
     return _side_by_side(blocks, [one.concat_dim for one in a.exchanges])
 
@@ -98,7 +97,7 @@ def pieces(x: Array, dim: int, n: int) -> Array:
     return jnp.moveaxis(cut, dim, 0)
 
 
-def swapped(sent: Array, names: tuple[str, ...]) -> Array:
+def exchange_pieces(sent: Array, names: tuple[str, ...]) -> Array:
     """Send piece `k` to member `k`; return the received pieces in the order of their senders.
 
     Pieces with dimensions of size 1 are sent as flat arrays. XLA could give them different layouts
@@ -143,12 +142,13 @@ def extremum(x: Array, names: tuple[str, ...], combine: str) -> Array:
     collective, end = EXTREMA[combine]
     kind = jnp.iinfo(f"int{8 * x.dtype.itemsize}")
 
-    def mirrored(bits: Array) -> Array:
+    def mirror_negatives(bits: Array) -> Array:
         return jnp.where(bits < 0, bits ^ kind.max, bits)  # its own inverse, so used twice
 
-    order = mirrored(lax.bitcast_convert_type(x, kind.dtype))
+    order = mirror_negatives(lax.bitcast_convert_type(x, kind.dtype))
+    # Integers have no NaN, so the integer that wins every comparison represents it.
     order = jnp.where(jnp.isnan(x), jnp.asarray(getattr(kind, end), kind.dtype), order)
-    return lax.bitcast_convert_type(mirrored(collective(order, names)), x.dtype)
+    return lax.bitcast_convert_type(mirror_negatives(collective(order, names)), x.dtype)
 
 
 @emits(CollectivePermute)
@@ -166,21 +166,23 @@ def _halo_exchange(
     a, names = instruction.attributes, emitter.axes.all_names
     arrived = []
     for edges in a.permutes:
-        # A permute has one buffer, but devices may send blocks of different operands in it. So each
-        # device first selects the operand that it sends, by its position.
+        # An edge is (source, target, number of the operand). A permute has one buffer, but devices
+        # may send blocks of different operands in it. So each device first selects the operand that
+        # it sends, by its position.
         first = edges[0][2] if edges else 0
         sent = xs[first]
         for other in sorted({operand for _, _, operand in edges} - {first}):
             senders = [source for source, _, operand in edges if operand == other]
-            sent = jnp.where(_at(emitter, senders), xs[other], sent)
+            sent = jnp.where(_is_on(emitter, senders), xs[other], sent)
         pairs = [(source, target) for source, target, _ in edges]
         arrived.append(lax.ppermute(sent, names, pairs))
     return [
-        _read(emitter, a.digits, reading, xs[reading.operand], arrived) for reading in a.readings
+        _select_block(emitter, a.digits, reading, xs[reading.operand], arrived)
+        for reading in a.readings
     ]
 
 
-def _read(
+def _select_block(
     emitter: Emitter, digits: Digits, reading: Reading, x: Array, arrived: list[Array]
 ) -> Array:
     """Return one result of a halo exchange: on each device, the block that it needs.
@@ -193,20 +195,24 @@ def _read(
       x: the device's own block of the operand.
       arrived: the received block of each permute.
     """
-    everyone = range(emitter.program.mesh.size)
-    served = [[target for _, target in pairs] for pairs in reading.permutes]
-    found = [(block, targets) for block, targets in zip(arrived, served, strict=True) if targets]
-    own = [p for p in everyone if reading.source.at(p) == partition_id(digits, p)]
-    # If permutes also bring each device the own block that it needs, the first received block can
-    # replace the own one as a start, which saves a select.
-    if found and not set(own).difference(*served):
-        (x, _), *found = found
-    for block, targets in found:
-        x = jnp.where(_at(emitter, targets), block, x)
-    return x
+    # For each permute, the positions of the devices whose result is the block that it brings.
+    receivers = [[target for _, target in pairs] for pairs in reading.permutes]
+    received = [
+        (block, targets) for block, targets in zip(arrived, receivers, strict=True) if targets
+    ]
+    positions = range(emitter.program.mesh.size)
+    keep_own = [p for p in positions if reading.source.at(p) == partition_id(digits, p)]
+    # A device that no select below names returns the start: its own block. If no device needs its
+    # own block, the first received block can be the start, which saves a select.
+    result = x
+    if received and set(keep_own) <= {target for targets in receivers for target in targets}:
+        (result, _), *received = received
+    for block, targets in received:
+        result = jnp.where(_is_on(emitter, targets), block, result)
+    return result
 
 
-def _at(emitter: Emitter, positions: list[int]) -> Array:
+def _is_on(emitter: Emitter, positions: list[int]) -> Array:
     """Return a boolean that is True on the devices at the given positions, and False on others."""
     chosen = np.isin(np.arange(emitter.program.mesh.size), positions)
     return jnp.asarray(chosen)[lax.axis_index(emitter.axes.all_names)]
@@ -216,10 +222,10 @@ def _at(emitter: Emitter, positions: list[int]) -> Array:
 def _all_gather(emitter: Emitter, instruction: Instruction[AllGather], x: Array) -> list[Array]:
     a = instruction.attributes
     names = emitter.axes.names(a.digits)
-    return [gathered(x, names, a.dim, tiled=emitter.tiled)] if names else [x]
+    return [all_gather(x, names, a.dim, tiled=emitter.tiled)] if names else [x]
 
 
-def gathered(x: Array, names: tuple[str, ...], dim: int, *, tiled: bool) -> Array:
+def all_gather(x: Array, names: tuple[str, ...], dim: int, *, tiled: bool) -> Array:
     """Return the blocks of all members of the group, concatenated along a dimension."""
     if not x.size:  # XLA gathers no empty arrays
         return jnp.concatenate([x] * lax.axis_size(names), dim)
@@ -254,10 +260,10 @@ def _all_gathers(emitter: Emitter, instruction: Instruction[AllGathers], x: Arra
 def _all_reduce(emitter: Emitter, instruction: Instruction[AllReduce], x: Array) -> list[Array]:
     a = instruction.attributes
     names = emitter.axes.names(a.digits)
-    return [_reduced(x, names, a.combine)] if names else [x]
+    return [_combine_over_devices(x, names, a.combine)] if names else [x]
 
 
-def _reduced(x: Array, names: tuple[str, ...], combine: str) -> Array:
+def _combine_over_devices(x: Array, names: tuple[str, ...], combine: str) -> Array:
     """Return the elementwise combination of the blocks of all devices along the mesh axes."""
     if x.dtype == jnp.bool_ and combine in _OF_BOOL:
         return _OF_BOOL[combine](x.astype(jnp.uint8), names).astype(jnp.bool_)
@@ -267,7 +273,7 @@ def _reduced(x: Array, names: tuple[str, ...], combine: str) -> Array:
         return extremum(x, names, combine)
     if combine in _DIRECT and (combine == "sum" or x.dtype.kind != "c"):
         return _DIRECT[combine](x, names)  # XLA orders no complex numbers between devices
-    return folded(lax.all_gather(x, names, axis=0, tiled=False), combine)
+    return combine_blocks(lax.all_gather(x, names, axis=0, tiled=False), combine)
 
 
 def as_bits(x: Array, send: Callable[[Array], Array]) -> Array:
@@ -323,7 +329,7 @@ OF_COMPLEX = {"max": _keeps_nan(lax.max), "min": _keeps_nan(lax.min)}
 """Extremes of complex numbers, in the order of real and then imaginary parts."""
 
 
-def folded(blocks: Array, combine: str) -> Array:
+def combine_blocks(blocks: Array, combine: str) -> Array:
     """Return the elementwise combination of blocks that are stacked on the leading dimension.
 
     Raises:
@@ -357,8 +363,16 @@ def _reduce_scatter(
     if a.combine not in ("sum", "pick") or x.dtype == jnp.bool_:
         # `lax.psum_scatter` only sums. An all-to-all of the pieces sends the same bytes, and the
         # receiver combines them.
-        return [folded(swapped(pieces(x, a.dim, parts(a.digits)), names), a.combine)]
-    send = partial(_scattered, emitter, a)
+        return [
+            combine_blocks(exchange_pieces(pieces(x, a.dim, parts(a.digits)), names), a.combine)
+        ]
+
+    def send(x: Array) -> Array:
+        if emitter.tiled or a.dim == 0:
+            return lax.psum_scatter(x, names, scatter_dimension=a.dim, tiled=True)
+        return _send_and_add_pieces(pieces(x, a.dim, parts(a.digits)), names)
+
+    # A pick adds bits, which keeps the sign of -0.
     return [as_bits(x, send) if a.combine == "pick" else send(x)]
 
 
@@ -381,28 +395,21 @@ def _reduce_scatters(
     # `lax.psum_scatter` only adds numbers. For other combinations, an all-to-all sends the pieces,
     # and the receiver combines them. A pick adds bits, which keeps the sign of -0.
     if a.combine not in ("sum", "pick") or x.dtype == jnp.bool_:
-        return [folded(swapped(cut(x), names), a.combine)]
+        return [combine_blocks(exchange_pieces(cut(x), names), a.combine)]
 
     def send(x: Array) -> Array:
-        return _scattered_pieces(cut(x), names)
+        return _send_and_add_pieces(cut(x), names)
 
     return [as_bits(x, send) if a.combine == "pick" else send(x)]
 
 
-def _scattered(emitter: Emitter, a: ReduceScatter, x: Array) -> Array:
-    names = emitter.axes.names(a.digits)
-    if emitter.tiled or a.dim == 0:
-        return lax.psum_scatter(x, names, scatter_dimension=a.dim, tiled=True)
-    return _scattered_pieces(pieces(x, a.dim, parts(a.digits)), names)
-
-
-def _scattered_pieces(sent: Array, names: tuple[str, ...]) -> Array:
+def _send_and_add_pieces(sent: Array, names: tuple[str, ...]) -> Array:
     """Return the device's piece of the sum over all members: piece k for member k.
 
     The leading dimension of `sent` numbers the pieces.
     """
     shape = sent.shape[1:]
-    # XLA could give dimensions of size 1 different layouts before and after (see `swapped`).
+    # XLA could give dimensions of size 1 two layouts, before and after (see `exchange_pieces`).
     if 1 in sent.shape:
         sent = sent.reshape(len(sent), -1)
     return lax.psum_scatter(sent, names, scatter_dimension=0, tiled=False).reshape(shape)

@@ -12,7 +12,7 @@ from jax import lax, named_scope
 from shardalg.algebra.digits import Digits, partition_id, parts
 from shardalg.graph.evaluate import by_word
 from shardalg.graph.ir import Graph
-from shardalg.lower.around_xla import repeated
+from shardalg.lower.around_xla import repeated_collectives
 from shardalg.lower.axes import Axes
 from shardalg.spmd.instruction import Attributes, Block, Instruction
 from shardalg.spmd.instructions import Apply, Control
@@ -104,7 +104,7 @@ def run_block(emitter: Emitter, block: Block, env: dict[int, Array]) -> list[Arr
       env: array per local; it has the block's arguments, and gets all other locals.
     """
     # The CPU compiler drops barriers before it merges operators, so they would be useless there.
-    again = repeated(emitter.graph, block) if emitter.tiled else {}
+    again = repeated_collectives(emitter.graph, block) if emitter.tiled else {}
     for position, instruction in enumerate(block.instructions):
         if position in again:
             # The barrier delays the repeated collective: no value exists before all of them do.

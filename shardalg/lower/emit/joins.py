@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from shardalg.graph.evaluate import apply
-from shardalg.lower.emit.collectives import OF_COMPLEX, folded, gathered
+from shardalg.lower.emit.collectives import OF_COMPLEX, all_gather, combine_blocks
 from shardalg.lower.emit.emitter import Array, Emitter, emits
 from shardalg.spmd.bound import bound, node_of
 from shardalg.spmd.identity import identity
@@ -30,7 +30,7 @@ def _exclusive_scan(
     before = member > own if a.reverse else member < own
     # Blocks of later members count as the identity, so that one fold serves all devices.
     neutral = jnp.asarray(identity(a.combine, x.dtype.name), x.dtype)
-    return [folded(jnp.where(before, every, neutral), a.combine)]
+    return [combine_blocks(jnp.where(before, every, neutral), a.combine)]
 
 
 @emits(ArgReduce)
@@ -61,7 +61,7 @@ def _top(
     a = instruction.attributes
     names, count = emitter.axes.names(a.digits), value.shape[a.dim]
     place = place + jnp.asarray(emitter.partition_id(a.digits) * a.block).astype(place.dtype)
-    values, places = (gathered(x, names, a.dim, tiled=emitter.tiled) for x in (value, place))
+    values, places = (all_gather(x, names, a.dim, tiled=emitter.tiled) for x in (value, place))
     best, order = lax.top_k(jnp.moveaxis(values, a.dim, -1), count)
     order = jnp.moveaxis(order, -1, a.dim)
     return [jnp.moveaxis(best, -1, a.dim), jnp.take_along_axis(places, order, a.dim)]

@@ -44,10 +44,10 @@ def extracted(a: Extract, ids: Ids, x: Array, starts: Sequence[Array]) -> Array:
     # A box may straddle two blocks, but a slice must be inside of one. So the part of the block
     # that is nearest to the box is read, and then shifted to its place in the box.
     first = _starts(a.places, ids, (x.shape, a.sizes), starts)
-    shape = _met(a.places, x.shape, a.sizes)
+    shape = _intersection_shape(a.places, x.shape, a.sizes)
     result, at = _read(x, first, shape)
     for dim, _, _ in a.places:
-        result = _shifted(result, dim, first[dim] - at[dim], a.sizes[dim])
+        result = _shift(result, dim, first[dim] - at[dim], a.sizes[dim])
     return result
 
 
@@ -63,28 +63,33 @@ def inserted(a: Insert, ids: Ids, x: Array, new: Array, starts: Sequence[Array])
       starts: the box's first element per dimension of the tensor.
     """
     first = _starts(a.places, ids, (x.shape, new.shape), starts)
-    shape = _met(a.places, x.shape, new.shape)
+    shape = _intersection_shape(a.places, x.shape, new.shape)
     held, at = _read(x, first, shape)
     here = jnp.ones((), bool)
     for dim, _, _ in a.places:
         size, shift = new.shape[dim], at[dim] - first[dim]
-        new = _shifted(new, dim, shift, shape[dim])
+        new = _shift(new, dim, shift, shape[dim])
         place = lax.broadcasted_iota(jnp.int32, shape, dim) + shift
         # Elements of the block that are outside of the box keep their values.
         here = here & (place >= 0) & (place < size)
     return lax.dynamic_update_slice(x, jnp.where(here, new, held), at)
 
 
-def _met(places: Places, block: Sequence[int], box: Sequence[int]) -> tuple[int, ...]:
+def _intersection_shape(
+    places: Places, block_shape: Sequence[int], box_shape: Sequence[int]
+) -> tuple[int, ...]:
     """Return the shape of the largest possible intersection of a device's block with a box.
+
+    For example, blocks of 4 elements and a box of 6 elements have at most 4 elements in common.
+    Along a dimension that is not sharded, the block contains the whole box.
 
     Args:
       places: (dimension, its digits, largest start) of each sharded dimension.
-      block, box: shapes.
     """
-    cut = {dim for dim, _, _ in places}
+    sharded_dims = {dim for dim, _, _ in places}
     return tuple(
-        min(n, m) if d in cut else m for d, (n, m) in enumerate(zip(block, box, strict=True))
+        min(block, box) if dim in sharded_dims else box
+        for dim, (block, box) in enumerate(zip(block_shape, box_shape, strict=True))
     )
 
 
@@ -102,15 +107,17 @@ def _starts(
       shapes: the shape of the block, and of the box.
       starts: the box's first element per dimension of the tensor.
     """
-    cut = {dim: (digits, high) for dim, digits, high in places}
+    sharded_dims = {dim: (digits, largest) for dim, digits, largest in places}
     found = []
-    for dim, (given, n, size) in enumerate(zip(starts, *shapes, strict=True)):
-        digits, high = cut.get(dim, ((), n - size))
+    for dim, (given, block, box) in enumerate(zip(starts, *shapes, strict=True)):
+        # Along a dimension that is not sharded, the block is the whole dimension: no digits, and
+        # the largest start leaves room for the box.
+        digits, largest = sharded_dims.get(dim, ((), block - box))
         start = jnp.asarray(given)
-        top = min(high, int(jnp.iinfo(start.dtype).max))
+        largest = min(largest, int(jnp.iinfo(start.dtype).max))
         # Clamp before the conversion: a 64-bit start may not fit in 32 bits.
-        start = jnp.clip(start, 0, jnp.asarray(top, start.dtype)).astype(jnp.int32)
-        found.append(start - ids(digits) * n)
+        start = jnp.clip(start, 0, jnp.asarray(largest, start.dtype)).astype(jnp.int32)
+        found.append(start - ids(digits) * block)
     return found
 
 
@@ -131,8 +138,12 @@ def _read(
     return lax.dynamic_slice(x, at, shape), at
 
 
-def _shifted(x: Array, dim: int, shift: Array, size: int) -> Array:
-    """Return the elements `[shift, shift + size)` of dimension `dim`; 0 where `x` has none."""
+def _shift(x: Array, dim: int, shift: Array, size: int) -> Array:
+    """Return the elements `[shift, shift + size)` of dimension `dim`; 0 where `x` has none.
+
+    For example, `[1, 2, 3]` with the shift -1 and the size 3 becomes `[0, 1, 2]`.
+    """
+    # With `size` zeros on both sides, a slice of `size` elements is inside for every shift.
     widths = [(size, size, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)]
     padded = lax.pad(x, jnp.zeros((), x.dtype), widths)
     start = jnp.clip(shift, -size, x.shape[dim]) + size

@@ -48,11 +48,11 @@ def digest(array: jax.Array, shape: tuple[int, ...]) -> str:
     >>> digest(whole, (3, 4)) == digest(whole.at[1, 1].set(-5.0), (3, 4))
     False
     """
-    return "".join(f"{int(half):08x}" for half in _halves(array, shape=shape))
+    return "".join(f"{int(half):08x}" for half in _digest_sums(array, shape=shape))
 
 
 @partial(jax.jit, static_argnames="shape")
-def _halves(array: jax.Array, *, shape: tuple[int, ...]) -> list[jax.Array]:
+def _digest_sums(array: jax.Array, *, shape: tuple[int, ...]) -> list[jax.Array]:
     """Return the two 32-bit sums of a digest; `shape` is the array's shape without padding.
 
     Each word is hashed together with its place. A sum of the hashes does not depend on the order in
@@ -64,13 +64,16 @@ def _halves(array: jax.Array, *, shape: tuple[int, ...]) -> list[jax.Array]:
     # Places are numbered per dimension, not in memory, so that they do not depend on padding.
     for dim in range(words.ndim):
         at = lax.broadcasted_iota(jnp.uint32, words.shape, dim)
-        real &= at < shape[dim] if dim < len(shape) else True
-        place = _mixed(place ^ at)
-    terms = (jnp.where(real, _mixed(words ^ _mixed(place + jnp.uint32(s))), 0) for s in _SEEDS)
+        # The last dimension of wide items has their words: it is not in `shape` and has no padding.
+        if dim < len(shape):
+            real &= at < shape[dim]
+        place = _mix(place ^ at)
+    # Padding adds 0. Each of the two sums has a seed of its own.
+    terms = (jnp.where(real, _mix(words ^ _mix(place + jnp.uint32(s))), 0) for s in _SEEDS)
     return [jnp.sum(term, dtype=jnp.uint32) for term in terms]
 
 
-def _mixed(word: jax.Array) -> jax.Array:
+def _mix(word: jax.Array) -> jax.Array:
     """Return a 32-bit hash of each word; different words have different hashes.
 
     Source: Prospector's lowbias32.
@@ -82,7 +85,10 @@ def _mixed(word: jax.Array) -> jax.Array:
 
 
 def _words(array: jax.Array) -> jax.Array:
-    """Return the bits as integers of at most 32 bits; wider items get one more dimension."""
+    """Return the bits of each item as 32-bit integers; items of more bits get one more dimension.
+
+    For example, float64 of shape (3,) becomes integers of shape (3, 2).
+    """
     if array.dtype.kind == "c":
         return _words(jnp.stack([array.real, array.imag], -1))
     bits = jax.dtypes.itemsize_bits(array.dtype)
@@ -201,7 +207,7 @@ def load(path: str | Path, borders: Sequence[ArrayBorder], state: Any) -> Any:
     """
     ocp, folder = _orbax(), Path(path).absolute()
     arrays = _arrays(borders, state)
-    digests = _checked(folder, arrays)
+    digests = _read_digests(folder, arrays)
     kept = [a for a in arrays if not a.border.is_empty]
     asked = ocp.args.PyTreeRestore(
         item={a.name: 0 for a in kept}, restore_args={a.name: a.wanted for a in kept}
@@ -251,13 +257,13 @@ def _files(folder: Path) -> dict[str, int]:
     return {file.relative_to(folder).as_posix(): file.stat().st_size for file in found}
 
 
-def _checked(folder: Path, arrays: Sequence[StoredArray]) -> Mapping[str, str]:
+def _read_digests(folder: Path, arrays: Sequence[StoredArray]) -> Mapping[str, str]:
     """Return the digests of the arrays that a folder has.
 
     Raises:
       CheckpointError: a file is missing or has another size, or the arrays are not these.
     """
-    content = _listed(folder)
+    content = _read_list(folder)
     there = _files(folder)
     for file, size in content["files"].items():
         if there.get(file) != size:
@@ -267,7 +273,7 @@ def _checked(folder: Path, arrays: Sequence[StoredArray]) -> Mapping[str, str]:
     return content["digests"]
 
 
-def _listed(folder: Path) -> dict[str, Any]:
+def _read_list(folder: Path) -> dict[str, Any]:
     """Return the content of a checkpoint's list; raise CheckpointError if it is not complete."""
     try:
         content = json.loads((folder / _LIST).read_text())

@@ -70,7 +70,7 @@ class LocalProcesses:
             started: list[subprocess.Popen[bytes]] = []
             try:
                 for index, log in enumerate(logs):
-                    started.append(_started(command, self._environment(port, index), log))
+                    started.append(_start_process(command, self._environment(port, index), log))
                 self._watch(started, logs, show)
             finally:
                 for process in started:
@@ -106,7 +106,7 @@ class LocalProcesses:
         end, seen = time.monotonic() + self.limit_s, 0
         while True:
             states = [process.poll() for process in started]
-            seen = _forwarded(logs[0], seen, show)
+            seen = _show_new_lines(logs[0], seen, show)
             failed = [index for index, state in enumerate(states) if state]
             if failed:
                 # A killed process makes the others abort or fail, so it is the one to report. Its
@@ -138,7 +138,7 @@ class LocalProcesses:
 _ABORTED = -signal.SIGABRT
 
 
-def _started(
+def _start_process(
     command: Sequence[str], environment: Mapping[str, str], log: Path
 ) -> subprocess.Popen[bytes]:
     """Start `python command` with all its output in a log file."""
@@ -165,7 +165,7 @@ def _port(wanted: int | None) -> int:
         return int(probe.getsockname()[1])
 
 
-def _forwarded(log: Path, seen: int, show: Callable[[str], None]) -> int:
+def _show_new_lines(log: Path, seen: int, show: Callable[[str], None]) -> int:
     """Show the complete lines of a log after byte `seen`, and return the number of the next byte.
 
     The next call gets this number. An incomplete last line is shown by a later call.

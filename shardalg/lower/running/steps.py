@@ -39,7 +39,7 @@ class Ran:
         }
 
 
-def stepped(
+def run_steps(
     lowered: Lowered,
     args: Sequence[Any],
     steps: int,
@@ -81,11 +81,11 @@ def stepped(
             scalars.setdefault(path, []).append(value)
         tell(step, seconds[-1], found)
         if step < steps:
-            now = _next(now, args, results, carry)
+            now = _next_arguments(now, args, results, carry)
     return Ran(results, scalars, tuple(seconds))
 
 
-def _next(
+def _next_arguments(
     now: Sequence[Any], args: Sequence[Any], results: Any, carry: Mapping[int, int]
 ) -> list[Any]:
     """Return the arguments of the next step.
@@ -98,9 +98,14 @@ def _next(
     bad = [number for number in carry.values() if number >= len(parts)]
     if bad:
         raise LoweringError(f"no result {bad[0]} to carry: there are {len(parts)}, from 0.")
-    # A donated argument is gone after the step. If no result replaces it, the first step's is used.
-    kept = []
-    for i, arg in enumerate(now):
+    following = []
+    for number, arg in enumerate(now):
         arrays = [leaf for leaf in jax.tree.leaves(arg) if isinstance(leaf, jax.Array)]
-        kept.append(args[i] if any(array.is_deleted() for array in arrays) else arg)
-    return [parts[carry[i]] if i in carry else arg for i, arg in enumerate(kept)]
+        if number in carry:
+            following.append(parts[carry[number]])
+        # A donated argument is gone after the step, so that the first step's argument is used.
+        elif any(array.is_deleted() for array in arrays):
+            following.append(args[number])
+        else:
+            following.append(arg)
+    return following

@@ -88,7 +88,7 @@ def _digits(names: Sequence[str], mesh: Mesh) -> Digits | None:
     return canonical(tuple(sorted(found, reverse=True)))
 
 
-def planned(program: SpmdProgram) -> dict[int, Sent]:
+def planned_collectives(program: SpmdProgram) -> dict[int, Sent]:
     """Return the collective of each instruction that sends bytes.
 
     A key is the number of the instruction's first result.
@@ -104,7 +104,7 @@ def planned(program: SpmdProgram) -> dict[int, Sent]:
     return found
 
 
-def compiled(text: str, program: SpmdProgram) -> dict[int | None, Sent]:
+def compiled_collectives(text: str, program: SpmdProgram) -> dict[int | None, Sent]:
     """Return the compiled collectives of each instruction of the program.
 
     A key is the number of the instruction's first result. The key None has the collectives that
@@ -131,7 +131,7 @@ def differences(program: SpmdProgram, text: str) -> Table:
     Args:
       text: the compiled program as HLO text, `lowered.compiled.as_text()`.
     """
-    ours, theirs = planned(program), compiled(text, program)
+    ours, theirs = planned_collectives(program), compiled_collectives(text, program)
     rows = []
     # The key None has collectives that XLA added for no planned instruction: nothing is expected.
     for local in dict.fromkeys([*ours, *theirs]):

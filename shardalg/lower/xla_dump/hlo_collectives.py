@@ -96,20 +96,18 @@ def collectives(
     for instruction, count, exact in walk(module, told):
         kind = _KINDS.get(instruction.opcode.removesuffix("-start"))
         if kind is not None:
-            record = _record(module, instruction, kind, mesh, fused)
-            found.append(HloCollective(*record, count, exact, None, instruction.op_name))
+            one = _record(module, instruction, kind, mesh, fused)
+            one = replace(one, count=count, exact=exact)
             if not is_final:
-                found[-1] = _with_slices(module, instruction, found[-1])
+                one = _with_slices(module, instruction, one)
+            found.append(one)
     return tuple(c for c in found if c.group_size > 1)
 
 
 def _record(
     module: HloModule, instruction: HloInstruction, kind: str, mesh: Mesh, fused: dict[str, int]
-) -> tuple[str, tuple[str, ...], int, int, int, int | float]:
-    """Return the first six fields of a collective's `HloCollective`.
-
-    They are the kind, the axes and the size of its groups, and the bytes of its operands, of its
-    results, and sent on a ring.
+) -> HloCollective:
+    """Return the record of a collective that is executed once.
 
     Args:
       fused: result bytes of each fusion that a TPU runs as one reduce-scatter, by computation.
@@ -125,7 +123,18 @@ def _record(
         kind, received = "reduce_scatter", fused[instruction.computation]
     axes, size = _groups(instruction, kind, mesh)
     wire = _plain(step_wire_bytes(kind, group_size=size, local_bytes=sent))
-    return kind, axes, size, sent, received, wire
+    return HloCollective(
+        kind=kind,
+        axes=axes,
+        group_size=size,
+        operand_bytes=sent,
+        result_bytes=received,
+        wire_bytes=wire,
+        count=1,
+        exact=True,
+        sliced_by=None,
+        op_name=instruction.op_name,
+    )
 
 
 def _plain(exact: Any) -> int | float:
@@ -154,7 +163,7 @@ def _with_slices(
     module: HloModule, instruction: HloInstruction, record: HloCollective
 ) -> HloCollective:
     """Return the record with fewer bytes if it is an all-reduce of which only slices are read."""
-    factor = _sliced_by(module, instruction) if record.kind == "all_reduce" else None
+    factor = _slice_factor(module, instruction) if record.kind == "all_reduce" else None
     if factor is None:
         return record
     wire = sliced_wire_bytes(record.operand_bytes, record.group_size, factor)
@@ -176,7 +185,7 @@ def sliced_wire_bytes(operand_bytes: int, group_size: int, sliced_by: float) -> 
     return _plain(operand_bytes * (k - 1) / k + 2 * operand_bytes / k * (rest - 1) / rest)
 
 
-def _sliced_by(module: HloModule, instruction: HloInstruction) -> float | None:
+def _slice_factor(module: HloModule, instruction: HloInstruction) -> float | None:
     """Return the smallest factor by which every user slices a result; None if one does not.
 
     A slice may follow operators such as a reshape.

@@ -32,7 +32,7 @@ def parse_groups(text: str, n_devices: int) -> Groups:
       NotationError: groups in none of these forms.
     """
     try:
-        return _read(text.strip(), n_devices)
+        return _parse_groups(text.strip(), n_devices)
     except ValueError as error:
         raise NotationError(
             f"replica groups {text[:120]!r} cannot be read: {error}. XLA writes them as "
@@ -40,7 +40,7 @@ def parse_groups(text: str, n_devices: int) -> Groups:
         ) from None
 
 
-def _read(text: str, n_devices: int) -> Groups:
+def _parse_groups(text: str, n_devices: int) -> Groups:
     """Return the groups that a text lists; raise ValueError if its form is unknown."""
     if text in ("", "{}"):
         return [list(range(n_devices))]
@@ -49,14 +49,14 @@ def _read(text: str, n_devices: int) -> Groups:
     # For example, `[2,4]<=[8]` has 2 groups of 4 devices, in the order of the text after `<=`.
     iota = re.match(r"\[(\d+),(\d+)\]<=(.*)$", text)
     if iota:
-        return _iota(iota[3]).reshape(int(iota[1]), int(iota[2])).tolist()
+        return _device_list(iota[3]).reshape(int(iota[1]), int(iota[2])).tolist()
     named = re.match(r"@?mesh\[([^\]]*)\](.*)$", text)
     if not named:
         raise ValueError("the form is unknown")
-    return _named(named[1], named[2])
+    return _groups_along_axes(named[1], named[2])
 
 
-def _iota(text: str) -> np.ndarray:
+def _device_list(text: str) -> np.ndarray:
     """Return the devices of text such as `[2,4]T(1,0)`: 0, 1, ... reshaped, transposed, flat."""
     match = re.match(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
     if not match:
@@ -67,7 +67,7 @@ def _iota(text: str) -> np.ndarray:
     return numbers.transpose(order).reshape(-1)
 
 
-def _named(axes: str, rest: str) -> Groups:
+def _groups_along_axes(axes: str, rest: str) -> Groups:
     """Return groups along axes and sub-axes: `mesh['a'=2,'b'=4], device_ids=([8]) {'b':(1)2}`.
 
     Args:
@@ -75,7 +75,7 @@ def _named(axes: str, rest: str) -> Groups:
     """
     mesh = Mesh([(name, int(size)) for name, size in re.findall(r"'([^']+)'=(\d+)", axes)])
     ids = re.search(r"device_ids=\(?(\[[\d,]+\](?:T\([\d,]+\))?)", rest)
-    devices = _iota(ids[1]) if ids else np.arange(mesh.size)
+    devices = _device_list(ids[1]) if ids else np.arange(mesh.size)
     chosen = re.findall(r"\{([^}]*)\}", rest)[-1]
     digits = []
     for name, pre, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", chosen):
@@ -97,20 +97,21 @@ def group_axes(groups: Sequence[Sequence[int]], mesh: Mesh) -> tuple[str, ...] |
     # Axes give all groups the same form, so the group of device 0 determines the digits. The other
     # groups are then compared with those that the digits give.
     members = sorted(next((g for g in groups if 0 in g), ()))
-    digits = _radix(members)
+    digits = _digits_of(members)
     same = {frozenset(g) for g in digit_groups(digits, mesh.size)} == set(map(frozenset, groups))
     try:
         # A digit of the groups may span several axes, so it is cut where an axis ends.
-        found = [repr(mesh.axis_ref(d)) for digit in digits for d in _cut(digit, mesh)]
+        found = [repr(mesh.axis_ref(d)) for digit in digits for d in _split_at_axes(digit, mesh)]
     except MeshError:
         return None
     return tuple(found) if same else None
 
 
-def _radix(members: Sequence[int]) -> Digits:
-    """Return the digits, major first, whose positions are `members`; empty if there are none.
+def _digits_of(members: Sequence[int]) -> Digits:
+    """Return the digits, major first, that count through the positions `members`, sorted from 0.
 
-    For example, the members 0, 1, 4, 5 give two digits of size 2, with the strides 4 and 1.
+    For example, the members 0, 1, 4, 5 give two digits of size 2, with the strides 4 and 1. If no
+    digits give exactly these members, the result is meaningless: the caller compares.
     """
     digits: list[Digit] = []
     covered = 1
@@ -126,7 +127,7 @@ def _radix(members: Sequence[int]) -> Digits:
     return tuple(reversed(digits))
 
 
-def _cut(digit: Digit, mesh: Mesh) -> list[Digit]:
+def _split_at_axes(digit: Digit, mesh: Mesh) -> list[Digit]:
     """Return `digit` cut at the borders of the mesh axes that it covers, major first."""
     pieces = []
     for name in mesh.axis_names:
@@ -397,21 +398,21 @@ def _walk(
     count, exact = runs
     for instruction in module.computations[name].values():
         yield instruction, count, exact
-        loops = instruction.opcode == "while"
+        is_loop = instruction.opcode == "while"
         # A number that the caller knows precedes the one in the text. If neither is known, the body
         # counts once, and the number is not exact.
-        trips = told(instruction) if loops else 1
+        trips = told(instruction) if is_loop else 1
         if trips is None:
             trips = trip_count(module, instruction)
-        inside = count * (1 if trips is None else trips), exact and trips is not None
+        body_runs = (count, False) if trips is None else (count * trips, exact)
         for callee in _callees(instruction):
             if callee in module.computations:
-                yield from _walk(module, told, callee, inside)
-        tested = instruction.attributes.get("condition", "").lstrip("%") if loops else ""
+                yield from _walk(module, told, callee, body_runs)
+        condition = instruction.attributes.get("condition", "").lstrip("%") if is_loop else ""
         # The condition of a loop is tested once more than the body runs, to end the loop.
-        if tested in module.computations:
-            tests = inside if trips is None else (count * (trips + 1), exact)
-            yield from _walk(module, told, tested, tests)
+        if condition in module.computations:
+            tests = body_runs if trips is None else (count * (trips + 1), exact)
+            yield from _walk(module, told, condition, tests)
 
 
 def _callees(instruction: HloInstruction) -> list[str]:

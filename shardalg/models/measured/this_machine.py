@@ -20,7 +20,7 @@ from shardalg.costs.calibration.fit import (
 )
 from shardalg.costs.calibration.operator_rates import MATMUL, OPERATOR_UNITS, OperatorRates
 from shardalg.costs.hardware import UNITS, Hardware, Source, load, own_names
-from shardalg.lower.measure import TimedRun, Timing, cores, once, probed
+from shardalg.lower.measure import TimedRun, Timing, cores, measure_devices, run_once
 from shardalg.lower.shard_map import Lowered
 from shardalg.models.measured.calibration_programs import programs
 from shardalg.plan.plan import Plan
@@ -57,7 +57,7 @@ def measure_hardware(
     """
     chosen = list(jax.devices("cpu") if devices is None else devices)
     if quick:
-        return probed(chosen)
+        return measure_devices(chosen)
     calibration = CalibrationRun.on(chosen, say)
     return calibration.hardware(in_turns(calibration.steps, REPEATS))
 
@@ -104,7 +104,7 @@ class CalibrationRun:
             core_time(name, planned, timing)
             for name, planned, timing in zip(self.names, self.plans, timings, strict=True)
         ]
-        return calibrated(probed(self.devices), core_fit(rows))
+        return calibrated(measure_devices(self.devices), core_fit(rows))
 
 
 def known_or_probed(devices: Sequence[jax.Device]) -> Hardware:
@@ -130,11 +130,11 @@ def in_turns(steps: Sequence[Step], repeats: int) -> list[Timing]:
     plans run in turns, these changes affect all of their times equally.
     """
     placed = [(lowered, lowered.entering(*arguments)) for lowered, arguments in steps]
-    warm = [once(lowered, arguments)[0].seconds for lowered, arguments in placed]
+    warm = [run_once(lowered, arguments)[0].seconds for lowered, arguments in placed]
     found: list[list[TimedRun]] = [[] for _ in placed]
     for _ in range(repeats):
         for timings, (lowered, arguments) in zip(found, placed, strict=True):
-            timings.append(once(lowered, arguments)[0])
+            timings.append(run_once(lowered, arguments)[0])
     # CPU devices share the cores of the machine, and the clock also counts the wait for a core:
     # processor time replaces it.
     return [

@@ -173,7 +173,7 @@ def _run(
 ) -> None:
     """Run a plan for the number of steps asked for, print each step, and write the results."""
     from shardalg.lower.running.processes import Job
-    from shardalg.lower.running.steps import stepped
+    from shardalg.lower.running.steps import run_steps
 
     lowered, job = plan.lower(), Job.this()
     first = job.index == 0
@@ -189,7 +189,7 @@ def _run(
 
     if first and not options.json:
         print(f"{lowered!r}, {job.processes} processes", flush=True)
-    ran = stepped(lowered, values, options.steps, carry, record)
+    ran = run_steps(lowered, values, options.steps, carry, record)
     if options.out is not None:
         held: Mapping[str, Any] = ran.on_host(lowered)  # every process takes part
         if first:
