@@ -77,7 +77,7 @@ def shaped_flops(
     price = price_of(signature)
     if price is not None:
         return at_shapes(price.flops, signature, shapes)
-    return sum(found.flops for found in executed(signature, shapes, params, row))
+    return sum(found.flops for found in rule_executions(signature, shapes, params, row))
 
 
 class Executed(NamedTuple):
@@ -95,7 +95,7 @@ class Executed(NamedTuple):
 
 
 @lru_cache(maxsize=65536)
-def executed(
+def rule_executions(
     signature: Signature, shapes: Shapes, params: Params = (), row: Rule | None = None
 ) -> tuple[Executed, ...]:
     """Return the loop sizes and the flops of each rule of an operator on given shapes.
@@ -106,7 +106,7 @@ def executed(
     `shaped_flops`.
     """
     found = []
-    for rule, places in _counted(signature):
+    for rule, places in _rules_with_flops(signature):
         if not slides(rule):
             sizes = _loop_sizes(rule, places, shapes)
             found.append(Executed(rule, sizes, flops(rule, sizes)))
@@ -129,7 +129,7 @@ def executed(
 @lru_cache(maxsize=65536)
 def windows(signature: Signature) -> bool:
     """Return whether an operator computes on a sliding window, which may exceed its operand."""
-    return any(slides(rule) for rule, _ in _counted(signature))
+    return any(slides(rule) for rule, _ in _rules_with_flops(signature))
 
 
 @lru_cache(maxsize=65536)
@@ -156,7 +156,7 @@ Tensors are numbered as in `Shapes`, because the sizes are read from there.
 
 
 @lru_cache(maxsize=65536)
-def _counted(signature: Signature) -> tuple[tuple[Rule, Places], ...]:
+def _rules_with_flops(signature: Signature) -> tuple[tuple[Rule, Places], ...]:
     """Return an operator's rules that have flops, each with the dimensions that its loops index."""
     rows = rules(signature) or ()
     count = len(signature.operands)

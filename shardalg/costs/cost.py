@@ -13,7 +13,7 @@ from shardalg.costs.analyses.crossing import (
     largest,
     largest_near,
     less,
-    turns,
+    sign_changes,
 )
 from shardalg.costs.calibration.constants import EXPOSED, Calibration
 from shardalg.costs.collectives import RING_BYTES
@@ -526,7 +526,7 @@ class Cost:
         difference, hints = self._less_than(other, quantity)
         if name not in hints:
             raise FormulaError(f"{name!r} is no size of the plans, which have {', '.join(hints)}.")
-        return turns(difference, name, hints)
+        return sign_changes(difference, name, hints)
 
     def beats(self, other: Cost, *, quantity: str = "peak_memory_bytes") -> str:
         """Return text: an inequality of named sizes under which this plan costs less than another.

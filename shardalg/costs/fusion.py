@@ -173,7 +173,7 @@ def reduces(instruction: Instruction, graph: Graph) -> bool:
     return not contracts(signature) and _reduces(signature)
 
 
-def unaliased(block: Block) -> tuple[Block, dict[int, int]]:
+def without_aliases(block: Block) -> tuple[Block, dict[int, int]]:
     """Return a block in which every operand that is an alias is replaced by its original value.
 
     An alias is a result that shares the memory of an operand, such as that of a barrier.
@@ -233,7 +233,7 @@ def _expands(signature: Signature) -> bool:
     return any(r.result_loops - r.operand_loops and not r.guards for r in rules(signature) or ())
 
 
-def materialised(block: Block, graph: Graph) -> frozenset[int]:
+def values_in_memory(block: Block, graph: Graph) -> frozenset[int]:
     """Return the values of a block that must be in memory because of their readers.
 
     The readers are contractions, kernels, collectives, loops, and the results of the block. Values
@@ -336,7 +336,7 @@ def _casts_of_block(program: SpmdProgram, graph: Graph, block: Block) -> Casts:
     read: dict[int, int] = {}
     written: dict[int, int] = {}
     free: set[int] = set()
-    in_memory = materialised(block, graph)
+    in_memory = values_in_memory(block, graph)
     fused = {v for s in steps if s.fuses for v in s.instruction.results if v not in in_memory}
     # For a product's result, or a view of it: the result and all views up to this value. There is
     # an entry only if nothing else reads them, since then nobody misses them in memory.
@@ -346,7 +346,7 @@ def _casts_of_block(program: SpmdProgram, graph: Graph, block: Block) -> Casts:
             chains |= {v: (v,) for v in instruction.results}
         if not fuses_here or (primitive not in VIEWS and primitive != CAST):
             continue
-        for value, result in viewed(instruction):
+        for value, result in view_pairs(instruction):
             # A barrier, a second reader, or the end of the block ends a chain: the value before it
             # is needed in memory.
             chain = chains.get(value, ()) if primitive != BARRIER else ()
@@ -463,7 +463,7 @@ def on_chip(program: SpmdProgram, graph: Graph) -> frozenset[int]:
     return frozenset(found - read).union(never)
 
 
-def unwritten(program: SpmdProgram, graph: Graph) -> frozenset[int]:
+def values_not_in_memory(program: SpmdProgram, graph: Graph) -> frozenset[int]:
     """Return the local values of a program that are never in memory.
 
     They are the values inside of fused kernels, the values that products cast (`casts`), and the
@@ -475,7 +475,7 @@ def unwritten(program: SpmdProgram, graph: Graph) -> frozenset[int]:
     inside |= rebuilt_stacks(program, graph)
     for step in walk(program):
         if is_view(step.instruction):
-            for value, made in viewed(step.instruction):
+            for value, made in view_pairs(step.instruction):
                 if value not in inside:
                     inside.discard(made)
     return on_chip(program, graph).union(inside, cast.read, cast.written)
@@ -502,7 +502,7 @@ def is_view(instruction: Instruction) -> bool:
     return type(attributes) is Apply and attributes.primitive in VIEWS
 
 
-def viewed(instruction: Instruction) -> Iterator[tuple[int, int]]:
+def view_pairs(instruction: Instruction) -> Iterator[tuple[int, int]]:
     """Return pairs (operand, result) of an operator that only views memory, such as a reshape."""
     return zip(instruction.operands, instruction.results, strict=False)
 
@@ -515,7 +515,7 @@ def traffic(instruction: Instruction, inside: frozenset[int], cast: Casts = NO_C
     memory moves nothing.
 
     Args:
-      inside: values that are never in memory (the result of `unwritten`).
+      inside: values that are never in memory (the result of `values_not_in_memory`).
       cast: the casts that the kernels of products carry out.
     """
     if not cast.free.isdisjoint(instruction.results):
@@ -525,7 +525,9 @@ def traffic(instruction: Instruction, inside: frozenset[int], cast: Casts = NO_C
     if is_view(instruction):
         # Two values in memory share it, and two values outside of memory stay in one kernel. So
         # bytes move only if one of them is in memory and the other is not.
-        pairs = [pair for pair in viewed(instruction) if (pair[0] in inside) != (pair[1] in inside)]
+        pairs = [
+            pair for pair in view_pairs(instruction) if (pair[0] in inside) != (pair[1] in inside)
+        ]
         return [made if value in inside else value for value, made in pairs]
     if type(attributes) in SLICES or primitive in READS_PART:
         # The part is read from the operand and written as the result: each end in memory costs
@@ -623,4 +625,4 @@ def _read_outside(body: Block, graph: Graph) -> frozenset[int]:
     made_apart = {
         value for one in body.instructions if not fuses(one, graph) for value in one.results
     }
-    return materialised(inner, graph) | made_apart
+    return values_in_memory(inner, graph) | made_apart

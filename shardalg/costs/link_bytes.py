@@ -92,10 +92,11 @@ def _shares_over(kind: str, spans: tuple[DigitSpan, ...]) -> tuple[tuple[str, Fr
         return ((outer_first[0][0], Fraction(1)),)
     devices = math.prod(count for _, count in outer_first)
     found: dict[str, Fraction] = defaultdict(Fraction)
+    # The number of groups that the slower links, which are already counted, connect.
     outer = 1
     for link, count in outer_first:
-        # Of an all-to-all, the data for another outer member leave at once: `outer` of the members
-        # are separated already, and one part in `outer` is for members on these links or inside.
+        # An all-to-all first sends the data for other groups over the slower links. Only one part
+        # in `outer` of the data remains, for members on these links or inside.
         members = devices // outer if kind.endswith("all_to_all") else outer * count
         blocks = members - members // count
         found[link] += Fraction(blocks, devices - 1)

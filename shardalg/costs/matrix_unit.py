@@ -25,8 +25,8 @@ from shardalg.costs.compute import (
     Executed,
     Shapes,
     contracts,
-    executed,
     operand_type,
+    rule_executions,
     shaped_flops,
 )
 from shardalg.costs.kernels.expert_load import busiest_flops
@@ -250,7 +250,10 @@ def padded_flops(
     if price_of(signature) is not None:
         return shaped_flops(signature, shapes)
     dtype = signature.operands[0].dtype if signature.operands else ""
-    return sum(_padded(one, unit, dtype) for one in executed(signature, shapes, params, row))
+    return sum(
+        _padded_rule_flops(one, unit, dtype)
+        for one in rule_executions(signature, shapes, params, row)
+    )
 
 
 class _Roles(NamedTuple):
@@ -296,7 +299,7 @@ def _roles(rule: Rule) -> _Roles | None:
     return _Roles(rows, columns, summed, many, slides)
 
 
-def _padded(one: Executed, unit: MatrixUnit, dtype: str) -> Any:
+def _padded_rule_flops(one: Executed, unit: MatrixUnit, dtype: str) -> Any:
     """Return the flops of one rule of an operator, in whole blocks if it is a matrix product.
 
     Args:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from shardalg.costs.analyses.scaling import reused
+from shardalg.costs.analyses.scaling import reused_arguments
 from shardalg.costs.collectives import is_collective
 from shardalg.costs.compute import contracts
-from shardalg.costs.fusion import EXPANDS, NO_CASTS, Casts, casts, materialised, on_chip, traits
+from shardalg.costs.fusion import EXPANDS, NO_CASTS, Casts, casts, on_chip, traits, values_in_memory
 from shardalg.costs.kernels.kernel_price import is_kernel
 from shardalg.costs.saved_activations import last_uses, lifetimes
 from shardalg.costs.walk import NOTHING, AliveBytes, LiveValue, ProgramPoint, local_bytes
@@ -77,7 +77,7 @@ class Liveness:
       argument_bytes, result_bytes: bytes of the program's arguments and results, with padding.
       place: number of the instruction, then numbers inside of bodies (`costs.walk.ProgramPoint`).
       reused: donated arguments in whose memory results are written.
-      reused_bytes: bytes of `reused`. Arguments and results together take
+      reused_bytes: bytes of `reused_arguments`. Arguments and results together take
         `argument_bytes + result_bytes - reused_bytes`.
     """
 
@@ -147,7 +147,7 @@ def liveness(
     A value lives from the instruction that makes it to the last instruction that reads it.
     Constants, results, and arguments that are not donated live to the end. A donated argument
     lives until the result in its memory is made, or longer if it is still read. Without such a
-    result it lives to the end (`costs.analyses.scaling.reused`).
+    result it lives to the end (`costs.analyses.scaling.reused_arguments`).
 
     The operands and results of an instruction are alive together while it runs. A pointwise
     operator may write over an operand that dies; a contraction or a collective may not.
@@ -176,7 +176,7 @@ def liveness(
         scan = Scan(program, graph, key[1], rebuild and graph is not None)
         lives = scan.lives(donated)
         found = scan.liveness(lives, scan.peak(program.block, lives).peak[1])
-        arguments = tuple(reused(program, donated).values())
+        arguments = tuple(reused_arguments(program, donated).values())
         found = replace(found, reused=arguments, reused_bytes=local_bytes(program, arguments))
         # The cache keeps the graph alive, so that no other graph gets its `id`.
         cache[key] = graph, found
@@ -291,7 +291,7 @@ class Scan:
         made = {value: at for at, one in enumerate(block.instructions) for value in one.results}
         pairs = {
             result: argument
-            for result, argument in reused(self.program, donated).items()
+            for result, argument in reused_arguments(self.program, donated).items()
             if result in made
         }
         # The caller keeps an argument that is not donated. XLA frees a donated one only if a result
@@ -319,7 +319,7 @@ class Scan:
         graph = self.graph
         if graph is None:
             return Lives(start, pinned, last_uses(block.instructions, block.results))
-        written, never = materialised(block, graph), self.on_chip
+        written, never = values_in_memory(block, graph), self.on_chip
         if not self.rebuild:
             last = last_uses(block.instructions, block.results)
             read = self.casts.read
@@ -392,14 +392,16 @@ class Scan:
             dying, results = ends[i], instruction.results
             # Only values that die here can be overwritten. An operand that is overwritten is
             # dropped before the result is added, so that both are never counted together.
-            for value in self.overwritten(instruction, dying, line.alive, lives) if dying else ():
+            for value in (
+                self.values_overwritten(instruction, dying, line.alive, lives) if dying else ()
+            ):
                 line.drop(value)
             for value in results:
                 held = NOTHING if value in lives.never else whole[value]
                 # The readers of a broadcast repeat it, so it takes only the memory of its operand,
                 # unless it is in memory for another reason (`written`).
                 if bits[i] & EXPANDS and value not in lives.written:
-                    held = self.repeated(instruction, held, line.alive)
+                    held = self.broadcast_bytes(instruction, held, line.alive)
                 line.add(value, held)
             # An instruction's total is taken here: its results are added, and its operands are not
             # freed yet.
@@ -484,7 +486,7 @@ class Scan:
         line.alive.update(line.inner)
         return line
 
-    def repeated(
+    def broadcast_bytes(
         self, instruction: Instruction, own: LiveValue, alive: dict[int, LiveValue]
     ) -> LiveValue:
         """Return the bytes that a broadcast takes if its readers repeat it.
@@ -499,7 +501,7 @@ class Scan:
         of = tuple(v for held in read for v in held.of)
         return min(own, LiveValue(sum(h.bytes for h in read), of), key=lambda held: held.bytes)
 
-    def overwritten(
+    def values_overwritten(
         self, instruction: Instruction, dying: list[int], alive: dict[int, LiveValue], lives: Lives
     ) -> Iterator[int]:
         """Yield the values whose memory a result of an instruction takes over.

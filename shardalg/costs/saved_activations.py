@@ -20,7 +20,7 @@ from shardalg.costs.fusion import (
     held_back,
     inside_kernels,
     traits,
-    unaliased,
+    without_aliases,
 )
 from shardalg.graph.ir import Graph
 from shardalg.sizes.decided import decided
@@ -82,12 +82,12 @@ def lifetimes(program: SpmdProgram, graph: Graph, block: Block) -> Lifetimes:
     forward pass.
     """
     barred = held_back(block)
-    block, same = unaliased(block)
+    block, same = without_aliases(block)
     instructions, bits = block.instructions, traits(block, graph)
     border = _border(instructions)
     # The values that the backward pass keeps are chosen first: a kept value is in memory, and
     # whether other values are depends on it.
-    kept = _kept(program, block, bits, border)
+    kept = _values_to_keep(program, block, bits, border)
     # Values that are never in memory: values between fused operators, except sums (reductions are
     # not repeated), plus products whose epilogue writes the result instead. A barrier's operands
     # are in memory.
@@ -99,7 +99,7 @@ def lifetimes(program: SpmdProgram, graph: Graph, block: Block) -> Lifetimes:
     unwritten = (unwritten | products.difference(kept, block.results)) - ends
     unwritten -= {same.get(v, v) for v in barred}
     # A value in memory lives as long as values without memory are recomputed from it.
-    forward, backward = _needed(instructions, border, kept, unwritten)
+    forward, backward = _last_readers(instructions, border, kept, unwritten)
     sources, reduced = _sources(instructions, bits, unwritten)
     last = {**forward, **{v: max(forward.get(v, at), at) for v, at in backward.items()}}
     # The backward pass computes such a value again, so its memory is freed after its last use in
@@ -123,7 +123,7 @@ def saved_values(program: SpmdProgram, graph: Graph) -> tuple[int, ...]:
     """
     block = program.block
     border, last = _border(block.instructions), lifetimes(program, graph, block).last
-    block, _ = unaliased(block)
+    block, _ = without_aliases(block)
     there = {v: None for i in block.instructions[:border] for v in (*i.operands, *i.results)}
     return tuple(v for v in there if border <= last[v] < len(block.instructions))
 
@@ -137,7 +137,7 @@ def _border(instructions: Instructions) -> int:
     return phases.index("backward") if "backward" in phases else len(phases)
 
 
-def _kept(program: SpmdProgram, block: Block, bits: bytes, border: int) -> frozenset[int]:
+def _values_to_keep(program: SpmdProgram, block: Block, bits: bytes, border: int) -> frozenset[int]:
     """Return the values of the forward pass that stay in memory for the backward pass.
 
     A value that the backward pass reads is kept, or computed again from kept values by operators
@@ -201,7 +201,7 @@ def _epilogues(
     return frozenset(last), frozenset(last.values())
 
 
-def _needed(
+def _last_readers(
     instructions: Instructions, border: int, kept: frozenset[int], unwritten: frozenset[int]
 ) -> tuple[dict[int, int], dict[int, int]]:
     """Return for each value the last instruction that needs it, in two dictionaries.

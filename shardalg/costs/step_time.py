@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from shardalg.costs.analyses.overlap import (
     RingTimes,
     check_overlap,
+    combined_all_reduces,
     ring_times,
     scheduled_s,
-    together,
 )
 from shardalg.costs.analyses.peaks import candidate_peaks
 from shardalg.costs.calibration.by_cause import Chains, chains
@@ -47,7 +47,7 @@ from shardalg.costs.fusion import (
     kernel_bytes,
     on_chip,
     traffic,
-    unwritten,
+    values_not_in_memory,
 )
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.kernels.causal_mask import causal_products
@@ -203,7 +203,7 @@ def _timed(priced: Pricing) -> tuple[Timed, ...]:
 def pricing(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> Pricing:
     """Return a `Pricing`, which computes the prices of a program's instructions, in numbers."""
     hardware = hardware.shared(program.mesh.size)
-    inside, wiring = unwritten(program, graph), hardware.wiring(program.mesh)
+    inside, wiring = values_not_in_memory(program, graph), hardware.wiring(program.mesh)
     chip = _of_step(hardware.chip, graph)
     return Pricing(program, graph, chip, inside, wiring, casts=casts(program, graph))
 
@@ -313,8 +313,8 @@ class Pricing:
           program: gives the local shapes of the instruction's values.
         """
         other, step = replace(self, program=program), Execution(instruction, 1)
-        sent = other.moved(step.instruction) if moves(step) else None
-        return float(self.took(sent or other.computed(instruction, None)))
+        sent = other.collective_price(step.instruction) if moves(step) else None
+        return float(self.seconds_of(sent or other.local_price(instruction, None)))
 
     def runs(self) -> dict[int, int]:
         """Return a dictionary from the first step of each distinct price to the number of steps.
@@ -362,7 +362,9 @@ class Pricing:
                 operator if plain else self.operation(instruction),
                 again.get(instruction.node or 0) if again else None,
                 *(instruction.role, instruction.phase, step.count),
-                self.company(instruction, types) if id(instruction) in combined else None,
+                self.types_sent_together(instruction, types)
+                if id(instruction) in combined
+                else None,
                 self.kernel_place(instruction),
                 rings.get(id(instruction)) if rings else None,
                 tuple([codes[v] for v in values]),
@@ -407,11 +409,13 @@ class Pricing:
         """For each combined all-reduce, the all-reduces that are sent in its message.
 
         Keys are the `id` of the all-reduce. The first all-reduce of a message has the tuple of all
-        of them, and each other one has (). See `analyses.overlap.together`.
+        of them, and each other one has (). See `analyses.overlap.combined_all_reduces`.
         """
-        return together(self.program.block)
+        return combined_all_reduces(self.program.block)
 
-    def company(self, instruction: Instruction, types: Sequence[int]) -> tuple[int, ...]:
+    def types_sent_together(
+        self, instruction: Instruction, types: Sequence[int]
+    ) -> tuple[int, ...]:
         """Return the types of everything that is sent together with an all-reduce, sorted.
 
         Several all-reduces can be one message. Its first all-reduce has the types of the operands
@@ -431,7 +435,7 @@ class Pricing:
         """
         places = dict.fromkeys(range(len(self.steps)), 1)
         prices = zip(self.steps, self.prices(places), strict=True)
-        found = {id(step.instruction): float(self.took(price)) for step, price in prices}
+        found = {id(step.instruction): float(self.seconds_of(price)) for step, price in prices}
         ahead = COLLECTIVES if overlap == "dependences" else self.hardware.interconnect.asynchronous
         return scheduled_s(self.program.block, lambda one: found[id(one)], ahead)
 
@@ -459,17 +463,17 @@ class Pricing:
         for place, by_traffic in zip_longest(runs, sides):
             step = self.steps[place]
             if moves(step):
-                found.append(self.exposed(step.instruction))
+                found.append(self.price_beside_product(step.instruction))
             else:
-                found.append(self.computed(step.instruction, by_traffic))
+                found.append(self.local_price(step.instruction, by_traffic))
         return found
 
-    def exposed(self, instruction: Instruction[Collective]) -> _Price:
+    def price_beside_product(self, instruction: Instruction[Collective]) -> _Price:
         """Return the price of a collective.
 
         In a collective matmul, its seconds are the part that the product does not hide.
         """
-        price = self.moved(instruction)
+        price = self.collective_price(instruction)
         if id(instruction) not in self.rings:
             return price
         waits = [((cause, 1.0), taken) for cause, taken in self.rings[id(instruction)].exposed]
@@ -515,7 +519,7 @@ class Pricing:
         """Return a price as an `Item` of a single execution."""
         return self.item(price.key, summed(Counter((*amount, 1) for amount in price.amounts)))
 
-    def took(self, price: _Price) -> Any:
+    def seconds_of(self, price: _Price) -> Any:
         """Return the seconds of one execution, given its price."""
         return self.priced_alone(price).time_s
 
@@ -523,7 +527,7 @@ class Pricing:
         """Return `amount / rate` seconds; a formula if prices are formulas."""
         return over(amount if self.sizes is None else Formula.of(amount), rate)
 
-    def moved(self, instruction: Instruction[Collective]) -> _Price:
+    def collective_price(self, instruction: Instruction[Collective]) -> _Price:
         """Return the price of a collective, without overlap in a collective matmul.
 
         A price is a key, by which equal rows of the cost are added up, and amounts: the number of
@@ -568,7 +572,7 @@ class Pricing:
         size = sent_bytes(self.program, instruction)
         return size if self.sizes is None else Formula.of(size)
 
-    def computed(self, instruction: Instruction, by_traffic: bool | None) -> _Price:
+    def local_price(self, instruction: Instruction, by_traffic: bool | None) -> _Price:
         """Return the price of a local operator: its arithmetic, and its traffic to and from memory.
 
         The rates come from the first of these that the chip has:
@@ -588,7 +592,7 @@ class Pricing:
         flops, padded_flops, peak = self.arithmetic(instruction)
         bytes_of_values, bytes_per_s = self.traffic(instruction)
         # Local operators send nothing, so their rows of the cost have no mesh axes and no role.
-        key = _Key(kind=self.sort(instruction), axes=(), role="", phase=instruction.phase)
+        key = _Key(kind=self.kind_of(instruction), axes=(), role="", phase=instruction.phase)
         if self.hardware.operators.figures:
             return self.as_measured(instruction, key)
         counted = (("count", 1), ("flops", flops))
@@ -656,7 +660,7 @@ class Pricing:
         """Return a constant number of seconds, as a constant formula if prices are formulas."""
         return multiplied(1 if self.sizes is None else Formula.of(1), seconds)
 
-    def sort(self, instruction: Instruction) -> str:
+    def kind_of(self, instruction: Instruction) -> str:
         """Return the kind of a local instruction, as in `Item.kind`.
 
         It is "contraction" or "other compute" for an operator of the graph, else "formatting".
@@ -683,9 +687,10 @@ class Pricing:
         flops = shaped_flops(signature, shapes, params, row)
         node = instruction.node
         # In a grouped product (mixture of experts) with formulas for sizes, the busiest device has
-        # a part of the rows that depends on local and global shapes (`whole` has the global ones).
+        # a part of the rows that depends on local and global shapes (`global_signature` has the
+        # global ones).
         if self.sizes is not None and dict(instruction.attributes.loops):
-            whole = self.whole(self.graph.nodes[node])[1]
+            whole = self.global_signature(self.graph.nodes[node])[1]
             flops, padded = (
                 of_named_groups(signature, (shapes, whole), count) for count in (flops, padded)
             )
@@ -719,17 +724,18 @@ class Pricing:
 
     def useful(self) -> tuple[Any, Any]:
         """Return (flops of a call on global shapes, their seconds on one device at its peak)."""
-        # Equal operators are counted once, because formulas are slow to add up. `whole` gives the
-        # signature of a node, its global shapes if these are formulas, and its executions per call.
+        # Equal operators are counted once, because formulas are slow to add up. `global_signature`
+        # gives the signature of a node, its global shapes if these are formulas, and its executions
+        # per call.
         tally: Counter[tuple[Hashable, Any, Any]] = Counter()
-        nodes = Counter(map(self.whole, self.graph.walk()))
+        nodes = Counter(map(self.global_signature, self.graph.walk()))
         for (signature, shapes, trips), times in nodes.items():
             flops = shaped_flops(signature, shapes) if shapes else signature_flops(signature)
             tally[self.hardware.peak(operand_type(signature)), flops, trips] += times
         sums = summed(tally)
         return total(sums.values()), total(self.seconds(n, rate) for rate, n in sums.items())
 
-    def whole(self, node: Node) -> tuple[Signature, Shapes, Any]:
+    def global_signature(self, node: Node) -> tuple[Signature, Shapes, Any]:
         """Return (signature of a node, its global shapes, its executions per call).
 
         The shapes are formulas; for prices in numbers they are (), because the signature has them.

@@ -22,8 +22,8 @@ from shardalg.costs.network.placement import (
     Level,
     Placement,
     Wiring,
-    exact,
-    filled,
+    exact_placement,
+    fill_levels,
     spans,
 )
 from shardalg.errors import HardwareError
@@ -272,9 +272,9 @@ def _spans(topology: Topology, mesh: Mesh) -> dict[str, tuple[DigitSpan, ...]]:
         # First whole levels, as JAX places devices. Then levels filled one after the other; at last
         # parts of a torus dimension, which axes share (`allow_split_physical_axes` in JAX).
         torus = not topology.hardware.interconnect.island
-        placed = (_sliced(sizes, counts) if torus else None) or filled(sizes, counts)
+        placed = (_sliced(sizes, counts) if torus else None) or fill_levels(sizes, counts)
         if placed is None and torus:
-            placed = filled(sizes, counts, shared=True)
+            placed = fill_levels(sizes, counts, shared=True)
     if placed is None:
         raise _untiled(topology, mesh, "no axis or part of one fits along its dimensions")
     return dict(spans(placed, sizes, levels))
@@ -291,12 +291,12 @@ def _sliced(sizes: Mapping[str, int], counts: Sequence[int]) -> Placement | None
     """
     first = next((a for a, size in sizes.items() if size > 1), "")
     if counts[0] == 1 or not first:
-        return exact(sizes, counts)
+        return exact_placement(sizes, counts)
     if sizes[first] % counts[0]:
         return None
     rest = {**sizes, first: sizes[first] // counts[0]}
     # The remaining part of the outermost axis must fit on whole levels inside of a slice.
-    found = exact(rest, [1, *counts[1:]])
+    found = exact_placement(rest, [1, *counts[1:]])
     return found and {**found, first: [(0, counts[0], 1), *found[first]]}
 
 
@@ -314,7 +314,7 @@ def _placement_by_options(
     if not topology.network_axes:
         return _ordered(topology, mesh, sizes, counts)
     shares = _network_shares(topology, mesh, math.prod(counts[:levels]))
-    outside = filled({n: shares.get(n, 1) for n in sizes}, counts[:levels], shared=True)
+    outside = fill_levels({n: shares.get(n, 1) for n in sizes}, counts[:levels], shared=True)
     # The slow network has its share of each axis, so only the rest is placed inside of the slices
     # or islands.
     rest = {name: size // shares.get(name, 1) for name, size in sizes.items()}
@@ -325,7 +325,7 @@ def _placement_by_options(
     else:
         # Axes that use whole dimensions of a torus have the most links. Otherwise axes may share a
         # dimension, as in JAX. The switch of an island (two levels) has no dimensions to share.
-        inside = exact(rest, [*ones, *counts[levels:]]) or filled(
+        inside = exact_placement(rest, [*ones, *counts[levels:]]) or fill_levels(
             rest, [*ones, *counts[levels:]], shared=levels == 1
         )
     if outside is None or inside is None:
@@ -384,7 +384,7 @@ def _ordered(
             f"order={list(topology.order)} of {topology!r} is not the axes of {mesh!r}: give each "
             "of them once, the one on the slowest links first."
         )
-    return filled({name: sizes[name] for name in topology.order}, counts)
+    return fill_levels({name: sizes[name] for name in topology.order}, counts)
 
 
 def _untiled(topology: Topology, mesh: Mesh, why: str) -> HardwareError:

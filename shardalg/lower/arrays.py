@@ -357,7 +357,13 @@ def _difference(got: Any, planned: Any, where: str) -> str:
                 return _difference(one, other, f"{where}[{key!r}]")
     place = f"at {where}" if where else "in all"
     if kind is planned_kind and data != planned_data:
-        return f"{place} {kind.__name__} holds {_around_difference(repr(data), repr(planned_data))}"
+        # Long data are cut to the surroundings of the first difference.
+        texts = repr(data), repr(planned_data)
+        pairs = zip(*texts, strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        start = max(0, same - _AROUND)
+        cut = (f"{'...' if start else ''}{text[start : same + _AROUND]}" for text in texts)
+        return f"{place} {kind.__name__} holds {' instead of '.join(cut)}"
     return f"{place} {_kind(got)} stands instead of {_kind(planned)}"
 
 
@@ -373,15 +379,6 @@ def _kind(tree: Any) -> str:
         return "an array"
     name = "None" if kind is type(None) else str(kind.__name__)
     return f"{name} of {len(tree.children())}" if tree.num_leaves else name
-
-
-def _around_difference(text: str, planned: str) -> str:
-    """Return both texts, cut to the surroundings of their first difference."""
-    pairs = zip(text, planned, strict=False)
-    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    start = max(0, same - _AROUND)
-    parts = (f"{'...' if start else ''}{each[start : same + _AROUND]}" for each in (text, planned))
-    return " instead of ".join(parts)
 
 
 _AROUND = 60

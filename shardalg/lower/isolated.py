@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shardalg.costs.analyses.overlap import together
+from shardalg.costs.analyses.overlap import combined_all_reduces
 from shardalg.costs.collectives import axis_names
 from shardalg.costs.compute import contracts
 from shardalg.costs.step_time import timed
@@ -147,7 +147,7 @@ def instruction_kinds(lowered: Lowered, seconds: Mapping[int, float]) -> list[In
       seconds: predicted seconds by the `id` of the instruction; empty if nothing is predicted.
     """
     found: dict[Any, InstructionKind] = {}
-    sent = together(lowered.program.block)
+    sent = combined_all_reduces(lowered.program.block)
     for step in walk(lowered.program):
         # All-reduces that the compiler combines are one message: they are timed together.
         group = sent.get(id(step.instruction), (step.instruction,))

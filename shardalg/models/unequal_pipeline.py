@@ -37,7 +37,7 @@ from shardalg.costs.pipelines.joined import (
     MicrobatchTask,
     StageTimes,
     in_flight,
-    joined,
+    join_stages,
     orders,
 )
 from shardalg.costs.pipelines.schedules import Schedule
@@ -169,7 +169,7 @@ class UnequalPipeline:
         ]
         meshes = " | ".join(str(stage.mesh) for stage in self.stages)
         on = machine_text(hardware, sum(stage.mesh.size for stage in self.stages))
-        return Timeline(joined(times, self._orders), meshes, f"predicted on {on}")
+        return Timeline(join_stages(times, self._orders), meshes, f"predicted on {on}")
 
     def table(self, hardware: str | Hardware | Topology) -> Table:
         """Return a table with a row per stage.

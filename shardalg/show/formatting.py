@@ -13,7 +13,7 @@ from shardalg.algebra.digits import parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.collectives import wire_bytes
 from shardalg.costs.cost import Cost
-from shardalg.costs.fusion import casts, kernel_bytes, traffic, unwritten
+from shardalg.costs.fusion import casts, kernel_bytes, traffic, values_not_in_memory
 from shardalg.costs.walk import Execution, local_bytes, walk
 from shardalg.graph.ir import Graph
 from shardalg.planner.reshard.padded import gathered
@@ -40,7 +40,7 @@ def formatting(program: SpmdProgram, graph: Graph, cost: Cost | None = None) -> 
       cost: adds `memory_s`, the seconds of the memory bytes on the cost's hardware
         (`cost.formatting_s` in the last row), and `step_share`, their share of `cost.step_time_s`.
     """
-    inside, cast = unwritten(program, graph), casts(program, graph)
+    inside, cast = values_not_in_memory(program, graph), casts(program, graph)
     sums: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0])
     whole: list[float] = [0, 0, 0]
     for step in walk(program):

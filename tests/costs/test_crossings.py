@@ -10,8 +10,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.costs.analyses.crossing import largest, largest_near, less, turns
-from shardalg.costs.analyses.overlap import together
+from shardalg.costs.analyses.crossing import largest, largest_near, less, sign_changes
+from shardalg.costs.analyses.overlap import combined_all_reduces
 from shardalg.costs.hardware import Hardware, load
 from shardalg.costs.network.collective_seconds import LATENCY
 from shardalg.errors import HardwareError
@@ -154,7 +154,7 @@ def test_turns_by_brute_force():
             (v > 0) - (v < 0) for v in (difference.at({**hints, "X": x}) for x in range(1, 3000))
         ]
         exact = [x + 2 for x, (a, b) in enumerate(pairwise(signs)) if a != b]
-        assert [t for t in turns(difference, "X", hints) if t < 3000] == exact
+        assert [t for t in sign_changes(difference, "X", hints) if t < 3000] == exact
 
 
 @pytest.mark.sampled(1)
@@ -289,7 +289,7 @@ def test_all_reduces_that_do_not_wait_for_each_other_are_one():
         return [jnp.sum(w * s) for w, s in zip(ws, first, strict=True)]
 
     plan = sa.plan(norms, *ws, mesh=sa.Mesh({"X": 8}), in_shardings=(P("X"),) * 9)
-    groups = [g for g in together(plan.program.block).values() if g]
+    groups = [g for g in combined_all_reduces(plan.program.block).values() if g]
     sums = sum(type(i.attributes) is AllReduce for i in plan.program.block.instructions)
     assert sums == 18
     assert sorted(map(len, groups)) == [9, 9]
@@ -301,5 +301,5 @@ def test_all_reduces_that_do_not_wait_for_each_other_are_one():
 
 
 def test_a_program_by_hand_has_nothing_to_join():
-    assert together(ffn_program().block) == {}
+    assert combined_all_reduces(ffn_program().block) == {}
     assert ffn_graph().nodes

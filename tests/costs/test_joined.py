@@ -14,7 +14,7 @@ from shardalg.costs.pipelines.joined import (
     ORDERS,
     StageTimes,
     in_flight,
-    joined,
+    join_stages,
     orders,
 )
 from shardalg.models import schedules
@@ -38,7 +38,7 @@ def ends(events):
 def test_equal_stages_have_the_bubbles_of_the_formula(schedule, stages, microbatches):
     """Both schedules have the bubbles of `(M + L - 1) (forward + backward)`; memory differs."""
     order = orders(schedule, stages, microbatches)
-    events = joined([stage(1.0, 2.0)] * stages, order)
+    events = join_stages([stage(1.0, 2.0)] * stages, order)
     assert ends(events) == pytest.approx(3 * (microbatches + stages - 1))
     table = schedules(stages, microbatches)
     ratio = dict(zip(table["schedule"], table["bubble_ratio"], strict=True))[schedule]
@@ -89,7 +89,7 @@ def test_unequal_stages_end_when_a_linear_program_says(seed, show):
     stages = [stage(*rng.uniform(0.1, 3, 5)) for _ in range(rng.integers(1, 5))]
     for schedule in ORDERS:
         order = orders(schedule, len(stages), int(rng.integers(1, 7)))
-        events = joined(stages, order)
+        events = join_stages(stages, order)
         assert ends(events) == pytest.approx(by_linear_program(stages, order))
         for number in range(len(stages)):
             own = [e for e in events if e.stage == number]

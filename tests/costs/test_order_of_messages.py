@@ -7,7 +7,12 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.costs.analyses.overlap import executed, in_order, scheduled_s, together
+from shardalg.costs.analyses.overlap import (
+    all_in_execution_order,
+    combined_all_reduces,
+    execution_order,
+    scheduled_s,
+)
 from shardalg.costs.collectives import is_collective
 from shardalg.spmd.instruction import Block
 
@@ -70,7 +75,7 @@ def blocks(block):
 def test_every_instruction_runs_once_after_what_it_reads(function):
     program = plan_of(function).program
     for block in blocks(program.block):
-        order = in_order(block)
+        order = execution_order(block)
         assert sorted(map(id, order)) == sorted(map(id, block.instructions))
         made_here = {v for one in block.instructions for v in one.results}
         there: set[int] = set()
@@ -82,9 +87,9 @@ def test_every_instruction_runs_once_after_what_it_reads(function):
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_members_of_a_message_follow_one_another(function):
     program = plan_of(function).program
-    sent = together(program.block)
+    sent = combined_all_reduces(program.block)
     for block in blocks(program.block):
-        order = in_order(block)
+        order = execution_order(block)
         for members in (sent[id(one)] for one in block.instructions if id(one) in sent):
             places = sorted(order.index(member) for member in members)
             assert not places or places == list(range(places[0], places[0] + len(places)))
@@ -115,14 +120,14 @@ def test_a_schedule_has_no_message_before_its_operands(function):
     both = scheduled_s(program.block, lambda one: computing(one) + sending(one))
     parts = [scheduled_s(program.block, each) for each in (computing, sending)]
     assert max(parts) <= both <= sum(parts) + 1e-9
-    assert len([*executed(program.block)]) == sum(
+    assert len([*all_in_execution_order(program.block)]) == sum(
         len(b.instructions) for b in blocks(program.block)
     )
 
 
 def test_a_message_waits_for_its_last_operand():
     program = plan_of(sgd).program
-    sent = together(program.block)
+    sent = combined_all_reduces(program.block)
     first = max(sent, key=lambda key: len(sent[key]))
     (message,) = [one for one in program.block.instructions if id(one) == first]
     members = sent[first]

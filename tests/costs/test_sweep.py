@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.costs.analyses.peaks import candidate_peaks, undominated
+from shardalg.costs.analyses.peaks import candidate_peaks, possible_maxima
 from shardalg.costs.hardware import load
 from shardalg.lab.table1_strategies import finalized
 from shardalg.models.training import part
@@ -238,5 +238,5 @@ def test_facts_hold_at_arrays_where_they_hold_at_each_point(pairs, rows, known):
 @settings(max_examples=60, deadline=None)
 def test_what_is_left_out_is_nowhere_the_largest(formulas, b, m, x):
     point = {"B": b, "M": m, "X": x}
-    left = undominated(formulas)
+    left = possible_maxima(formulas)
     assert max(f.at(point) for f in left) == max(f.at(point) for f in formulas)

@@ -27,7 +27,7 @@ EACH = 1 << 14
 _ROUNDED = 2.0**-40
 
 
-def turns(difference: Formula, name: str, hints: Mapping[str, Number]) -> tuple[int, ...]:
+def sign_changes(difference: Formula, name: str, hints: Mapping[str, Number]) -> tuple[int, ...]:
     """Return the values of a size at which a difference of prices has another sign than before.
 
     A returned integer n means that the signs at n - 1 and at n differ. Up to `EACH` all of them are
@@ -66,7 +66,9 @@ def turns(difference: Formula, name: str, hints: Mapping[str, Number]) -> tuple[
     sizes = np.unique(given.astype(np.int64))
     signs = _signs(here, {name: sizes}, sign)
     changes = np.flatnonzero(signs[1:] != signs[:-1])
-    return tuple(t for i in changes for t in _turns(sign, int(sizes[i]), int(sizes[i + 1])))
+    return tuple(
+        t for i in changes for t in _changes_between(sign, int(sizes[i]), int(sizes[i + 1]))
+    )
 
 
 def _only_ceilings(formula: Formula) -> bool:
@@ -94,7 +96,7 @@ def _signs(difference: Formula, sizes: Mapping[str, Any], sign: Callable[[int], 
     return signs
 
 
-def _turns(sign: Callable[[int], int], low: int, high: int) -> Iterator[int]:
+def _changes_between(sign: Callable[[int], int], low: int, high: int) -> Iterator[int]:
     """Yield integers in `(low, high]` at which the sign differs from the sign at the one before."""
     # The bisection finds one change; there may be more between it and the upper end.
     while sign(low) != sign(high):
@@ -130,14 +132,14 @@ def largest_near(fits: Callable[[int], bool], guess: int, step: int) -> int:
     >>> largest_near(lambda n: n <= 70 and n % 4 == 0, guess=1000, step=24)
     68
     """
-    found = step * _turn(lambda k: fits(k * step), guess // step)
+    found = step * _last_fitting_near(lambda k: fits(k * step), guess // step)
     for prime in sorted(_primes(step), reverse=True):
         step //= prime
-        found = _refined(fits, found, step, prime)
+        found = _refine(fits, found, step, prime)
     return found
 
 
-def _refined(fits: Callable[[int], bool], low: int, step: int, steps: int) -> int:
+def _refine(fits: Callable[[int], bool], low: int, step: int, steps: int) -> int:
     """Return `low + k * step` for the largest k that a bisection of `0 <= k < steps` finds to fit.
 
     `low` must fit.
@@ -145,7 +147,7 @@ def _refined(fits: Callable[[int], bool], low: int, step: int, steps: int) -> in
     return low + step * _last(lambda k: fits(low + k * step), 0, steps)
 
 
-def _turn(fits: Callable[[int], bool], guess: int) -> int:
+def _last_fitting_near(fits: Callable[[int], bool], guess: int) -> int:
     """Return a number for which `fits` is true, although it is false for the next number.
 
     The search goes upward from the guess in doubling steps. It passes numbers that do not fit, up
@@ -153,21 +155,24 @@ def _turn(fits: Callable[[int], bool], guess: int) -> int:
     goes downward. 0 counts as a number that fits. Between a number that fits and one that does not,
     `_last` finds the last one that fits, by bisection.
     """
-    low = high = by = 0
-    while (at := guess + by) < LARGEST:
-        if at == 0 or fits(at):
-            low, high = at, 0
+    # Upward, in steps of 0, 1, 2, 4, .... `fitting` is the last number that fits, and `failing` the
+    # first one above it that does not; 0 means that there is none yet.
+    fitting = failing = step = 0
+    while (tried := guess + step) < LARGEST:
+        if tried == 0 or fits(tried):
+            fitting, failing = tried, 0
         else:
-            high = high or at
-            if at >= 2 * guess:
+            failing = failing or tried
+            if tried >= 2 * guess:
                 break
-        by = 2 * by or 1
-    if low:
-        return _last(fits, low, high) if high else low
-    low, high, by = max(guess - 1, 0), guess, 1
-    while low > 0 and not fits(low):
-        low, high, by = max(low - by, 0), low, 2 * by
-    return _last(fits, low, high)
+        step = 2 * step or 1
+    if fitting:
+        return _last(fits, fitting, failing) if failing else fitting
+    # Downward from the guess, in steps of 1, 2, 4, ..., until a number fits or 0 is reached.
+    fitting, failing, step = max(guess - 1, 0), guess, 1
+    while fitting > 0 and not fits(fitting):
+        fitting, failing, step = max(fitting - step, 0), fitting, 2 * step
+    return _last(fits, fitting, failing)
 
 
 def _last(fits: Callable[[int], bool], low: int, high: int) -> int:

@@ -26,7 +26,7 @@ from shardalg.costs.collectives import axis_names
 from shardalg.costs.compute import multiplies, operand_type, shaped_flops, signature_flops
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.pipelines.loops import pipeline_loops
-from shardalg.costs.pipelines.overheads import recomputed
+from shardalg.costs.pipelines.overheads import recomputed_nodes
 from shardalg.costs.step_time import Timed, timed
 from shardalg.costs.topology import Topology
 from shardalg.graph.ir import Graph
@@ -191,7 +191,7 @@ def step_limits(
     Args:
       steps: function that returns the result of `costs.step_time.timed`, if that exists already.
     """
-    again = recomputed(graph)
+    again = recomputed_nodes(graph)
     bubbles = _bubbles(graph)
     parts: dict[str, float] = defaultdict(float)
     executed = 0.0

@@ -36,7 +36,7 @@ from shardalg.spmd.rewrite import blocks
 Levels = dict[AllReduce, int]
 
 
-def together(block: Block) -> dict[int, tuple[Instruction, ...]]:
+def combined_all_reduces(block: Block) -> dict[int, tuple[Instruction, ...]]:
     """Return which all-reduces of a program are combined into one message.
 
     A key is the `id` of an all-reduce. For the first one of a message the value is the tuple of all
@@ -52,7 +52,7 @@ def together(block: Block) -> dict[int, tuple[Instruction, ...]]:
     return found
 
 
-def in_order(block: Block) -> tuple[Instruction, ...]:
+def execution_order(block: Block) -> tuple[Instruction, ...]:
     """Return the instructions of a block in the order in which a device runs them.
 
     Combined all-reduces run together, as soon as the operands of all of them exist. Instructions
@@ -119,14 +119,14 @@ class _Order:
         return True
 
 
-def executed(block: Block) -> Iterator[Instruction]:
+def all_in_execution_order(block: Block) -> Iterator[Instruction]:
     """Yield every instruction in the order of execution; the body of a loop comes before the loop.
 
-    See `in_order`.
+    See `execution_order`.
     """
-    for instruction in in_order(block):
+    for instruction in execution_order(block):
         for body in instruction.attributes.bodies:
-            yield from executed(body)
+            yield from all_in_execution_order(body)
         yield instruction
 
 
@@ -283,20 +283,24 @@ def scheduled_s(
     """Return the seconds of a block on a device that computes and sends at the same time.
 
     The device has two resources: the compute unit runs local operators, and the links run
-    collectives. Each resource runs its instructions in order (`in_order`), when the previous one is
-    done and the operands exist. A loop starts when both resources are idle. Its trips do not
+    collectives. Each resource runs its instructions in order (`execution_order`), when the previous
+    one is done and the operands exist. A loop starts when both resources are idle. Its trips do not
     overlap. The result is between `max(compute, communication)` and their sum, for each trip.
 
     Args:
       seconds: function that returns the seconds of one execution of an instruction.
       asynchronous: kinds of collectives that run during compute; during others nothing else runs.
     """
-    timeline, sent = _Line(seconds, asynchronous), together(block)
-    for instruction in in_order(block):
+    timeline, sent = _Line(seconds, asynchronous), combined_all_reduces(block)
+    for instruction in execution_order(block):
         # A message of several all-reduces starts when the operands of all of them are there.
         members = sent.get(id(instruction)) or (instruction,)
         timeline.run(instruction, [value for member in members for value in member.operands])
     return max(timeline.free.values())
+
+
+UNIT, LINKS = "compute unit", "links"
+"""The two resources of a device."""
 
 
 @dataclass
@@ -304,13 +308,13 @@ class _Line:
     """Times at which resources of a device are free, and values exist, while a block runs.
 
     Attributes:
-      free: seconds from which the compute unit (key False) and the links (key True) are free.
+      free: seconds from which each resource is free: `UNIT`, the compute unit, and `LINKS`.
       ready: for each local value, the seconds at which it exists.
     """
 
     seconds: Callable[[Instruction], float]
     asynchronous: Collection[str]
-    free: dict[bool, float] = field(default_factory=lambda: {False: 0.0, True: 0.0})
+    free: dict[str, float] = field(default_factory=lambda: {UNIT: 0.0, LINKS: 0.0})
     ready: dict[int, float] = field(default_factory=dict)
 
     def run(self, instruction: Instruction, operands: Iterable[int]) -> None:
@@ -320,17 +324,19 @@ class _Line:
           operands: values that must exist; for combined all-reduces, the operands of all of them.
         """
         attributes = instruction.attributes
-        control, sends = isinstance(attributes, Control), is_collective(attributes)
         # A loop, and a collective that is not started ahead, occupies both the unit and the links.
-        alone = control or (
-            is_collective(attributes) and attributes.sent_as not in self.asynchronous
-        )
-        # Keys of `free`: False is the compute unit, True the links.
-        sorts = (False, True) if alone else (sends,)
-        taken = self.inside(instruction) if control else self.seconds(instruction)
-        waits = (self.ready.get(value, 0.0) for value in operands)
-        end = max(*(self.free[sort] for sort in sorts), *waits, 0.0) + taken
-        self.free.update(dict.fromkeys(sorts, end))
+        occupied: tuple[str, ...] = (UNIT,)
+        if isinstance(attributes, Control):
+            occupied = (UNIT, LINKS)
+        elif is_collective(attributes):
+            is_ahead = attributes.sent_as in self.asynchronous
+            occupied = (LINKS,) if is_ahead else (UNIT, LINKS)
+        is_control = isinstance(attributes, Control)
+        seconds = self.inside(instruction) if is_control else self.seconds(instruction)
+        operands_s = (self.ready.get(value, 0.0) for value in operands)
+        start_s = max(*(self.free[resource] for resource in occupied), *operands_s, 0.0)
+        end = start_s + seconds
+        self.free.update(dict.fromkeys(occupied, end))
         self.ready.update(dict.fromkeys(instruction.results, end))
 
     def inside(self, instruction: Instruction) -> float:

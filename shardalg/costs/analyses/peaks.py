@@ -40,7 +40,7 @@ def candidate_peaks(
     scan = _Candidates(named.hints, named.graph, (), rebuild, named.program)
     line = scan.peak(named.hints.block, scan.lives(donated))
     assert isinstance(line, _Rows), "begun by this scan"
-    return undominated(scan.terms.formula(row) for row in np.unique(line.rows, axis=0))
+    return possible_maxima(scan.terms.formula(row) for row in np.unique(line.rows, axis=0))
 
 
 @lru_cache(maxsize=16)
@@ -94,7 +94,7 @@ def peak_at(
     return found
 
 
-def undominated(formulas: Iterable[Formula]) -> tuple[Formula, ...]:
+def possible_maxima(formulas: Iterable[Formula]) -> tuple[Formula, ...]:
     """Return the formulas that may be the largest at some sizes of at least 1.
 
     A formula is left out if another one is found to be at least as large at all such sizes: the

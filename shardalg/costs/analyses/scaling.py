@@ -1,9 +1,9 @@
 """Bytes of weights and of activations, in memory and sent, and how they grow with the sizes.
 
-`reused` finds the results that are written into the memory of donated arguments. XLA pairs
-a donated argument with a result of the same block shape and item type. The memory of all other
-donated arguments is taken until the program ends. So is the memory of an argument that nothing
-reads, because JAX does not pass it to the compiled program.
+`reused_arguments` finds the results that are written into the memory of donated arguments. XLA
+pairs a donated argument with a result of the same block shape and item type. The memory of all
+other donated arguments is taken until the program ends. So is the memory of an argument that
+nothing reads, because JAX does not pass it to the compiled program.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardalg.sizes.growth import Order, Shardings, order
 from shardalg.spmd.program import SpmdProgram
 
 
-def reused(program: SpmdProgram, donated: Sequence[int]) -> Mapping[int, int]:
+def reused_arguments(program: SpmdProgram, donated: Sequence[int]) -> Mapping[int, int]:
     """Return, for each result, the donated argument in whose memory it is written.
 
     Keys and values are numbers of local values. Results without such an argument are left out.
@@ -128,30 +128,33 @@ def scaling(
     kept = saved_values(program, graph) if saved is None else saved
     parameters = [v for v in program.block.arguments if _role(program, roles, v) == "parameters"]
     activations = [v for v in kept if _role(program, roles, v) in ACTIVATIONS]
-    held = (local_bytes(program, tuple(values)) for values in (parameters, activations))
-    return Scaling(*held, *_moved(program))
+    # Bytes that collectives send, by the group of the moved value.
+    weights_sent: Bytes = 0
+    activations_sent: Bytes = 0
+    update_sent: Bytes = 0
+    for step in walk(program):
+        attributes, instruction = step.instruction.attributes, step.instruction
+        if is_collective(attributes):
+            sent = wire_bytes(attributes, sent_bytes(program, instruction)) * step.count
+            if instruction.phase == "update":
+                update_sent += sent
+            elif instruction.role in ACTIVATIONS:
+                activations_sent += sent
+            else:
+                weights_sent += sent
+    return Scaling(
+        weight_memory=local_bytes(program, tuple(parameters)),
+        activation_memory=local_bytes(program, tuple(activations)),
+        weight_communication=weights_sent,
+        activation_communication=activations_sent,
+        update_communication=update_sent,
+    )
 
 
 def _role(program: SpmdProgram, roles: Sequence[str], value: int) -> str | None:
     """Return the role of a local value, such as "parameters"; None for an intermediate."""
     origin = program.locals[value].origin
     return None if origin is None else roles[origin]
-
-
-def _moved(program: SpmdProgram) -> tuple[Bytes, ...]:
-    """Return the bytes that collectives send, for three groups of values.
-
-    They are weights and gradients, activations, and all values of the update.
-    """
-    moved: list[Bytes] = [0, 0, 0]
-    for step in walk(program):
-        attributes, instruction = step.instruction.attributes, step.instruction
-        if is_collective(attributes):
-            sent = wire_bytes(attributes, sent_bytes(program, instruction))
-            update = instruction.phase == "update"
-            column = 2 if update else int(instruction.role in ACTIVATIONS)
-            moved[column] += sent * step.count
-    return tuple(moved)
 
 
 def coefficient(formula: Formula, name: str) -> Formula:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shardalg.costs.analyses.peaks import undominated
+from shardalg.costs.analyses.peaks import possible_maxima
 from shardalg.costs.hardware import Hardware
 from shardalg.sizes.array_steps import Code, run
 from shardalg.sizes.checked import Checked
@@ -161,7 +161,7 @@ class StepFormulas:
 def _maximum(code: Code, formulas: Iterable[Formula]) -> Any:
     """Return the place in compiled code of the largest of several formulas."""
     # The maximum is part of the compiled code, so one evaluation gives that of all candidates.
-    first, *others = undominated(formulas)
+    first, *others = possible_maxima(formulas)
     found = code.polynomial(first.terms)
     for other in others:
         found = code.step("max", found, code.polynomial(other.terms))

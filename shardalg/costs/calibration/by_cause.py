@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardalg.costs.analyses.overlap import together
+from shardalg.costs.analyses.overlap import combined_all_reduces
 from shardalg.costs.calibration.constants import SKIPPED, Calibration
 from shardalg.costs.collectives import axis_names, moves, seconds_by_cause, wire_bytes
 from shardalg.costs.compute import multiplies, operand_type, shaped_flops
@@ -28,8 +28,8 @@ from shardalg.costs.fusion import (
     on_chip,
     reduces,
     traffic,
-    unwritten,
-    viewed,
+    values_not_in_memory,
+    view_pairs,
 )
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.kernels.causal_mask import causal_products
@@ -74,7 +74,7 @@ def chains(program: SpmdProgram, graph: Graph, inside: frozenset[int]) -> Chains
     """Return the chains of fused operators in a program.
 
     Args:
-      inside: values that are never in memory (`costs.fusion.unwritten`).
+      inside: values that are never in memory (`costs.fusion.values_not_in_memory`).
     """
     steps = [step.instruction for step in walk(program)]
     fusing = [ins for ins in steps if fuses(ins, graph)]
@@ -92,9 +92,9 @@ def chains(program: SpmdProgram, graph: Graph, inside: frozenset[int]) -> Chains
     for_product = {v for ins in products for v in ins.operands}
     views = [ins for ins in fusing if is_view(ins)]
     for ins in views:
-        by_product.update(made for value, made in viewed(ins) if value in by_product)
+        by_product.update(made for value, made in view_pairs(ins) if value in by_product)
     for ins in reversed(views):
-        for_product.update(value for value, made in viewed(ins) if made in for_product)
+        for_product.update(value for value, made in view_pairs(ins) if made in for_product)
     next_to_products = {
         joined.root(place)
         for place, ins in enumerate(fusing)
@@ -187,8 +187,8 @@ def _sum(one: Quantities | None, other: Quantities | None) -> Quantities:
 class _Moved:
     """Function from the bytes of a collective and its executions to counts, bytes and seconds.
 
-    XLA sends several all-reduces as one message (`analyses.overlap.together`). The first of them
-    has the seconds of the whole message; the others have no seconds.
+    XLA sends several all-reduces as one message (`analyses.overlap.combined_all_reduces`). The
+    first of them has the seconds of the whole message; the others have no seconds.
 
     Attributes:
       attributes: the collective.
@@ -339,10 +339,10 @@ class _Split:
         """Compute the tables that all instructions need; the arguments are those of `work`."""
         self.program, self.graph, self.chip = program, graph, machine.chip
         self.kept = on_chip(program, graph)
-        self.inside, self.casts = unwritten(program, graph), casts(program, graph)
+        self.inside, self.casts = values_not_in_memory(program, graph), casts(program, graph)
         self.chains = chains(program, graph, self.inside)
         self.wiring = machine.wiring(program.mesh)
-        self.together = together(program.block)
+        self.together = combined_all_reduces(program.block)
         # At the rates of a data sheet, arithmetic and traffic of a kernel run at the same time, so
         # a price has only the longer of both (`step_time`).
         self.is_roofline = as_priced and self.chip.calibration.is_datasheet

@@ -84,15 +84,25 @@ def _masked_scores(graph: Graph, givers: Givers) -> set[int]:
             continue
         if _orders(graph, node, givers):
             masks.add(result)
-        elif node.primitive == "select_n" and _compares(graph, node.operands[0], givers, triangles):
-            # A select between constants is a mask itself; a select with data applies the mask.
-            cases = node.operands[1:]
-            plain = not any(_reads_data(graph, case, givers) for case in cases)
-            (masks if plain else found).add(result)
-        elif not masks.isdisjoint(node.operands):
+            continue
+        if node.primitive == "select_n":
+            # The predicate is a causal mask if a comparison of positions, or a constant mask, is
+            # among the values from which it is computed.
+            predicate, *cases = node.operands
+            sources = _sources(graph, predicate, givers, constants=True)
+            if any(
+                value in triangles or (maker is not None and _orders(graph, maker, givers))
+                for value, maker in sources
+            ):
+                # A select between constants is a mask itself; a select with data applies the mask.
+                has_data = any(_reads_data(graph, case, givers) for case in cases)
+                (found if has_data else masks).add(result)
+                continue
+        if not masks.isdisjoint(node.operands):
+            # An operator between a mask and constants gives a mask; with data, it applies the mask.
             others = [v for v in node.operands if v not in masks]
-            data = any(_reads_data(graph, v, givers) for v in others)
-            (found if data else masks).add(result)
+            has_data = any(_reads_data(graph, v, givers) for v in others)
+            (found if has_data else masks).add(result)
     return {value for value in found if len(graph.values[value].type.shape) >= 2}
 
 
@@ -107,20 +117,6 @@ def _triangles(graph: Graph) -> Iterator[int]:
             square = np.ones(mask.shape[-2:], bool)
             if mask.shape[-2] > 1 and (mask == np.tril(square)).all():
                 yield value
-
-
-def _compares(graph: Graph, predicate: int, givers: Givers, triangles: frozenset[int]) -> bool:
-    """Return whether a predicate is computed by comparing positions, or is a constant causal mask.
-
-    Args:
-      predicate: index of the boolean value.
-      givers: for each value, such as an argument of a loop body, the values that it is equal to.
-      triangles: the constants that are causal masks.
-    """
-    return any(
-        value in triangles or (node is not None and _orders(graph, node, givers))
-        for value, node in _sources(graph, predicate, givers, constants=True)
-    )
 
 
 def _orders(graph: Graph, node: Node, givers: Givers) -> bool:

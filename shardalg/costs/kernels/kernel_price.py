@@ -54,7 +54,7 @@ class KernelPrice:
         for name in ("flops", "bytes"):
             amount = getattr(self, name)
             if not callable(amount) and not (name == "bytes" and amount is None):
-                _checked(amount, f"KernelPrice({name}={amount!r})")
+                _check_amount(amount, f"KernelPrice({name}={amount!r})")
 
     def at(self, *shapes: tuple[int, ...]) -> KernelPrice:
         """Return a price in which functions are replaced by their values on these local shapes.
@@ -74,12 +74,12 @@ class KernelPrice:
                         f"{where} raises {type(error).__name__}: {error}. The function gets one "
                         "tuple of integers per operand."
                     ) from None
-                _checked(amount, f"{where} gives {amount!r}, which")
+                _check_amount(amount, f"{where} gives {amount!r}, which")
             found.append(amount)
         return KernelPrice(*found)
 
 
-def _checked(amount: Any, where: str) -> None:
+def _check_amount(amount: Any, where: str) -> None:
     """Raise an error unless an amount is a finite number from 0 on.
 
     Raises:

@@ -148,7 +148,7 @@ def _all_gather(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
     for stage in over_stages:
         moved.append((stage, held * (stage.count - 1)))
         held = held * stage.count
-    return _booked(moved)
+    return _single_pass(moved)
 
 
 def _reduce_scatter(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
@@ -176,7 +176,7 @@ def _all_reduce(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
     # Both passes of the first algorithm take the time of an all-gather.
     scattered = _reduce_scatter(over_stages, held)
     first = {cause: seconds + seconds for cause, seconds in scattered.items()}
-    second = _booked([(stage, held * stage.copies) for stage in over_stages])
+    second = _single_pass([(stage, held * stage.copies) for stage in over_stages])
     first_s, second_s = total(first.values()), total(second.values())
     # Numbers decide between the two; formulas cannot be compared yet.
     if not has_formula((first_s, second_s)):
@@ -212,7 +212,7 @@ def _all_to_all(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
             added = over(sent, stage.bytes_per_s)
             slowest[stage.cause] = slowest.get(stage.cause, 0) + added
     _hide_faster_level(slowest)
-    return {**slowest, LATENCY: total(_waited(stage, held) for stage in over_stages)}
+    return {**slowest, LATENCY: total(_latency(stage, held) for stage in over_stages)}
 
 
 def _permute(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
@@ -230,7 +230,7 @@ def _permute(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
     if stage.medium == CHIP:
         return {}
     rate = min(span.one_way_bytes_per_s for span in stage.spans)
-    return {stage.cause: over(held, rate), LATENCY: waited(1, stage.latency_s, held)}
+    return {stage.cause: over(held, rate), LATENCY: latency_of_hops(1, stage.latency_s, held)}
 
 
 _WAYS: dict[str, Callable[[Sequence[LinkStage], Any], Seconds]] = {
@@ -245,7 +245,7 @@ COLLECTIVES = tuple(_WAYS)
 """Names of the collectives that devices exchange bytes by; other instructions are sent as these."""
 
 
-def _booked(moved: Iterable[tuple[LinkStage, Any]]) -> Seconds:
+def _single_pass(moved: Iterable[tuple[LinkStage, Any]]) -> Seconds:
     """Return the seconds by cause of stages that run one after the other.
 
     The network between islands and the switches inside carry pieces of one collective at the same
@@ -261,7 +261,7 @@ def _booked(moved: Iterable[tuple[LinkStage, Any]]) -> Seconds:
             continue
         seconds = over(sent, stage.bytes_per_s)
         found[stage.cause] = found.get(stage.cause, 0) + seconds
-        latency.append(_waited(stage, sent))
+        latency.append(_latency(stage, sent))
     _hide_faster_level(found)
     return {**found, LATENCY: total(latency)}
 
@@ -279,12 +279,12 @@ def _hide_faster_level(found: Seconds) -> None:
         found[LINK] = found[LINK] - smaller(found[NETWORK], found[LINK])
 
 
-def _waited(stage: LinkStage, sent: Any) -> Any:
+def _latency(stage: LinkStage, sent: Any) -> Any:
     """Return the seconds of latency of all hops in a stage; a formula if `sent` is a formula."""
-    return waited(stage.steps, stage.latency_s, sent)
+    return latency_of_hops(stage.steps, stage.latency_s, sent)
 
 
-def waited(steps: Any, latency_s: float, sent: Any) -> Any:
+def latency_of_hops(steps: Any, latency_s: float, sent: Any) -> Any:
     """Return the latency of `steps` consecutive messages, in seconds.
 
     The result is a formula if `sent`, the bytes of a message, is a formula.

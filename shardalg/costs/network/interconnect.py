@@ -46,9 +46,9 @@ class Interconnect:
         >>> Interconnect(dimensions=(64,) * 3, wraps_at=4, cubes=True).wraps((2, 4, 4))
         (False, False, False)
         """
+        is_ring = [bool(self.wraps_at) and size % self.wraps_at == 0 for size in shape]
         # A slice of cubes wraps in all dimensions or in none (TPU v4: Jouppi et al., ISCA 2023).
-        able = [bool(self.wraps_at) and size % self.wraps_at == 0 for size in shape]
-        return (all(able),) * len(able) if self.cubes else tuple(able)
+        return (all(is_ring),) * len(is_ring) if self.cubes else tuple(is_ring)
 
     def default(self, chips: int) -> tuple[int, ...] | None:
         """Return the shape in which the vendor joins a number of chips; None if there is none.

@@ -27,7 +27,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardalg.costs.network.collective_seconds import CAUSES, LATENCY, Seconds, waited
+from shardalg.costs.network.collective_seconds import CAUSES, LATENCY, Seconds, latency_of_hops
 from shardalg.costs.network.placement import CHIP, SLICES, TORUS, DigitSpan, Level
 from shardalg.sizes.amounts import over
 
@@ -65,7 +65,7 @@ def permutes_s(spans: Sequence[DigitSpan], permutes: Sequence[Permute], sent: An
         found[cause] = found.get(cause, 0) + over(sent, route.bytes_per_s)
     if slowest:
         longest = max(slowest, key=lambda route: route.hops * route.latency_s)
-        found[LATENCY] = waited(longest.hops, longest.latency_s, sent)
+        found[LATENCY] = latency_of_hops(longest.hops, longest.latency_s, sent)
     return found
 
 

@@ -119,7 +119,7 @@ Placement = dict[str, list[Place]]
 """For each axis name, its places, major first; an axis can use several levels."""
 
 
-def exact(sizes: Mapping[str, int], levels: Sequence[int]) -> Placement | None:
+def exact_placement(sizes: Mapping[str, int], levels: Sequence[int]) -> Placement | None:
     """Return a placement in which each axis uses whole levels; None if there is none.
 
     The innermost axis chooses first. An axis takes several levels if their product is its size.
@@ -148,7 +148,7 @@ def exact(sizes: Mapping[str, int], levels: Sequence[int]) -> Placement | None:
     return found
 
 
-def filled(
+def fill_levels(
     sizes: Mapping[str, int], levels: Sequence[int], *, shared: bool = False
 ) -> Placement | None:
     """Return a placement in which axes use up one level after the other, innermost first.

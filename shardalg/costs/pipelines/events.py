@@ -1,10 +1,10 @@
 """Start and duration of all instructions of a program, for each pipeline stage.
 
 All devices run the same instructions, one after the other. Small all-reduces that are combined into
-one run together, after the last of their operands exists (`analyses.overlap.in_order`). A stage
-without a microbatch computes on padding, which is a bubble. Of L stages, stage s has a microbatch
-in trip t of T if s <= t < T - (L - 1 - s). This holds for the backward pass too, whose loop runs
-from the last t to the first.
+one run together, after the last of their operands exists (`analyses.overlap.execution_order`). A
+stage without a microbatch computes on padding, which is a bubble. Of L stages, stage s has a
+microbatch in trip t of T if s <= t < T - (L - 1 - s). This holds for the backward pass too, whose
+loop runs from the last t to the first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from shardalg.costs.analyses.overlap import executed
+from shardalg.costs.analyses.overlap import all_in_execution_order
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.pipelines.loops import PipelineLoop, pipeline_loops
 from shardalg.costs.step_time import Timed, timed
@@ -68,7 +68,7 @@ def events(
         return next((i for i in each.step.loops if i.node in loops), None)
 
     # `timed` is in the order of the program; devices run combined all-reduces later.
-    order = {id(each): place for place, each in enumerate(executed(program.block))}
+    order = {id(each): place for place, each in enumerate(all_in_execution_order(program.block))}
     steps = sorted(
         timed(program, graph, hardware), key=lambda each: order[id(each.step.instruction)]
     )
@@ -83,7 +83,7 @@ def events(
         for trip in trips:
             for stage in range(rows):
                 idle = around is not None and _idle(loops, around, stage, trip)
-                found += _placed(groups, now, stage, trip, idle)
+                found += _events_of_trip(groups, now, stage, trip, idle)
             now += sum(group.seconds for group in groups)
     return tuple(found)
 
@@ -123,24 +123,25 @@ def parts(steps: list[Timed], around: Instruction | None) -> Iterator[EventGroup
     """
     trips = around.attributes.executions if around is not None else 1
 
-    def sort(each: Timed) -> tuple[str, tuple[str, ...], str]:
+    def group_key(each: Timed) -> tuple[str, tuple[str, ...], str]:
         """Return kind, axes and phase; instructions that agree in them form a group."""
         kind = each.kind if each.axes else COMPUTE
         return kind, each.axes, each.step.instruction.phase
 
-    for (kind, axes, phase), run in groupby(steps, sort):
+    for (kind, axes, phase), run in groupby(steps, group_key):
         # The hidden time of a collective is already shown as the computation that hides it.
         seconds = sum(each.exposed_s * each.step.count for each in run) / trips
         if seconds:
             yield EventGroup(kind, axes, phase, seconds)
 
 
-def _placed(
+def _events_of_trip(
     groups: list[EventGroup], start: float, stage: int, trip: int | None, idle: bool
 ) -> Iterator[StageEvent]:
     """Yield the groups of one trip as events of a stage, or one bubble if the stage is idle."""
     if idle:
         seconds = sum(group.seconds for group in groups)
+        # A bubble has no mesh axes: ().
         yield StageEvent(stage, BUBBLE, (), groups[0].phase, start, seconds, trip)
         return
     for part in groups:

@@ -129,7 +129,7 @@ def in_flight(order: Sequence[MicrobatchTask]) -> int:
     return most
 
 
-def joined(
+def join_stages(
     stages: Sequence[StageTimes], order: Sequence[Sequence[MicrobatchTask]]
 ) -> tuple[StageEvent, ...]:
     """Return the intervals of all stages in order of time; idle time is an event "bubble".
@@ -150,12 +150,12 @@ def joined(
         now = 0.0
         for task in order[stage]:
             start = starts[stage, task]
-            found += _waited(stage, task.phase, now, start)
+            found += _bubble(stage, task.phase, now, start)
             parts = _parts(times, task)
-            found += _placed(stage, task.microbatch, start, parts)
+            found += _events_of_task(stage, task.microbatch, start, parts)
             now = start + _sum(parts)
-        found += _placed(stage, None, now, times.after)
-        found += _waited(stage, BACKWARD, now + _sum(times.after), end)
+        found += _events_of_task(stage, None, now, times.after)
+        found += _bubble(stage, BACKWARD, now + _sum(times.after), end)
     return tuple(sorted(found, key=lambda event: (event.start_s, event.stage)))
 
 
@@ -218,13 +218,13 @@ def _sum(parts: Sequence[EventGroup]) -> float:
     return sum(part.seconds for part in parts)
 
 
-def _waited(stage: int, phase: str, start: float, end: float) -> Iterator[StageEvent]:
+def _bubble(stage: int, phase: str, start: float, end: float) -> Iterator[StageEvent]:
     """Yield the idle time (bubble) of a stage from `start` to `end`, if `end` is later."""
     if end > start:
         yield StageEvent(stage, BUBBLE, (), phase, start, end - start)
 
 
-def _placed(
+def _events_of_task(
     stage: int, trip: int | None, start: float, parts: Sequence[EventGroup]
 ) -> Iterator[StageEvent]:
     """Yield the intervals `parts` as events of a stage, one after the other from `start`.

@@ -7,7 +7,7 @@ with a known trip count (not in a `while`). On L stages, a device works on paddi
 T trips. This holds for both schedules with M microbatches: GPipe with T = M + L - 1, and the
 circular one of R rounds with T = R M + L - 1. Trips on padding take as long as all others.
 
-`recomputed` finds the operators of the backward pass that repeat the forward pass (remat).
+`recomputed_nodes` finds the operators of the backward pass that repeat the forward pass (remat).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shardalg.spmd.program import SpmdProgram
 BARRIER = "optimization_barrier"
 
 
-def recomputed(graph: Graph) -> frozenset[int]:
+def recomputed_nodes(graph: Graph) -> frozenset[int]:
     """Return the numbers of the nodes in the backward pass that repeat the forward pass (remat).
 
     They are the backward nodes inside a `jax.checkpoint` body that depend on no cotangent.
@@ -48,7 +48,7 @@ def recomputed(graph: Graph) -> frozenset[int]:
         if node.region not in inside and node.primitive != BARRIER
         for value in node.results
     }
-    reached = _reached(graph, seeds)
+    reached = _dependents(graph, seeds)
     return frozenset(
         node.index
         for node in backward
@@ -69,7 +69,7 @@ def _spans(graph: Graph) -> set[int]:
     return found
 
 
-def _reached(graph: Graph, seeds: set[int]) -> set[int]:
+def _dependents(graph: Graph, seeds: set[int]) -> set[int]:
     """Return the given values and all values that depend on them."""
     follows: dict[int, list[int]] = defaultdict(list)
     for argument in graph.region_arguments:
@@ -123,7 +123,7 @@ def overheads(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology)
     `Overheads.step_s` is the whole step, with the optimizer and everything outside of pipelines.
     Section 5.2 of GSPMD (arXiv:2105.04663) reports shares of the same whole.
     """
-    loops, again = pipeline_loops(graph), recomputed(graph)
+    loops, again = pipeline_loops(graph), recomputed_nodes(graph)
     step_s = pipelined_s = bubble_s = recompute_s = 0.0
     for each in timed(program, graph, hardware):
         seconds = each.exposed_s * each.step.count

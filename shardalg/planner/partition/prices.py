@@ -301,4 +301,4 @@ def _seconds(program: SpmdProgram, graph: Graph, hardware: Machine, inside: set[
     priced = replace(priced, fused=priced.fused | inside)
     places = dict.fromkeys(range(len(priced.steps)), 1)
     prices = zip(priced.steps, priced.prices(places), strict=True)
-    return float(sum(float(priced.took(price)) * step.count for step, price in prices))
+    return float(sum(float(priced.seconds_of(price)) * step.count for step, price in prices))

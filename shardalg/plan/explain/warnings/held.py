@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from shardalg.algebra.digits import Digit, Digits, parts
 from shardalg.algebra.sharding import Sharding
-from shardalg.costs.analyses.scaling import reused
+from shardalg.costs.analyses.scaling import reused_arguments
 from shardalg.graph.ir import Value, ValueType
 from shardalg.plan.explain.changes import filled
 from shardalg.plan.explain.why_not import annotated_as
@@ -223,7 +223,7 @@ def _donated(trials: Trials) -> Iterator[Row]:
     """Yield a row per donated argument whose memory no result reuses."""
     stages, held = trials.stages, trials.stages.program.locals
     graph, block, donated = stages.graph, stages.program.block, stages.traced.donated
-    taken = reused(stages.program, donated)
+    taken = reused_arguments(stages.program, donated)
     kept = set(taken.values())
     # Results that reuse no donated memory could still take an argument's place.
     free = [place for place, local in enumerate(block.results) if local not in taken]

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from shardalg.costs.fusion import materialised
+from shardalg.costs.fusion import values_in_memory
 from shardalg.graph.ir import Graph
 from shardalg.planner.partition.passes.padding_values import FILLS, Fills, ValueFacts, filled_by
 from shardalg.spmd.instruction import UNSTATED, Block, Instruction, is_a
@@ -126,7 +126,7 @@ class MoveMasks(Rewriter):
         """
         # Tables for this block: the number that each value's padding has, and the values in memory.
         self.fills = Fills(self.graph, self.locals, dict(self.numbers))
-        self.stored = materialised(block, self.graph)
+        self.stored = values_in_memory(block, self.graph)
         # For each value, the masks that could move to it, and how many masks each would replace.
         lifted: Lifted = defaultdict(Counter)
         # Backwards, the masks of a result are known before its operands are reached.
