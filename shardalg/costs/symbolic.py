@@ -341,10 +341,10 @@ class _Symboliser:
             return self.sizes.dims[self.graph.nodes[instruction.node].results[position]]
         before, attributes = self.wholes[instruction.operands[0]], instruction.attributes
         if isinstance(attributes, Regroup):
-            return self.regrouped(instruction, attributes, before, attributes.sizes)
+            return self.shape_after_regroup(instruction, attributes, before, attributes.sizes)
         return before
 
-    def regrouped(
+    def shape_after_regroup(
         self, instruction: Instruction, regroup: Regroup, before: Shape, numbers: tuple[int, ...]
     ) -> Shape:
         """Return the shape after a reshape, in formulas.
@@ -386,14 +386,14 @@ class _Symboliser:
         blocks = local.sharding.shard_shape
         given = self.shapes.get(instruction.operands[0], ()) if instruction.operands else ()
         if isinstance(attributes, Resize):
-            return self.resized(local, attributes.dim, given, after)
+            return self.shape_after_resize(local, attributes.dim, given, after)
         if isinstance(attributes, Regroup):
-            return self.regrouped(instruction, attributes, given, local.shape)
+            return self.shape_after_regroup(instruction, attributes, given, local.shape)
         # Without padding the shape is the block that the sharding gives.
         if local.shape == blocks:
             return self.plain(local)
         if isinstance(attributes, EXCHANGED):
-            return self.sized(instruction, attributes, local)
+            return self.shape_after_exchange(instruction, attributes, local)
         # Padding has made some dimensions larger than the block. These are None here, and follow
         # from the operand's shape.
         plain = self.tiled(local, [i for i, n in enumerate(local.shape) if n == blocks[i]])
@@ -409,12 +409,14 @@ class _Symboliser:
             raise FormulaError(self.unknown(instruction, list(self.wholes[result])))
         return tuple(given[i] if n is None else n for i, n in enumerate(plain))
 
-    def sized(self, instruction: Instruction, attributes: Along, local: Local) -> Shape:
+    def shape_after_exchange(
+        self, instruction: Instruction, attributes: Along, local: Local
+    ) -> Shape:
         """Return the local shape of the result of one step of an exchange of blocks.
 
         The result has the shape of the first operand, except for the dimension `attributes.dim`.
         Its length is a sum for a concatenation. A cut (a slice or a padding) has a length that the
-        planner chose as a number: `cut` turns it into a formula.
+        planner chose as a number: `cut_length` turns it into a formula.
 
         Args:
           local: the result, with its planned shape.
@@ -427,12 +429,12 @@ class _Symboliser:
         # The planned length: a cut, or the one element that an owner selects.
         if isinstance(attributes, (*CUT, OwnerSelect)):
             length = local.shape[attributes.dim]
-        # If the block has a named size, the cut may grow with it. So `cut` compares the planned
-        # lengths before and after.
+        # If the block has a named size, the cut may grow with it. So `cut_length` compares the
+        # planned lengths before and after.
         if isinstance(attributes, CUT) and not are_numbers(sizes[:1]):
             before = self.program.locals[given[0]].shape[attributes.dim]
             is_sent = local.index in self.sent
-            length = self.cut(instruction, (sizes[0], before), length, is_sent=is_sent)
+            length = self.cut_length(instruction, (sizes[0], before), length, is_sent=is_sent)
         shape[attributes.dim] = _plain(Formula.of(length))
         return tuple(shape)
 
@@ -447,7 +449,7 @@ class _Symboliser:
             for operand in instruction.operands
         )
 
-    def cut(
+    def cut_length(
         self, instruction: Instruction, size: tuple[Size, int], length: int, *, is_sent: bool
     ) -> Size:
         """Return the number of elements that are cut from a block, in formulas.
@@ -482,7 +484,9 @@ class _Symboliser:
             "dimension, and the axes that split it, as numbers; or ask plan.at(...) for numbers."
         )
 
-    def resized(self, local: Local, dim: int, before: Shape, after: Instruction | None) -> Shape:
+    def shape_after_resize(
+        self, local: Local, dim: int, before: Shape, after: Instruction | None
+    ) -> Shape:
         """Return the shape, in formulas, of a value after a slice or a padding of one dimension.
 
         If the value has its block's size along `dim`, the dimension was cut to the block. Otherwise

@@ -265,22 +265,26 @@ def _spans(topology: Topology, mesh: Mesh) -> dict[str, tuple[DigitSpan, ...]]:
     levels = topology.levels
     counts = [level.size for level in levels]
     if mesh.size != topology.devices:
-        raise _untiled(topology, mesh, f"it has {topology.devices} devices, the mesh {mesh.size}")
+        raise _tiling_error(
+            topology, mesh, f"it has {topology.devices} devices, the mesh {mesh.size}"
+        )
     if topology.order or topology.network_axes:
         placed = _placement_by_options(topology, mesh, counts)
     else:
         # First whole levels, as JAX places devices. Then levels filled one after the other; at last
         # parts of a torus dimension, which axes share (`allow_split_physical_axes` in JAX).
         torus = not topology.hardware.interconnect.island
-        placed = (_sliced(sizes, counts) if torus else None) or fill_levels(sizes, counts)
+        placed = (_whole_level_placement(sizes, counts) if torus else None) or fill_levels(
+            sizes, counts
+        )
         if placed is None and torus:
             placed = fill_levels(sizes, counts, shared=True)
     if placed is None:
-        raise _untiled(topology, mesh, "no axis or part of one fits along its dimensions")
+        raise _tiling_error(topology, mesh, "no axis or part of one fits along its dimensions")
     return dict(spans(placed, sizes, levels))
 
 
-def _sliced(sizes: Mapping[str, int], counts: Sequence[int]) -> Placement | None:
+def _whole_level_placement(sizes: Mapping[str, int], counts: Sequence[int]) -> Placement | None:
     """Return a placement in which each mesh axis fills whole levels of a topology, or None.
 
     If there are several slices, the outermost axis runs over all of them.
@@ -312,7 +316,7 @@ def _placement_by_options(
     levels = 2 if topology.hardware.interconnect.island else 1
     sizes = dict(mesh.shape)
     if not topology.network_axes:
-        return _ordered(topology, mesh, sizes, counts)
+        return _placement_in_order(topology, mesh, sizes, counts)
     shares = _network_shares(topology, mesh, math.prod(counts[:levels]))
     outside = fill_levels({n: shares.get(n, 1) for n in sizes}, counts[:levels], shared=True)
     # The slow network has its share of each axis, so only the rest is placed inside of the slices
@@ -321,7 +325,7 @@ def _placement_by_options(
     # Levels of size 1 keep the numbers of the inner levels.
     ones = [1] * levels
     if topology.order:
-        inside = _ordered(topology, mesh, rest, [*ones, *counts[levels:]])
+        inside = _placement_in_order(topology, mesh, rest, [*ones, *counts[levels:]])
     else:
         # Axes that use whole dimensions of a torus have the most links. Otherwise axes may share a
         # dimension, as in JAX. The switch of an island (two levels) has no dimensions to share.
@@ -359,13 +363,13 @@ def _network_shares(topology: Topology, mesh: Mesh, parts: int) -> dict[str, int
     if left > 1 or idle:
         names = ", ".join(f"{name}={mesh.shape[name]}" for name in shares)
         what = "islands" if topology.hardware.interconnect.island else "slices"
-        raise _untiled(
+        raise _tiling_error(
             topology, mesh, f"the network axes {names} do not divide into its {parts} {what}"
         )
     return shares
 
 
-def _ordered(
+def _placement_in_order(
     topology: Topology, mesh: Mesh, sizes: Mapping[str, int], counts: Sequence[int]
 ) -> Placement | None:
     """Return the placement that fills levels from the inside in the requested order of axes.
@@ -387,7 +391,7 @@ def _ordered(
     return fill_levels({name: sizes[name] for name in topology.order}, counts)
 
 
-def _untiled(topology: Topology, mesh: Mesh, why: str) -> HardwareError:
+def _tiling_error(topology: Topology, mesh: Mesh, why: str) -> HardwareError:
     """Return the error for a mesh that cannot be placed on a topology."""
     per = topology.hardware.interconnect.cores_per_chip
     slices = f" on {topology.slices} slices" if topology.slices > 1 else ""
@@ -419,7 +423,7 @@ def _shape(chip: Hardware, shape: Any, chips: Any) -> tuple[int, ...]:
             f"got shape={shape}, chips={chips}."
         )
     if shape is not None:
-        return _checked(chip, tuple(shape) if isinstance(shape, list | tuple) else (shape,))
+        return _check_shape(chip, tuple(shape) if isinstance(shape, list | tuple) else (shape,))
     found = joined.default(chips) if type(chips) is int and chips > 0 else None
     if found is None:
         offered = ", ".join(str(math.prod(s)) for s in joined.shapes)
@@ -431,7 +435,7 @@ def _shape(chip: Hardware, shape: Any, chips: Any) -> tuple[int, ...]:
     return found
 
 
-def _checked(chip: Hardware, shape: tuple[Any, ...]) -> tuple[int, ...]:
+def _check_shape(chip: Hardware, shape: tuple[Any, ...]) -> tuple[int, ...]:
     """Return a shape; raise `HardwareError` if it does not fit into the chip's largest slice."""
     joined = chip.interconnect
     largest = joined.dimensions or (None, joined.island)
@@ -563,7 +567,7 @@ def arranged(given: str | Machine, mesh: Mesh) -> Machine:
     return made
 
 
-def rearranged(given: Topology, mesh: Mesh) -> Topology:
+def with_devices_of(given: Topology, mesh: Mesh) -> Topology:
     """Return a topology with as many devices as a mesh has; unchanged if it has so many.
 
     Several slices change their number and keep their shape. One slice, or the islands of GPUs, get

@@ -225,7 +225,7 @@ def _emitted(
         first = partitioner(sharded, roles, given)
         first.run()
         found = node_classes.gather_choices(sharded.graph, first.context.repeated())
-        kept = node_classes.within(found, options.keep_gathers)
+        kept = node_classes.copies_within_budget(found, options.keep_gathers)
     return partitioner(sharded, roles, given, kept=kept).run()
 
 

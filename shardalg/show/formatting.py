@@ -16,7 +16,7 @@ from shardalg.costs.cost import Cost
 from shardalg.costs.fusion import casts, kernel_bytes, traffic, values_not_in_memory
 from shardalg.costs.walk import Execution, local_bytes, walk
 from shardalg.graph.ir import Graph
-from shardalg.planner.reshard.padded import gathered
+from shardalg.planner.reshard.padded import gather_path
 from shardalg.sizes.amounts import number
 from shardalg.spmd.instruction import Collective
 from shardalg.spmd.instructions import Apply, CollectivePermute, Control, HaloExchange
@@ -147,4 +147,4 @@ def _sent(layout: Sharding, even: Sharding) -> int:
         )
     ]
     shape, held, kept = zip(*rows, strict=True)
-    return sum(step.sent for step in gathered(shape, (held, ()), (kept, ())))
+    return sum(step.sent for step in gather_path(shape, (held, ()), (kept, ())))

@@ -8,7 +8,7 @@ from shardalg.costs.step_time import estimate
 from shardalg.costs.topology import machine
 from shardalg.graph.ops.rows import rules
 from shardalg.planner.partition.by_cost import CostProblem
-from shardalg.planner.partition.prices import _graph_of, _sharded
+from shardalg.planner.partition.prices import _graph_of, _with_shardings
 from shardalg.planner.pipeline import partition
 from tests.partition.fuzz import some_spec
 
@@ -39,7 +39,7 @@ def priced(signature, rng, folder):
         sa.Sharding.from_spec(some_spec(rng, mesh, len(t.shape)), mesh, t.shape) for t in types
     )
     graph = _graph_of(signature)
-    problem = CostProblem(_sharded(graph, layouts), chip)
+    problem = CostProblem(_with_shardings(graph, layouts), chip)
     roles, options = ("unknown",) * len(types), sa.Options(policy="cost", hardware=name)
     if len(problem.places) > 1:
         return

@@ -57,7 +57,7 @@ def conv(**changed: Plain) -> dict[str, Plain]:
     return plain | changed
 
 
-def ragged(at: int, *groups: int) -> dict[str, Plain]:
+def ragged_params(at: int, *groups: int) -> dict[str, Plain]:
     """Return the parameters of a `ragged_dot_general`.
 
     Args:
@@ -107,11 +107,11 @@ CASES: tuple[Case, ...] = (
         ["2,8,4,3", "2,8,4,3"],
         ["2,4,8,8"],
     ),
-    ("ragged_dot_general", ragged(0, 0), ["8,4", "3,4,5", "3"], ["8,5"]),
-    ("ragged_dot_general", ragged(1), ["4,8", "8,5", "3"], ["3,4,5"]),
+    ("ragged_dot_general", ragged_params(0, 0), ["8,4", "3,4,5", "3"], ["8,5"]),
+    ("ragged_dot_general", ragged_params(1), ["4,8", "8,5", "3"], ["3,4,5"]),
     ("row_groups", {"shape": (8,)}, ["", "3"], ["8"]),
-    ("grouped_dot", ragged(0, 0) | {"count": 3}, ["8,4", "3,4,5", "8"], ["8,5"]),
-    ("grouped_dot", ragged(1) | {"count": 3}, ["4,8", "8,5", "8"], ["3,4,5"]),
+    ("grouped_dot", ragged_params(0, 0) | {"count": 3}, ["8,4", "3,4,5", "8"], ["8,5"]),
+    ("grouped_dot", ragged_params(1) | {"count": 3}, ["4,8", "8,5", "8"], ["3,4,5"]),
     (
         "scaled_dot",
         {"dimension_numbers": (((1,), (0,)), ((), ()))},

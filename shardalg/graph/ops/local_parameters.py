@@ -15,9 +15,9 @@ from shardalg.algebra.affine import Index
 from shardalg.errors import RuleError
 from shardalg.graph.ir import Params, Signature
 from shardalg.graph.ops.families.indexing import numbers, scatter_mode
-from shardalg.graph.ops.loops import OperandDim, dim_loops, moved
+from shardalg.graph.ops.loops import OperandDim, dim_loops, loops_without_own_dimension
 from shardalg.graph.ops.rule import CLIP, DROP, PRODUCT, SUM, USER, Access, Rule, Symbol
-from shardalg.graph.ops.windows import WindowBlock, local_params, windowed
+from shardalg.graph.ops.windows import WindowBlock, is_windowed, local_params
 
 Blocks = Mapping[str, int]
 NO_SPANS: Mapping[OperandDim, WindowBlock] = MappingProxyType({})
@@ -107,7 +107,7 @@ def emit(
     >>> emission.params, [(shift.loop, shift.sign) for shift in emission.shifts]
     ((('shape', (4, 2)),), [('d1', 1)])
     """
-    split = sharded(rule, blocks)
+    split = sharded_loops(rule, blocks)
     bad = sorted(split & unsupported_loops(rule))
     if bad:
         raise RuleError(
@@ -125,7 +125,7 @@ def emit(
     return replace(emission, params=changed)
 
 
-def sharded(rule: Rule, blocks: Blocks) -> frozenset[str]:
+def sharded_loops(rule: Rule, blocks: Blocks) -> frozenset[str]:
     """Return the loops whose block has another size than the whole loop.
 
     Args:
@@ -156,7 +156,12 @@ def unsupported_loops(rule: Rule) -> frozenset[str]:
         if not starts.intersection(names):
             fixed.update(guard.loop.variables)
     windows = fixed.intersection(rule.extents)
-    return rule.whole | rule.local | windows | UNSUPPORTED.get(rule.family, moved)(rule)
+    return (
+        rule.whole
+        | rule.local
+        | windows
+        | UNSUPPORTED.get(rule.family, loops_without_own_dimension)(rule)
+    )
 
 
 def _divided_loops(rule: Rule) -> frozenset[str]:
@@ -179,20 +184,23 @@ def _loops_without_window(rule: Rule) -> frozenset[str]:
     # Padding would be filled with the start value (`filler`), or with a number that is never
     # selected (`vacant`).
     if rule.combine == USER and not rule.vacant and rule.filler(0) is None:
-        return moved(rule)
+        return loops_without_own_dimension(rule)
     places = ((t, d) for t in rule.tensors for d in range(len(rule.indices(t))))
     barred = [
         rule.indices(t)[d]
         for t, d in places
-        if not dim_loops(rule, t, d) and not windowed(rule, t, d)
+        if not dim_loops(rule, t, d) and not is_windowed(rule, t, d)
     ]
     return frozenset(v for index in barred for v in index.variables if v in rule.extents)
 
 
 UNSUPPORTED: dict[str, Callable[[Rule], frozenset[str]]] = {
-    # `sharded` compares extents, so it misses a sharded loop of one iteration. Every device would
-    # then add the operand of a scatter-add, and the sum over devices would count it several times.
-    "scatter": lambda rule: moved(rule) | {n for n in rule.reduced if rule.extents[n] <= 1},
+    # `sharded_loops` compares extents, so it misses a sharded loop of one iteration. Every device
+    # would then add the operand of a scatter-add, and the sum over devices would count it several
+    # times.
+    "scatter": lambda rule: (
+        loops_without_own_dimension(rule) | {n for n in rule.reduced if rule.extents[n] <= 1}
+    ),
     "selection": _loops_without_window,
     "shape": _divided_loops,
     "terms": _loops_without_window,
@@ -201,7 +209,7 @@ UNSUPPORTED: dict[str, Callable[[Rule], frozenset[str]]] = {
 }
 """By family of rows, a function that returns the loops along which `emit` has no local operator.
 
-In a family without an entry, these are the loops that `moved` returns.
+In a family without an entry, these are the loops that `loops_without_own_dimension` returns.
 """
 
 
@@ -224,7 +232,7 @@ def local_shape(rule: Rule, result: int, blocks: Blocks) -> tuple[int, ...]:
     return tuple(size(i) if i.terms else n for i, n in zip(dims, shape, strict=True))
 
 
-def _same(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
+def _no_changes(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     """Return no changes: none of the operator's parameters depends on a size."""
     return PLAIN
 
@@ -235,7 +243,7 @@ def _shape(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     The shape, as of a reshape, becomes the shape of the device's block. The repetitions of a tile
     become the ones in the device's block.
     """
-    if not sharded(rule, blocks):
+    if not sharded_loops(rule, blocks):
         return PLAIN
     # A tile has no shape parameter: it repeats the device's block `reps` times per dimension. The
     # loops r0, r1, ... count the repetitions.
@@ -251,7 +259,7 @@ def _iota(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
 
     They are the block's shape, and a shift of the numbers to the block's first index.
     """
-    split = sharded(rule, blocks)
+    split = sharded_loops(rule, blocks)
     loop = f"d{signature.param('dimension')}"
     # A device adds `p * block`, the first index of its block, to all numbers of the result.
     shift = IndexShift(operand=None, component=None, loop=loop, sign=1)
@@ -264,7 +272,7 @@ def _positions(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
 
     They are the shape of the block, and shifts of the start numbers to the block's first elements.
     """
-    split = sharded(rule, blocks)
+    split = sharded_loops(rule, blocks)
     # Operand d has the start along result dimension d. A device adds the first index of its block.
     loops = (index.loop for index in rule.results[0])
     shifts = tuple(
@@ -283,7 +291,7 @@ def _terms(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     """
     dim = signature.param("dimension")
     sizes = signature.param("sizes") or tuple(v.shape[dim] for v in signature.operands)
-    chosen = len(sizes) > 1 and rule.results[0][dim].loop in sharded(rule, blocks)
+    chosen = len(sizes) > 1 and rule.results[0][dim].loop in sharded_loops(rule, blocks)
     return Emission(chosen=(dim, sizes) if chosen else None)
 
 
@@ -293,7 +301,7 @@ def _window(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     They are the device's number of groups of a grouped convolution. `local_params` changes padding
     and dilation.
     """
-    split = sharded(rule, blocks)
+    split = sharded_loops(rule, blocks)
     grouped = [name for name in GROUPS if signature.param(name, 1) > 1]
     return Emission(tuple((name, blocks["g"]) for name in grouped if "g" in split))
 
@@ -307,7 +315,7 @@ def _dynamic(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     If the operator selects along a sharded dimension, `boxed` is set: other instructions read or
     write the box. Otherwise the slice sizes become the sizes of the device's block.
     """
-    split = sharded(rule, blocks)
+    split = sharded_loops(rule, blocks)
     if any(boxes(rule, split)):
         return Emission(boxed=True)
     has_sizes = signature.param("slice_sizes") is not None and split
@@ -427,7 +435,7 @@ def _gather(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     turns index 6 into 2. Index 3 becomes -1, which is outside of the block: the result is masked
     with zero (`Emission.owned`), and the sum over both devices is right.
     """
-    n, split = numbers(signature), sharded(rule, blocks)
+    n, split = numbers(signature), sharded_loops(rule, blocks)
     if not split:
         return Emission()
     windows = n.window_of(len(signature.operands[0].shape))
@@ -472,7 +480,7 @@ def _scatter(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     - The updates are sharded. Each device applies its own updates, and the results are combined. In
       a sum or product, only one device starts from the operand, or it would count several times.
     """
-    split = sharded(rule, blocks)
+    split = sharded_loops(rule, blocks)
     are_updates_sharded = not split.isdisjoint(rule.reduced)
     # Entry c is the operand dimension that component c of an index selects.
     dims_of_components = numbers(signature).selected
@@ -511,20 +519,20 @@ def _row_groups(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
 
     They are the block's shape, and a shift of the start operand to the block's first row.
     """
-    split = sharded(rule, blocks)
+    split = sharded_loops(rule, blocks)
     # Operand 0 is the number of the first row; "m" is the loop over the rows.
     shift = IndexShift(operand=0, component=None, loop="m", sign=1)
     shifts = (shift,) if "m" in split else ()
     return Emission((("shape", local_shape(rule, 0, blocks)),), shifts) if split else PLAIN
 
 
-def _grouped(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
+def _grouped_dot(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     """Return the changed parameters of a `grouped_dot` that multiplies only the device's groups.
 
     If the groups are sharded, the parameters are the number of the device's groups, and a shift of
     the rows' group numbers, after which the device's first group is 0.
     """
-    if "g" not in sharded(rule, blocks):
+    if "g" not in sharded_loops(rule, blocks):
         return PLAIN
     # A grouped product needs rows that are sorted by group. Subtracting the number of the device's
     # first group from all of them keeps them sorted.
@@ -533,20 +541,20 @@ def _grouped(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
 
 
 EMITTERS: dict[str, Callable[[Signature, Rule, Blocks], Emission]] = {
-    "arg": _same,
+    "arg": _no_changes,
     "dynamic": _dynamic,
     "gather": _gather,
-    "grouped": _grouped,
+    "grouped": _grouped_dot,
     "iota": _iota,
     "positions": _positions,
-    "prefix": _same,
-    "same": _same,
+    "prefix": _no_changes,
+    "same": _no_changes,
     "row_groups": _row_groups,
     "scatter": _scatter,
-    "selection": _same,
+    "selection": _no_changes,
     "shape": _shape,
     "terms": _terms,
     "tile": _shape,
-    "user": _same,
+    "user": _no_changes,
     "window": _window,
 }

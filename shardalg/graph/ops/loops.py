@@ -56,10 +56,10 @@ def dim_loops(rule: Rule, tensor: int, dim: int) -> tuple[tuple[str, int], ...]:
     if index.loop in rule.extents:
         return ((index.loop, rule.extents[index.loop]),) if covers(rule, tensor, dim) else ()
     shape = rule.shape(tensor)
-    return _nested(index, rule.extents, shape[dim] if shape else None)
+    return _mixed_radix_loops(index, rule.extents, shape[dim] if shape else None)
 
 
-def _nested(
+def _mixed_radix_loops(
     index: Index, extents: Mapping[str, int], size: int | None
 ) -> tuple[tuple[str, int], ...]:
     """Return (loop, extent) for each loop of a mixed-radix index, major to minor; () for others.
@@ -87,7 +87,7 @@ def _nested(
 
 
 @lru_cache(maxsize=65536)
-def moved(rule: Rule) -> frozenset[str]:
+def loops_without_own_dimension(rule: Rule) -> frozenset[str]:
     """Return the loops that are not the whole index of every dimension that they index.
 
     They occur in the index of a window, a shift, or a nest of loops such as `4*i + j`, or run over
@@ -130,7 +130,7 @@ def loop_class(rule: Rule, loop: str) -> str:
         return CONTRACTING
     if loop not in rule.operand_loops:
         return BROADCAST
-    if loop not in moved(rule):
+    if loop not in loops_without_own_dimension(rule):
         return PASS
     maps = [i for t in rule.tensors for i in rule.indices(t) if loop in i.variables]
     others = {v for i in maps for v in i.variables if v != loop and v in rule.extents}

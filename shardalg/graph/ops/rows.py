@@ -18,7 +18,7 @@ from shardalg.graph.ops.families import (
     window,
 )
 from shardalg.graph.ops.families.building import Builder, has_zero
-from shardalg.graph.ops.loops import moved
+from shardalg.graph.ops.loops import loops_without_own_dimension
 from shardalg.graph.ops.rule import PICK, SUM, Rule
 
 # Primitives that JAX removes before a program is complete are listed too, so that the rows, the
@@ -85,7 +85,7 @@ def rules(signature: Signature) -> tuple[Rule, ...] | None:
     for row in shaped:
         if row.combine in (SUM, PICK):
             carried = frozenset({row.prefix[0]} if row.prefix else ())
-            windows = moved(row) if row.reduced else frozenset()
+            windows = loops_without_own_dimension(row) if row.reduced else frozenset()
             row = replace(row, local=row.local | carried | windows | frozenset(row.reduced))
         found.append(row)
     return tuple(found)

@@ -35,7 +35,7 @@ class WindowBlock:
     base: int = 1
 
 
-def windowed(rule: Rule, tensor: int, dim: int) -> bool:
+def is_windowed(rule: Rule, tensor: int, dim: int) -> bool:
     """Return whether an operand's dimension is read through a window whose loops may be sharded.
 
     >>> from shardalg.graph.ops.rows import rules

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardalg.costs.topology import Topology, rearranged
+from shardalg.costs.topology import Topology, with_devices_of
 from shardalg.errors import ShardalgError
 from shardalg.plan.pricing import cost_at
 from shardalg.sizes.formula import Formula
@@ -109,7 +109,7 @@ def _on_mesh(plan: Plan, on: Topology, axes: Mapping[str, int]) -> tuple[Plan, M
 
     hints = {name: int(size.hint) for name, size in plan.sizes.items()}
     mesh: Mesh = mesh_at(plan.mesh, {**hints, **axes})
-    there = rearranged(on, mesh)
+    there = with_devices_of(on, mesh)
     # Plans are compared by the rates of the machine that they are priced on.
     known = plan.options.hardware == on.text
     options = replace(plan.options, hardware=there.text) if known else plan.options

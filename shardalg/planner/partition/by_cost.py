@@ -198,7 +198,7 @@ class CostProblem:
         # sharding is fixed, and `wanted` what other readers require, such as the results.
         return UnitProblem(
             tuple(units), given, value_shardings, wanted,
-            move=self._move, first_move=partial(self._moved, is_first=True),
+            move=self._move, first_move=partial(self._moves_s, is_first=True),
             alone=frozenset(alone), still=frozenset(still),
         )  # fmt: skip
 
@@ -283,9 +283,9 @@ class CostProblem:
         return tuple(found)
 
     def _move(self, value: int, source: Sharding, target: Sharding) -> float:
-        return self._moved(value, source, target, is_first=False)
+        return self._moves_s(value, source, target, is_first=False)
 
-    def _moved(self, value: int, source: Sharding, target: Sharding, *, is_first: bool) -> float:
+    def _moves_s(self, value: int, source: Sharding, target: Sharding, *, is_first: bool) -> float:
         """Return the seconds that moves of a value between two shardings take in one step.
 
         Args:

@@ -56,7 +56,7 @@ def below_peak(
       donated: indices of the arguments whose memory the step may reuse.
       rebuild: whether forward values may be computed again in the backward pass.
     """
-    found = _repeated(program)
+    found = _repeated_copies(program)
     if not found:
         return frozenset()
     # A kept copy occupies additional memory only between its uses. Each one that is kept raises the
@@ -70,7 +70,7 @@ def below_peak(
     return frozenset(kept)
 
 
-def _repeated(program: SpmdProgram) -> list[_Repeated]:
+def _repeated_copies(program: SpmdProgram) -> list[_Repeated]:
     """Return the copies that collectives outside of loops compute more than once.
 
     A copy is a graph value in one sharding, such as a gathered weight. Each entry has the copy, the

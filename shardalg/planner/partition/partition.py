@@ -272,7 +272,7 @@ class Partitioner(BodyPartitioner):
             # Calls and the user's collectives have no recipe: their bodies, or the axes that the
             # user wrote, decide what they emit.
             if kind is None:
-                self._call(node) if node.bodies else self._written(node)
+                self._call(node) if node.bodies else self._emit_written_collective(node)
                 continue
             # The key has the available copies of the node's own operands and results.
             key = pick[number](context.available)
@@ -360,7 +360,7 @@ class Partitioner(BodyPartitioner):
                 dims = tuple([tuple([digit for digit, _ in pairs]) for pairs in common])
         return layout if dims == layout.dims else interned(layout.mesh, layout.shape, dims, ())
 
-    def _written(self, node: Node) -> None:
+    def _emit_written_collective(self, node: Node) -> None:
         """Emit a collective that the user wrote (`lax.psum`), on the whole value of each device."""
         context, (result,) = self.context, node.results
         why = Why(Purpose.WRITTEN)

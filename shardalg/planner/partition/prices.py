@@ -95,7 +95,7 @@ def operator_s(part: OperatorPart, choice: ComponentCandidate, hardware: Machine
     loops = tuple(choice.loops if k == place else () for k in range(count))
     graph = _graph_of(signature)
     required = tuple(choice.required_shardings if k == place else () for k in range(count))
-    sharded = _sharded(graph, tuple(layouts))
+    sharded = _with_shardings(graph, tuple(layouts))
     if rules(signature):
         sharded = replace(sharded, loops={0: loops}, required={0: required})
     options = Options(switches=Switches(finite_sums=part.finite))
@@ -155,7 +155,7 @@ def _graph_of(signature: Signature) -> Graph:
     )
 
 
-def _sharded(graph: Graph, layouts: tuple[Sharding, ...]) -> ShardedGraph:
+def _with_shardings(graph: Graph, layouts: tuple[Sharding, ...]) -> ShardedGraph:
     """Return the graph with these shardings, one per value, all fixed as if annotated."""
     count, mesh = len(graph.arguments), layouts[0].mesh
     results = layouts[count:]

@@ -87,7 +87,7 @@ def direct(shape: Shape, start: Dims, goal: Dims) -> Route | None:
         if route is None:
             return None
         for dim in arc:
-            first = replaced(first, dim, route.first[dim])
+            first = with_row(first, dim, route.first[dim])
         swaps += route.exchange
     return Route(first, tuple(swaps))
 
@@ -120,7 +120,7 @@ def _one_swap(shape: Shape, ends: tuple[Dims, Dims, Dims], arc: tuple[int, int])
         leaving = held[at:] + early
         arriving = rest[: len(rest) - len(new)] if new and not early else rest
         arriving += tuple(d for d in leaving if d not in rest)
-        first = replaced(replaced(longer, target, start[target] + head), source, held + early)
+        first = with_row(with_row(longer, target, start[target] + head), source, held + early)
         fits = shape[source] % parts(first[source]) == 0
         fits = fits and shape[target] % parts(first[target] + arriving) == 0
         if fits and len(arriving) == len(leaving) and set(arriving) == set(leaving):
@@ -128,7 +128,7 @@ def _one_swap(shape: Shape, ends: tuple[Dims, Dims, Dims], arc: tuple[int, int])
     return None
 
 
-def permuted(start: Dims, goal: Dims, axes: Digits) -> Route | None:
+def permute_route(start: Dims, goal: Dims, axes: Digits) -> Route | None:
     """Return the route of one permute between equally many parts in each dimension, or None.
 
     Args:
@@ -182,7 +182,7 @@ def filled_up(dims: Dims, counts: Sequence[int], like: Dims, axes: Digits) -> Di
             if fits and all(nested(digit, u) and not overlap(digit, u) for u in used):
                 out[k] += (digit,)
                 used.append(digit)
-    free = list(unused(tuple(used), axes))
+    free = list(unused_digits(tuple(used), axes))
     for k, count in enumerate(counts):
         for digit in tuple(free):
             if count // parts(out[k]) % digit.size == 0:
@@ -192,7 +192,7 @@ def filled_up(dims: Dims, counts: Sequence[int], like: Dims, axes: Digits) -> Di
 
 
 @lru_cache(maxsize=1 << 12)
-def unused(used: Digits, axes: Digits) -> Digits:
+def unused_digits(used: Digits, axes: Digits) -> Digits:
     """Return the unused parts of the axes, in pieces of prime size, major first."""
     found = []
     for stride, size in complement(used, parts(axes)) or ():
@@ -223,14 +223,14 @@ def primes(digits: Digits) -> Digits:
     return tuple(found)
 
 
-def shuffled(
+def exchange_route(
     shape: Shape, start: Dims, goal: Dims, axes_and_pending: tuple[Digits, Digits]
 ) -> Route | None:
     """Return the cheapest route of several exchanges, or None if no such route exists.
 
-    `direct` and `permuted` find the routes with one exchange, which send at most one block of the
-    goal. This function is for all other pairs of shardings. It compares two kinds of routes: only
-    all-to-alls, and all-to-alls with one permute.
+    `direct` and `permute_route` find the routes with one exchange, which send at most one block of
+    the goal. This function is for all other pairs of shardings. It compares two kinds of routes:
+    only all-to-alls, and all-to-alls with one permute.
 
     Args:
       start, goal: the digits of each dimension before and after, in digits of prime size.
@@ -241,7 +241,7 @@ def shuffled(
     # Both lists are [start, goal]. Unused digits count, because slices by them make the exchanged
     # blocks smaller.
     used = [tuple(d for digits in dims for d in digits) for dims in (start, goal)]
-    free = [unused(digits + kept, axes) for digits in used]
+    free = [unused_digits(digits + kept, axes) for digits in used]
     # The pair (price, route) of the best route so far.
     best = (None, None) if kept else fitted_then_permuted(shape, start, goal, axes)
     pool = tuple(sorted({*used[0], *free[0]}, reverse=True))
@@ -254,11 +254,11 @@ def shuffled(
     ends = (goal, start) if back else (start, goal)
     wanted = [d for d in free[back] if d in used[not back]]
     others = [d for d in free[back] if d not in used[not back]]
-    # `_swapped` gets the digits that it may use, those by which it slices first, and the direction.
-    # Slices by digits of the other side stay; slices by other digits only make blocks smaller, and
-    # are gathered again.
+    # `_all_to_all_route` gets the digits that it may use, those by which it slices first, and the
+    # direction. Slices by digits of the other side stay; slices by other digits only make blocks
+    # smaller, and are gathered again.
     for placed in (wanted, wanted + others) if others else (wanted,):
-        best = _swapped(shape, ends, Pool(pool, tuple(placed), back), best)
+        best = _all_to_all_route(shape, ends, Pool(pool, tuple(placed), back), best)
     return best[1]
 
 
@@ -281,7 +281,7 @@ class Pool(NamedTuple):
     back: bool
 
 
-def _swapped(shape: Shape, ends: tuple[Dims, Dims], among: Pool, best: Priced) -> Priced:
+def _all_to_all_route(shape: Shape, ends: tuple[Dims, Dims], among: Pool, best: Priced) -> Priced:
     """Return the cheapest route of all-to-alls alone, with its price, or `best` if that is cheaper.
 
     A unit is a group of digits that a cheapest path moves together (`_units`). The search
@@ -540,6 +540,6 @@ def _by_parts(dims: Dims, arcs: Sequence[Arc]) -> tuple[tuple[Swap, ...], Dims] 
 Row = TypeVar("Row")
 
 
-def replaced(rows: tuple[Row, ...], dim: int, row: Row) -> tuple[Row, ...]:
+def with_row(rows: tuple[Row, ...], dim: int, row: Row) -> tuple[Row, ...]:
     """Return the tuple with another row for one dimension."""
     return (*rows[:dim], row, *rows[dim + 1 :])

@@ -23,10 +23,10 @@ from shardalg.planner.reshard.closed_forms import (
     Route,
     Shape,
     direct,
-    permuted,
+    exchange_route,
+    permute_route,
     primes,
-    replaced,
-    shuffled,
+    with_row,
 )
 from shardalg.planner.reshard.exchanges import Retile
 from shardalg.planner.reshard.links import Links
@@ -243,7 +243,7 @@ class Linked(EvenBlocks):
             # A gather removes the minor digits of a dimension and leaves the first `keep` digits.
             for keep in range(len(held)):
                 way = MoveSequence(shape, *state)
-                way.add(AllGather(dim, held[keep:]), replaced(dims, dim, held[:keep]), "all_gather")
+                way.add(AllGather(dim, held[keep:]), with_row(dims, dim, held[:keep]), "all_gather")
                 yield from way.steps
         yield from _swaps(shape, state, EVERY_ORDER)
         # A permute would move partial sums out of the groups that add them.
@@ -264,7 +264,7 @@ class Linked(EvenBlocks):
                 if self.shape[dim] % parts(cut) == 0:
                     rest = tuple(d for d in pending if d not in digits)
                     way = MoveSequence(self.shape, dims, rest)
-                    way.add(ReduceScatter(dim, digits), replaced(dims, dim, cut), "reduce_scatter")
+                    way.add(ReduceScatter(dim, digits), with_row(dims, dim, cut), "reduce_scatter")
                     yield from way.steps
 
     def permuted_dims(self, dims: Dims) -> Iterator[Dims]:
@@ -308,13 +308,13 @@ def _moves(shape: Shape, start: State, goal: State, axes: Digits) -> list[Search
     route = direct(shape, dims, wanted)
     if route is None:
         dims, wanted, axes = plain(dims), plain(wanted), *plain((axes,))
-        route = None if pending else permuted(dims, wanted, axes)
+        route = None if pending else permute_route(dims, wanted, axes)
     if route is None:
         dims, wanted = (tuple(map(primes, side)) for side in (dims, wanted))
         if pending:
             steps = _moves_with_pending_sums(shape, (dims, pending), wanted, axes)
             return [*steps[:-1], steps[-1]._replace(state=goal)]
-        route = shuffled(shape, dims, wanted, (axes, ())) or Route(dims)
+        route = exchange_route(shape, dims, wanted, (axes, ())) or Route(dims)
     # The search has the digits in pieces of prime size; the last state gets them as given.
     steps = in_moves(shape, (dims, pending), wanted, route)
     return [*steps[:-1], steps[-1]._replace(state=goal)]
@@ -336,7 +336,7 @@ def _moves_with_pending_sums(
         tuple(reversed(list(dropwhile(lambda d: d not in used, reversed(digits)))))
         for digits in goal
     )
-    routes = [shuffled(shape, dims, end, (axes, pending)) for end in (goal, later)]
+    routes = [exchange_route(shape, dims, end, (axes, pending)) for end in (goal, later)]
     routes.append(direct(shape, dims, later))
     ways = [in_moves(shape, start, goal, route or Route(dims)) for route in routes]
     return min(ways, key=lambda way: sum([step.sent for step in way]))
@@ -410,14 +410,14 @@ class MoveSequence:
             if more and not any(overlap(new, d) for new in more for d in used):
                 block = tile(self.shape[dim], parts(digits))
                 move = DynamicSlice(dim, more, block)
-                self.add(move, replaced(self.dims, dim, digits))
+                self.add(move, with_row(self.dims, dim, digits))
 
     def swap(self, *swaps: Swap) -> None:
         """Append one all-to-all; several exchanges must not share a dimension."""
         dims, found = self.dims, []
         for source, target, leaving, arriving in swaps:
-            dims = replaced(dims, source, dims[source][: len(dims[source]) - len(leaving)])
-            dims = replaced(dims, target, dims[target] + arriving)
+            dims = with_row(dims, source, dims[source][: len(dims[source]) - len(leaving)])
+            dims = with_row(dims, target, dims[target] + arriving)
             # Equal moves must be equal values, so an unchanged order has one form: ().
             order = () if leaving == arriving else arriving
             found.append(AllToAll(target, source, leaving, order))
@@ -447,7 +447,7 @@ class MoveSequence:
                 same += 1
             if same < len(held):
                 move = AllGather(dim, held[same:])
-                self.add(move, replaced(self.dims, dim, held[:same]), "all_gather")
+                self.add(move, with_row(self.dims, dim, held[:same]), "all_gather")
         self.slices(goal)
 
 
@@ -556,7 +556,7 @@ def additions(shape: Shape, state: State, goal: State) -> Iterator[SearchStep]:
             digits = (*dims[dim], digit)
             if size % parts(digits) == 0:
                 yield SearchStep(
-                    ReduceScatter(dim, (digit,)), (replaced(dims, dim, digits), rest), price
+                    ReduceScatter(dim, (digit,)), (with_row(dims, dim, digits), rest), price
                 )
 
 
@@ -566,7 +566,7 @@ def _slice(shape: Shape, state: State, dim: int, digits: Digits) -> Iterator[Sea
     cut = dims[dim] + digits
     if shape[dim] % parts(cut) == 0:
         move = DynamicSlice(dim, digits, shape[dim] // parts(cut))
-        yield SearchStep(move, (replaced(dims, dim, cut), pending), 0)
+        yield SearchStep(move, (with_row(dims, dim, cut), pending), 0)
 
 
 def _swaps(shape: Shape, state: State, every: int = 0) -> Iterator[SearchStep]:

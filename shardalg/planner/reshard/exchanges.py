@@ -350,7 +350,7 @@ class Retile:
         return HaloExchange(self.dim, self.digits, (reading,))
 
 
-def retiled(retile: Retile, devices: int) -> DimProgram:
+def retile_program(retile: Retile, devices: int) -> DimProgram:
     """Return the program that changes the block size of a sharded dimension (a retile).
 
     Each device fetches a margin of its neighbour's block, concatenates it with its own block, and

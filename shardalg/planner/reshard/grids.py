@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from shardalg.costs.collectives import step_wire_bytes
 from shardalg.planner.reshard.best_first import Cost, best_first
-from shardalg.planner.reshard.closed_forms import replaced
+from shardalg.planner.reshard.closed_forms import with_row
 from shardalg.planner.reshard.exchanges import margin
 
 Labels = tuple[int, ...]
@@ -226,7 +226,7 @@ class _Grids:
             for dim, held in enumerate(dims):
                 for after in self.cut(dim, held, (digit,)):
                     yield GridMove(
-                        0, (replaced(dims, dim, after), pending), "slice", (dim,), (digit,)
+                        0, (with_row(dims, dim, after), pending), "slice", (dim,), (digit,)
                     )
         # Reducing sums before anything else is sent keeps the search small. If some sums stay
         # pending to the end, `pending` is never empty, and the other moves must be possible, too.
@@ -244,15 +244,15 @@ class _Grids:
           local: the number of elements that a device has before.
         """
         for dim, held in enumerate(dims):
-            for width, after in self.retiled(dim, held):
-                state = replaced(dims, dim, after), pending
+            for width, after in self.retile_options(dim, held):
+                state = with_row(dims, dim, after), pending
                 yield GridMove(local // held.block * width, state, "retile", (dim,))
 
     def gathers(self, dims: Dims, pending: Labels, local: int) -> Iterator[GridMove]:
         """Yield the all-gathers; a device has `local` elements before."""
         for dim, held in enumerate(dims):
             for after, leaving in self.without_minor_digits(dim, held):
-                sent, made = local * (held.count // after.count - 1), replaced(dims, dim, after)
+                sent, made = local * (held.count // after.count - 1), with_row(dims, dim, after)
                 yield GridMove(sent, (made, pending), "all_gather", (dim,), leaving)
 
     def permutes(self, dims: Dims, local: int) -> Iterator[GridMove]:
@@ -288,7 +288,7 @@ class _Grids:
             n, rest = self.sizes[digit], tuple(d for d in pending if d != digit)
             for dim, held in enumerate(dims):
                 for after in self.cut(dim, held, (digit,)):
-                    padded, made = _padded_elements(local, held, after), replaced(dims, dim, after)
+                    padded, made = _padded_elements(local, held, after), with_row(dims, dim, after)
                     sent = step_wire_bytes("reduce_scatter", group_size=n, local_bytes=padded)
                     yield GridMove(sent, (made, rest), "reduce_scatter", (dim,), (digit,))
 
@@ -304,7 +304,7 @@ class _Grids:
         """
         for source, held in enumerate(dims):
             for stays, leaving in self.without_minor_digits(source, held):
-                n, rest = held.count // stays.count, replaced(dims, source, stays)
+                n, rest = held.count // stays.count, with_row(dims, source, stays)
                 for dim, other in enumerate(dims):
                     # An all-to-all delivers its digits in any order for the same bytes.
                     for arriving in permutations(leaving) if dim != source else ():
@@ -312,7 +312,7 @@ class _Grids:
                         for after in self.cut(dim, other, arriving):
                             # Of the n pieces of its block, a device keeps one.
                             sent = _padded_elements(local, other, after) // n * (n - 1)
-                            made, on = replaced(rest, dim, after), (dim, source)
+                            made, on = with_row(rest, dim, after), (dim, source)
                             yield GridMove(
                                 sent, (made, pending), "all_to_all", on, leaving, arriving
                             )
@@ -340,10 +340,10 @@ class _Grids:
           counts: the number of parts of each dimension.
         """
         if counts not in self.arrangements:
-            self.arrangements[counts] = list(self._arranged(counts, (), frozenset()))
+            self.arrangements[counts] = list(self._completions(counts, (), frozenset()))
         return self.arrangements[counts]
 
-    def _arranged(self, counts: Labels, made: Rows, used: frozenset[int]) -> Iterator[Rows]:
+    def _completions(self, counts: Labels, made: Rows, used: frozenset[int]) -> Iterator[Rows]:
         """Yield every completion of `made` to one row of digits per dimension.
 
         Args:
@@ -356,7 +356,7 @@ class _Grids:
             return
         for row in self._rows((), counts[len(made)], used):
             blocked = used.union(*[self.overlaps[digit] for digit in row])
-            yield from self._arranged(counts, (*made, row), blocked)
+            yield from self._completions(counts, (*made, row), blocked)
 
     def _rows(self, head: Labels, n: int, used: frozenset[int]) -> Iterator[Labels]:
         """Yield `head` extended by unused digits, in each way that gives n times as many parts.
@@ -409,7 +409,9 @@ class _Grids:
                     found.append((self.held(digits, n, block), leaving))
         return found
 
-    def retiled(self, dim: int, held: BlockedDimension) -> list[tuple[int, BlockedDimension]]:
+    def retile_options(
+        self, dim: int, held: BlockedDimension
+    ) -> list[tuple[int, BlockedDimension]]:
         """Return a dimension in every other block size that one retile can give it.
 
         Each entry is (margin, dimension): the elements that a device fetches from its neighbour,

@@ -15,7 +15,7 @@ from typing import Any
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.costs.collectives import step_wire_bytes
-from shardalg.planner.reshard.closed_forms import replaced
+from shardalg.planner.reshard.closed_forms import with_row
 from shardalg.planner.reshard.even import Move, SearchStep, Shape, State, tile
 from shardalg.planner.reshard.even import search as even_search
 from shardalg.planner.reshard.exchanges import Retile, margin
@@ -157,15 +157,15 @@ def _one_by_one(start: State, steps: Iterable[SearchStep]) -> Iterator[tuple[Mov
             # The exchanges share no dimension, so the digits after each of them follow one by one.
             for one in step.move.exchanges:
                 held, arriving = dims[one.concat_dim], one.arriving or one.digits
-                dims = replaced(dims, one.concat_dim, held[: len(held) - len(one.digits)])
-                dims = replaced(dims, one.split_dim, dims[one.split_dim] + arriving)
+                dims = with_row(dims, one.concat_dim, held[: len(held) - len(one.digits)])
+                dims = with_row(dims, one.split_dim, dims[one.split_dim] + arriving)
                 yield one, (dims, step.state[1])
         else:
             yield step.move, step.state
         dims = step.state[0]
 
 
-def gathered(shape: Shape, start: State, goal: State) -> list[SearchStep]:
+def gather_path(shape: Shape, start: State, goal: State) -> list[SearchStep]:
     """Return the path that gathers every dimension and then slices.
 
     Dimensions with the most padding are gathered first, which removes their padding early.
@@ -178,13 +178,13 @@ def gathered(shape: Shape, start: State, goal: State) -> list[SearchStep]:
         way.move(AllReduce(todo), (dims, pending), shape)
     for dim in sorted(range(len(shape)), key=lambda dim: _growth(shape[dim], parts(dims[dim]))):
         if dims[dim]:
-            move, dims = AllGather(dim, dims[dim]), replaced(dims, dim, ())
+            move, dims = AllGather(dim, dims[dim]), with_row(dims, dim, ())
             way.move(move, (dims, pending), shape)
     for dim, digits in enumerate(goal[0]):
         if digits:
             # A slice needs blocks of equal size, so the dimension is padded to a multiple first.
-            grid = replaced(shape, dim, way.natural(dim, digits))
-            dims = replaced(dims, dim, digits)
+            grid = with_row(shape, dim, way.natural(dim, digits))
+            dims = with_row(dims, dim, digits)
             block = tile(shape[dim], parts(digits))
             way.move(DynamicSlice(dim, digits, block), (dims, pending), grid)
     return way.steps

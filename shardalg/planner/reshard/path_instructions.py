@@ -67,7 +67,7 @@ def padded_move(
         dim, digits = attributes.cut
         padded = layout.shard_shape[dim] * parts(digits)
         if padded != shape[dim]:
-            shape = _resized(shape, dim, padded)
+            shape = _resize(shape, dim, padded)
             yield Resize(dim, padded), shape, source
     # Only these two moves put blocks next to each other, so that the dimension can become longer
     # than the target's block.
@@ -79,11 +79,11 @@ def padded_move(
         yield attributes, layout.shard_shape, layout
         return
     joined_size = source.shard_shape[dim] * parts(attributes.digits)
-    whole = _resized(layout.shard_shape, dim, joined_size)
+    whole = _resize(layout.shard_shape, dim, joined_size)
     yield attributes, whole, layout
     if whole != layout.shard_shape:
         yield Resize(dim, layout.shard_shape[dim]), layout.shard_shape, layout
 
 
-def _resized(shape: Shape, dim: int, size: int) -> Shape:
+def _resize(shape: Shape, dim: int, size: int) -> Shape:
     return (*shape[:dim], size, *shape[dim + 1 :])

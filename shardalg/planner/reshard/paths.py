@@ -34,7 +34,7 @@ from shardalg.planner.reshard.even import (
 from shardalg.planner.reshard.even import SearchStep as Hop
 from shardalg.planner.reshard.exchanges import Retile
 from shardalg.planner.reshard.links import Links
-from shardalg.planner.reshard.padded import gathered
+from shardalg.planner.reshard.padded import gather_path
 from shardalg.sizes.decided import decided
 from shardalg.sizes.recorded import are_numbers
 from shardalg.spmd.instructions import (
@@ -131,9 +131,9 @@ def reshard_path(
     # The search moves prime pieces of digits. Merged moves are named by axes afterwards, so that
     # all pieces of an axis are that axis.
     before = _common_states(source, target)[0][0]
-    found = _merged(path_moves(source, target, links, padded), links)
+    found = _merge_hops(path_moves(source, target, links, padded), links)
     if joined and len(found) > 1 and source.is_even and target.is_even:
-        found = _joined(found, source, before, links)
+        found = _join_gathers(found, source, before, links)
     mesh_digits = _MeshDigits(source, target)
     steps, total = [], 0
     for number, (move, (dims, pending), price, shape) in enumerate(found, 1):
@@ -158,7 +158,7 @@ def path_moves(
     axes = _axes(source.mesh)
     if 0 in source.shape:
         # A tensor without elements: all paths cost the same.
-        return tuple(gathered(source.shape, start, goal))
+        return tuple(gather_path(source.shape, start, goal))
     if source.is_even and target.is_even:
         found = search(source.shape, start, goal, axes)
         if links is not None:
@@ -417,10 +417,10 @@ def _common_states(source: Sharding, target: Sharding) -> tuple[State, State]:
     """
     held = [d for s in (source, target) for digits in (*s.dims, s.unreduced) for d in digits]
     pieces = _refinement(frozenset(held))
-    return _refined(source, pieces), _refined(target, pieces)
+    return _search_state(source, pieces), _search_state(target, pieces)
 
 
-def _refined(sharding: Sharding, pieces: Mapping[Digit, Digits] | None) -> State:
+def _search_state(sharding: Sharding, pieces: Mapping[Digit, Digits] | None) -> State:
     """Return a sharding as a state of the path search: (digits per dimension, pending digits).
 
     Args:
@@ -538,7 +538,7 @@ def _by_block(digits: Digits, positions: int, first: Digits = ()) -> tuple[int, 
     )
 
 
-def _merged(moves: Iterable[Hop], links: Links | None) -> list[Hop]:
+def _merge_hops(moves: Iterable[Hop], links: Links | None) -> list[Hop]:
     """Return the moves with consecutive ones of one kind on one dimension merged.
 
     Moves on unequally fast links stay separate.
@@ -572,11 +572,13 @@ def _merge_moves(first: Move, second: Move) -> Move | None:
     return None
 
 
-def _joined(hops: Iterable[Hop], source: Sharding, dims: Dims, links: Links | None) -> list[Hop]:
+def _join_gathers(
+    hops: Iterable[Hop], source: Sharding, dims: Dims, links: Links | None
+) -> list[Hop]:
     """Return the moves, in which successive all-gathers of several dimensions are one all-gather.
 
     Reduce-scatters are joined in the same way. Blocks must be even. One gather of `n*m` blocks
-    sends as many bytes as the gathers of `n` and of `m` blocks (see `_merged`). Over axes with
+    sends as many bytes as the gathers of `n` and of `m` blocks (see `_merge_hops`). Over axes with
     equally fast links, one collective is never slower, and on a torus it is faster, because it uses
     the links of all axes. Two parts of one axis stay apart: a line of four takes three hops, but
     two lines of two take one each. On unequal links, one collective must not take more seconds.

@@ -265,11 +265,11 @@ def _pops(stacks: Stacks) -> Iterator[tuple[int, Stack, Stack]]:
             while part:
                 # Any non-empty subset of the block's digits may leave, because their order is open.
                 # `(part - 1) & block` is the next smaller subset of the bits of `block`.
-                yield source, *_cut(stack, depth, part)
+                yield source, *_split_stack(stack, depth, part)
                 part = (part - 1) & block
 
 
-def _cut(stack: Stack, depth: int, part: int) -> tuple[Stack, Stack]:
+def _split_stack(stack: Stack, depth: int, part: int) -> tuple[Stack, Stack]:
     """Split a dimension's stack of blocks in two: the blocks that stay, and those that move.
 
     A stack lists blocks of digits, major first. A block is a set of digits, as the bits of a
@@ -298,7 +298,7 @@ def ordered_hops(
     for hop in hops:
         stacks[hop.target] = (*stacks[hop.target], sum(hop.moved))
         stack = stacks[hop.source]
-        stacks[hop.source], _ = _cut(stack, len(stack) - len(hop.moved), hop.moved[0])
+        stacks[hop.source], _ = _split_stack(stack, len(stack) - len(hop.moved), hop.moved[0])
     # Gathers remove minor digits, so in each block of the end the goal's digits come first.
     orders = []
     for stack, wanted in zip(stacks, goal, strict=True):

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable
 
 from shardalg.algebra.digits import Digits, overlap
 from shardalg.planner.reshard.best_first import Cost
-from shardalg.planner.reshard.closed_forms import primes, unused
+from shardalg.planner.reshard.closed_forms import primes, unused_digits
 from shardalg.planner.reshard.even import Move, SearchStep, Shape, State, plain
 from shardalg.planner.reshard.exchanges import Retile
 from shardalg.planner.reshard.grids import Dims as Blocks
 from shardalg.planner.reshard.grids import GridMove, GridProblem, Labels, Layout, solve
 from shardalg.planner.reshard.grids import State as Found
-from shardalg.planner.reshard.padded import gathered, padded_path
+from shardalg.planner.reshard.padded import gather_path, padded_path
 from shardalg.sizes.recorded import are_numbers
 from shardalg.spmd.instructions import (
     AllGather,
@@ -57,8 +57,8 @@ def search(
     ends = (last, first)
     held = [digit for dims, pending in ends for digits in (*dims, pending) for digit in digits]
     known = tuple(dict.fromkeys(held))
-    names = (*known, *unused(known, plain((axes,))[0]))
-    whole = gathered(shape, start, goal)
+    names = (*known, *unused_digits(known, plain((axes,))[0]))
+    whole = gather_path(shape, start, goal)
     ways = [way for way in (padded_path(shape, start, goal, axes), whole) if way is not None]
     if not padded:
         ways = [way for way in ways if way and all(step.shape == shape for step in way)]

@@ -60,7 +60,7 @@ from shardalg.verify.move import (
     start_positions,
     with_dim,
 )
-from shardalg.verify.moves.slices import cut
+from shardalg.verify.moves.slices import cut_places
 from shardalg.verify.report import Decided
 
 
@@ -155,7 +155,7 @@ _BY_OTHERS = (ARGMAX, ARGMIN, TOP, USER)
 """Ways to combine that have instructions of their own instead of an all-reduce."""
 
 
-def _summed(step: CheckedInstruction[AllReduce | ReduceScatter | ReduceScatters]) -> Result:
+def _combine(step: CheckedInstruction[AllReduce | ReduceScatter | ReduceScatters]) -> Result:
     """Return the contents after an all-reduce or reduce-scatter, and the claims for its use.
 
     The claims are: it combines in the way in which partial results are pending (a sum for sums),
@@ -188,7 +188,7 @@ def _summed(step: CheckedInstruction[AllReduce | ReduceScatter | ReduceScatters]
 
 @moves(AllReduce)
 def _all_reduce(step: CheckedInstruction[AllReduce]) -> Result:
-    return _summed(step)
+    return _combine(step)
 
 
 @moves(ReduceScatter)
@@ -198,11 +198,11 @@ def _reduce_scatter(step: CheckedInstruction[ReduceScatter]) -> Result:
     It is checked as an all-reduce, of which each member keeps its own block.
     """
     a = step.attributes
-    whole, claims = _summed(step)
+    whole, claims = _combine(step)
     # After the sum all members have the same numbers, so the own block is a slice without sending.
     size = whole.dims[a.dim].length // parts(a.digits)
     summed = replace(step, operands=(whole,))
-    result, more = cut(summed, partition_number(a.digits) * size, size)
+    result, more = cut_places(summed, partition_number(a.digits) * size, size)
     return result, [*claims, *more]
 
 
@@ -214,13 +214,13 @@ def _reduce_scatters(step: CheckedInstruction[ReduceScatters]) -> Result:
     every dimension.
     """
     a = step.attributes
-    result, found = _summed(step)
+    result, found = _combine(step)
     found = [_own_parts([digits for _, digits in a.along], a.dims), *found]
     for dim, digits in a.along:
         size = result.dims[dim].length // parts(digits)
         scatter = ReduceScatter(dim, digits, a.combine)
         one = CheckedInstruction(step.mesh, scatter, (result,), step.declared)
-        result, more = cut(one, partition_number(digits) * size, size)
+        result, more = cut_places(one, partition_number(digits) * size, size)
         found += more
     return result, found
 
@@ -319,7 +319,7 @@ def _permute(step: CheckedInstruction[CollectivePermute]) -> Result:
     return replace(step.operand, dims=dims, order=declared.order), claims
 
 
-def _read(step: CheckedInstruction[HaloExchange], reading: Reading) -> Result:
+def _halo_result(step: CheckedInstruction[HaloExchange], reading: Reading) -> Result:
     """Return the contents of one result of a halo exchange, and the claims that it is right.
 
     A reading names, for each device `p`, the block that it receives (`source(p)`) and the first
@@ -424,7 +424,7 @@ def _halo_exchange(step: CheckedInstruction[HaloExchange]) -> Results:
     receive at most once.
     """
     operands, readings = step.operands, step.attributes.readings
-    found = [_read(replace(step, operands=(operands[r.operand],)), r) for r in readings]
+    found = [_halo_result(replace(step, operands=(operands[r.operand],)), r) for r in readings]
     # Readings share the permutes, so each permute is checked for all readings together.
     numbers = [reading.operand for reading in readings]
     permutes = zip(*(reading.permutes for reading in readings), strict=True)

@@ -49,7 +49,7 @@ def _offset(step: CheckedInstruction[Offset]) -> Result:
     gather indices is shifted, each device must hold all components.
     """
     dims = tuple(replace(span, fill=None) for span in step.operand.dims)
-    result, claims = _changed(step, step.attributes, replace(step.operand, dims=dims))
+    result, claims = _apply_change(step, step.attributes, replace(step.operand, dims=dims))
     if step.attributes.component is None:
         return result, claims
     words = "the shifted component is one of whole indices"
@@ -59,7 +59,7 @@ def _offset(step: CheckedInstruction[Offset]) -> Result:
 
 @moves(FirstMember)
 def _first_member(step: CheckedInstruction[FirstMember]) -> Result:
-    return _changed(step, step.attributes, keep_equal_fills(step, step.attributes.combine))
+    return _apply_change(step, step.attributes, keep_equal_fills(step, step.attributes.combine))
 
 
 @moves(MaskIndexed)
@@ -71,10 +71,10 @@ def _mask_indexed(step: CheckedInstruction[MaskIndexed]) -> Result:
     """
     task = PendingSelection(step.attributes, step.operands[1].changes)
     result = keep_equal_fills(step, 0 if step.attributes.fill is None else None)
-    return _changed(step, task, result, _by_same_indices(step))
+    return _apply_change(step, task, result, _by_same_indices(step))
 
 
-def _changed(
+def _apply_change(
     step: CheckedInstruction,
     task: Attributes | PendingSelection,
     result: Contents,
@@ -132,7 +132,7 @@ def _place(span: DimensionContents) -> DimensionContents:
     return replace(span, fill=None, gap=None)
 
 
-def _masked(step: CheckedInstruction[Mask | MaskAt], inside: Formula, fill: str) -> Result:
+def _apply_mask(step: CheckedInstruction[Mask | MaskAt], inside: Formula, fill: str) -> Result:
     """Return the contents after a mask, and the claim that it keeps exactly the existing elements.
 
     Args:
@@ -167,7 +167,7 @@ def _mask(step: CheckedInstruction[Mask]) -> Result:
     """Return the contents after a mask of the places after the last element, and the claims."""
     a = step.attributes
     place = partition_number(a.digits) * a.block + X
-    return _masked(step, less(place, a.size), a.fill)
+    return _apply_mask(step, less(place, a.size), a.fill)
 
 
 @moves(MaskAt)
@@ -184,15 +184,17 @@ def _mask_at(step: CheckedInstruction[MaskAt]) -> Result:
     fill = step.filler if a.fill is None else a.fill
     is_kept = within(start + X, 0, a.size)
     # The usual case: a device's buffer begins at the element that the mask counts from. (If neither
-    # case holds, the claim of `_masked` fails, which is the verdict on a wrong mask.)
+    # case holds, the claim of `_apply_mask` fails, which is the verdict on a wrong mask.)
     is_whole = span.start == Number() and span.length == span.size and span.base == 1
     if start == span.start or not is_whole or span.wanted:
-        return _masked(step, is_kept, fill)
+        return _apply_mask(step, is_kept, fill)
     # The other case: each device has the whole dimension, of which the mask overwrites all elements
     # outside of its block. The result is a block from `start` on if every kept element has the same
     # place in both, which the last claim shows.
     shifted = with_dim(step.operand, a.dim, replace(span, start=start))
-    result, claims = _masked(replace(step, operands=(shifted, *step.operands[1:])), is_kept, fill)
+    result, claims = _apply_mask(
+        replace(step, operands=(shifted, *step.operands[1:])), is_kept, fill
+    )
     words = "the elements that the mask keeps are those of a block from its start on"
     goal = implies(is_kept, equal(start + X, span.start + X))
     claim = step.claim(words, goal, unknowns=(("x", span.length),))

@@ -28,7 +28,7 @@ from shardalg.verify.move import (
 from shardalg.verify.report import Decided
 
 
-def cut(step: CheckedInstruction[Along], start: Number, size: int) -> Result:
+def cut_places(step: CheckedInstruction[Along], start: Number, size: int) -> Result:
     """Return the contents of places `[start, start + size)` of a dimension, with a claim.
 
     The claim is that these places are inside the operand. A slice beyond its end would be clamped,
@@ -55,8 +55,10 @@ def _dynamic_slice(step: CheckedInstruction[DynamicSlice]) -> Result:
     # Of a padded operand the lowering reads the first `size` places and pads the block with zeros
     # (`lower/emit/slices.py`), so no element may be behind these places.
     if not a.block <= size < span.length:
-        return cut(step, start, a.block)
-    result, claims = cut(replace(step, operands=(keep_equal_fills(step, SUM),)), start, a.block)
+        return cut_places(step, start, a.block)
+    result, claims = cut_places(
+        replace(step, operands=(keep_equal_fills(step, SUM),)), start, a.block
+    )
     if span.base == 1 and span.start == Number() and span.size <= size:
         return result, claims
     words = f"no element is behind the first {size} places"
@@ -67,12 +69,12 @@ def _dynamic_slice(step: CheckedInstruction[DynamicSlice]) -> Result:
 
 @moves(Slice)
 def _slice(step: CheckedInstruction[Slice]) -> Result:
-    return cut(step, Number((), step.attributes.start), step.attributes.size)
+    return cut_places(step, Number((), step.attributes.start), step.attributes.size)
 
 
 @moves(SliceAt)
 def _slice_at(step: CheckedInstruction[SliceAt]) -> Result:
-    return cut(step, start_number(step.attributes.start), step.attributes.size)
+    return cut_places(step, start_number(step.attributes.start), step.attributes.size)
 
 
 @moves(OwnerSelect)

@@ -32,7 +32,7 @@ from shardalg.graph.ops.rule import (
     Access,
     Rule,
 )
-from shardalg.graph.ops.windows import windowed
+from shardalg.graph.ops.windows import is_windowed
 from shardalg.merge.compatible import merge
 from shardalg.merge.proofs.integers import Number, implies, within
 from shardalg.merge.proofs.prove import MergeClaim
@@ -133,7 +133,7 @@ def _window_loops(rule: Rule) -> set[str]:
     loops: set[str] = set()
     for operand, indices in rule.operands.items():
         for dim, index in enumerate(indices):
-            if windowed(rule, operand, dim):
+            if is_windowed(rule, operand, dim):
                 loops.update(index.variables)
     return loops
 

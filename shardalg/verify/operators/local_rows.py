@@ -178,7 +178,7 @@ def read_claims(run: LocalOperator, contents: Mapping[int, Contents]) -> Iterato
         for dim, (index, local, found) in enumerate(rows):
             # A dimension that devices read exactly as the global operator does needs no proof.
             if not _is_device_independent(run, index, local, found):
-                claim = _read(run, (mine.operand, dim), (index, local), found)
+                claim = _read_claim(run, (mine.operand, dim), (index, local), found)
                 yield "reads", _where_read(run, index, claim)
 
 
@@ -234,7 +234,7 @@ def _is_device_independent(
     return not split and index == local and whole
 
 
-def _read(
+def _read_claim(
     run: LocalOperator, place: tuple[int, int], maps: tuple[Index, Index], span: DimensionContents
 ) -> IntegerClaim:
     """Return the claim that a local read finds the global read's element, or nothing.
@@ -382,7 +382,7 @@ def write_claims(run: LocalOperator, nth: int, result: Contents) -> Iterator[Goa
         if _is_device_independent(run, index, local, span):
             continue
         # Both claims are needed: an iteration could write a wrong place, and an element could be
-        # written by no iteration (`_covered`).
+        # written by no iteration (`_coverage_claim`).
         element, place = number(index, run.iterations), number(local, run.places)
         right = All((equal(place + span.start, element), within(place, 0, span.length)))
         words = f"dimension {dim}: {index} is written at {local}"
@@ -390,10 +390,10 @@ def write_claims(run: LocalOperator, nth: int, result: Contents) -> Iterator[Goa
             "writes",
             run.claim(words, implies(run.exists(index.variables), right), index.variables),
         )
-        yield "writes", _covered(run, dim, (index, local), span)
+        yield "writes", _coverage_claim(run, dim, (index, local), span)
 
 
-def _covered(
+def _coverage_claim(
     run: LocalOperator, dim: int, maps: tuple[Index, Index], span: DimensionContents
 ) -> IntegerClaim:
     """Return the claim that every place `y` of a block of a result's dimension is written.

@@ -132,12 +132,12 @@ def _starts(known: KnownValues, node: Node, box: tuple[int, ...], *, clips: bool
     starts = [0] * len(box)
     for dim, start in zip(selected, index, strict=True):
         starts[dim] = start
-    inside = _clamped(node, starts, box)
+    inside = _clamp_starts(node, starts, box)
     # A mode that does not clip drops a box out of range, which no slice does.
     return inside if clips or inside == starts else None
 
 
-def _clamped(node: Node, starts: list[int] | None, box: tuple[int, ...]) -> list[int] | None:
+def _clamp_starts(node: Node, starts: list[int] | None, box: tuple[int, ...]) -> list[int] | None:
     """Return the starts of a box, moved so that the box is inside the node's first operand.
 
     None if `starts` is None.
@@ -154,14 +154,15 @@ def _clamped(node: Node, starts: list[int] | None, box: tuple[int, ...]) -> list
 _BOX_REWRITES: dict[str, Callable[[KnownValues, Node], Node | None]] = {
     # XLA clamps the starts of dynamic slices and updates, so that the box is always inside.
     "dynamic_slice": lambda known, node: _slice(
-        node, _clamped(node, known.integers(node.operands[1:]), node.signature.results[0].shape)
+        node,
+        _clamp_starts(node, known.integers(node.operands[1:]), node.signature.results[0].shape),
     ),
     "gather": _gather,
     "dynamic_update_slice": lambda known, node: _pad(
         known,
         node,
         node.operands[1],
-        _clamped(node, known.integers(node.operands[2:]), node.signature.operands[1].shape),
+        _clamp_starts(node, known.integers(node.operands[2:]), node.signature.operands[1].shape),
     ),
     "scatter": _scatter,
 }

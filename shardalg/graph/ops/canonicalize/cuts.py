@@ -104,10 +104,10 @@ def _move_up(graph: Graph, chain: list[Node], join: Join) -> list[Node] | None:
     """
     first, *others, last = chain
     shape = last.signature.results[0].shape
-    moved = _typed(last, first.signature.results[0], shape)
+    moved = _with_types(last, first.signature.results[0], shape)
     if join(moved, first) is None:
         return None
-    return [first, moved, *(_sized(node, shape) for node in others)]
+    return [first, moved, *(_with_shape(node, shape) for node in others)]
 
 
 def _move_down(graph: Graph, chain: list[Node], join: Join) -> list[Node] | None:
@@ -132,11 +132,11 @@ def _move_down(graph: Graph, chain: list[Node], join: Join) -> list[Node] | None
     # `moved` is the slice of the pointwise result. The pointwise operators then compute on the
     # slice's whole operand, which must have at most as many elements as the chain's result.
     dtype = last.signature.operands[0].dtype
-    moved = _typed(first, ValueType(shape, dtype), kept)
+    moved = _with_types(first, ValueType(shape, dtype), kept)
     grown = prod(last.signature.results[0].shape) >= prod(shape)
     if first.primitive != "slice" or not early or not grown or join(last, moved) is None:
         return None
-    return [*(_sized(node, shape) for node in others), moved, last]
+    return [*(_with_shape(node, shape) for node in others), moved, last]
 
 
 def _reorder(graph: Graph, chain: list[Node], moved: list[Node]) -> Graph:
@@ -163,13 +163,13 @@ def _reorder(graph: Graph, chain: list[Node], moved: list[Node]) -> Graph:
     return replace(graph, nodes=tuple(nodes), values=tuple(values), bindings=tuple(bindings))
 
 
-def _sized(node: Node, shape: tuple[int, ...]) -> Node:
+def _with_shape(node: Node, shape: tuple[int, ...]) -> Node:
     """Return a pointwise operator whose array operand and result have the given shape."""
     dtype = node.signature.operands[_array_operand(node)].dtype
-    return _typed(node, ValueType(shape, dtype), shape)
+    return _with_types(node, ValueType(shape, dtype), shape)
 
 
-def _typed(node: Node, read: ValueType, shape: tuple[int, ...]) -> Node:
+def _with_types(node: Node, read: ValueType, shape: tuple[int, ...]) -> Node:
     """Return the node with another type of its array operand and another shape of its result.
 
     Args:
@@ -190,7 +190,7 @@ _MOVES: dict[str, Callable[[Graph, list[Node], Join], list[Node] | None]] = {
 }
 
 
-def cuts_joined(graph: Graph) -> Graph:
+def join_cuts(graph: Graph) -> Graph:
     """Return the graph with consecutive slices and pads merged into one node.
 
     Otherwise the value between them would be resharded, although no result needs it in blocks. The
@@ -199,7 +199,7 @@ def cuts_joined(graph: Graph) -> Graph:
     A slice of a concatenation that takes elements of only one operand reads this operand.
     """
     known = KnownValues(graph)
-    join = partial(_merged, known)
+    join = partial(_merge, known)
 
     def pad_instead(node: Node) -> Node | None:
         # A pad is worth it only if it merges: otherwise the concatenation stays as it was written.
@@ -236,7 +236,7 @@ def _slice_of_one_part(node: Node, inner: Node) -> Node | None:
         return None
     if not (_has_elements(node) and _has_elements(inner)):
         return None
-    dim, end, rows = inner.signature.param("dimension"), 0, _cut(node)
+    dim, end, rows = inner.signature.param("dimension"), 0, _slice_rows(node)
     for value, type_ in zip(inner.operands, inner.signature.operands, strict=True):
         before, end = end, end + type_.shape[dim]
         start, limit, stride = rows[dim]
@@ -268,7 +268,7 @@ def _pad_by_fills(known: KnownValues, node: Node) -> Node | None:
     return replace(node, signature=signature, operands=(node.operands[place], numbers[0]))
 
 
-def _merged(known: KnownValues, node: Node, inner: Node) -> Node | None:
+def _merge(known: KnownValues, node: Node, inner: Node) -> Node | None:
     """Return the slice or pad `node` merged with the slice or pad `inner` that it reads, or None.
 
     Two pads must have the same padding number.
@@ -294,7 +294,7 @@ def _slice_of_slice(node: Node, inner: Node) -> Node:
     With `y = x[a::s]`, the slice `y[b:stop:t]` ends at `y[stop-1]`, element `a + s*(stop-1)` of x.
     """
     rows = []
-    for (a, _, s), (b, stop, t) in zip(_cut(inner), _cut(node), strict=True):
+    for (a, _, s), (b, stop, t) in zip(_slice_rows(inner), _slice_rows(node), strict=True):
         rows.append((a + s * b, a + s * (stop - 1) + 1, s * t))
     return _merged_node(node, _slice_params(rows), inner, inner)
 
@@ -319,7 +319,7 @@ def _slice_of_pad(node: Node, inner: Node) -> Node | None:
     config = []
     padded = inner.signature.results[0].shape
     pads = inner.signature.param("padding_config")
-    for (low, high, interior), (a, b, s), n in zip(pads, _cut(node), padded, strict=True):
+    for (low, high, interior), (a, b, s), n in zip(pads, _slice_rows(node), padded, strict=True):
         if s > 1:
             return None
         # XLA inserts interior padding before edge padding. A negative edge width then removes
@@ -337,7 +337,7 @@ def _pad_of_slice(node: Node, inner: Node) -> Node | None:
     config = []
     shape = inner.signature.operands[0].shape
     pads = node.signature.param("padding_config")
-    for (low, high, interior), (a, b, s), n in zip(pads, _cut(inner), shape, strict=True):
+    for (low, high, interior), (a, b, s), n in zip(pads, _slice_rows(inner), shape, strict=True):
         if s > 1 or (a and low > 0) or (n - b and high > 0):
             return None
         # An element that is cut off also takes away the `interior` elements next to it.
@@ -361,7 +361,7 @@ def _pad_of_pad(node: Node, inner: Node) -> Node | None:
     return _merged_node(node, (("padding_config", tuple(config)),), inner, node)
 
 
-def _cut(node: Node) -> list[tuple[int, int, int]]:
+def _slice_rows(node: Node) -> list[tuple[int, int, int]]:
     """Return (start, limit, stride) per dimension of a slice."""
     param = node.signature.param
     starts, limits = param("start_indices"), param("limit_indices")

@@ -198,7 +198,7 @@ class _Counting:
             return False
         # `select_n(i < 0, i, i + n)` equals i, because 0, 1, 2, ... are not negative.
         if node.primitive == "select_n":
-            return bool(self.unwrapped(node, self.in_order))
+            return bool(self.ask_without_wrap(node, self.in_order))
         source = node.signature.operands[0]
         if node.primitive == "broadcast_in_dim" and math.prod(source.shape) != math.prod(shape):
             return False
@@ -206,7 +206,7 @@ class _Counting:
         narrow = _if_wide_enough(node, 0, math.prod(shape)) is None
         return not narrow and self.in_order(node.operands[0])
 
-    def reshaped(self, node: Node) -> int | None:
+    def through_reshape(self, node: Node) -> int | None:
         """Return the dimension of a reshape's result along which its elements are 0, 1, 2, ....
 
         It is the operand's counting dimension if it has the same size, and the sizes before it have
@@ -225,7 +225,7 @@ class _Counting:
             None,
         )
 
-    def squeezed(self, node: Node) -> int | None:
+    def through_squeeze(self, node: Node) -> int | None:
         """Return the dimension of a squeeze's result that counts 0, 1, 2, ..., or None.
 
         There is none if the squeeze removes it, or if the operand has none.
@@ -233,7 +233,7 @@ class _Counting:
         dim, gone = self.along(node.operands[0]), node.signature.param("dimensions")
         return None if dim is None or dim in gone else dim - sum(d < dim for d in gone)
 
-    def transposed(self, node: Node) -> int | None:
+    def through_transpose(self, node: Node) -> int | None:
         """Return the dimension of a transpose's result that counts 0, 1, 2, ..., or None."""
         dim = self.along(node.operands[0])
         return None if dim is None else node.signature.param("permutation").index(dim)
@@ -245,7 +245,7 @@ class _Counting:
         """
         return _if_wide_enough(node, node.signature.param("dimension"))
 
-    def converted(self, node: Node) -> int | None:
+    def through_conversion(self, node: Node) -> int | None:
         """Return the dimension along which a converted value counts 0, 1, 2, ..., or None.
 
         It is the operand's dimension, unless the new type overflows along it.
@@ -264,14 +264,14 @@ class _Counting:
         before, after = node.signature.operands[0].shape, node.signature.results[0].shape
         return dims[dim] if before[dim] == after[dims[dim]] else None
 
-    def wrapped(self, node: Node) -> int | None:
+    def through_wrap_around(self, node: Node) -> int | None:
         """Return the dimension along which `i` counts, for `select_n(i < 0, i, i + n)`, or None.
 
         JAX adds such selections to indices, so that negative indices count from the end.
         """
-        return self.unwrapped(node, self.along)
+        return self.ask_without_wrap(node, self.along)
 
-    def unwrapped(self, node: Node, ask: Callable[[int], Answer]) -> Answer | None:
+    def ask_without_wrap(self, node: Node, ask: Callable[[int], Answer]) -> Answer | None:
         """Return `ask(i)` for a selection `select_n(i < 0, i, i + n)`; None for any other one.
 
         JAX writes this selection for indices that may be negative. If `i` is 0, 1, 2, ..., no
@@ -330,12 +330,12 @@ def _counting_dimension(array: np.ndarray) -> int | None:
 
 _FOLLOW: dict[str, Callable[[_Counting, Node], int | None]] = {
     "iota": _Counting.iota,
-    "convert_element_type": _Counting.converted,
+    "convert_element_type": _Counting.through_conversion,
     "broadcast_in_dim": _Counting.broadcast,
-    "reshape": _Counting.reshaped,
-    "select_n": _Counting.wrapped,
-    "squeeze": _Counting.squeezed,
-    "transpose": _Counting.transposed,
+    "reshape": _Counting.through_reshape,
+    "select_n": _Counting.through_wrap_around,
+    "squeeze": _Counting.through_squeeze,
+    "transpose": _Counting.through_transpose,
 }
 _IN_ORDER = frozenset(
     ("broadcast_in_dim", "convert_element_type", "reshape", "select_n", "squeeze")

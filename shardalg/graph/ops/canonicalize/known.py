@@ -43,7 +43,7 @@ FLOATING_ONLY = {"div": np.divide}
 BY_PARTS = frozenset({"add", "add_any", "sub", "neg", "eq", "ne", "copy", "convert_element_type"})
 
 
-def folded(graph: Graph) -> dict[int, np.ndarray]:
+def computed_numbers(graph: Graph) -> dict[int, np.ndarray]:
     """Return, by value index, the number of every rank-0 result that depends on literals alone.
 
     A factor such as `1 / (B * S)` or `0.9 * 0.1` is then a constant, which needs no communication.
@@ -169,7 +169,7 @@ class KnownValues:
     @cached_property
     def numbers(self) -> Mapping[int, np.ndarray]:
         """By value index, the number of each rank-0 value that is known before the program runs."""
-        return dict(numbers(self.graph)) | folded(self.graph)
+        return dict(numbers(self.graph)) | computed_numbers(self.graph)
 
     @cached_property
     def arrays(self) -> Mapping[int, object]:

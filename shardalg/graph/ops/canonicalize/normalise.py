@@ -27,10 +27,10 @@ from shardalg.graph.ir import (
     shared_signature,
 )
 from shardalg.graph.ops.canonicalize.boxes import ends_joined, starts_written, unread_cut
-from shardalg.graph.ops.canonicalize.cuts import cuts_joined
+from shardalg.graph.ops.canonicalize.cuts import join_cuts
 from shardalg.graph.ops.canonicalize.indices import first_elements, indices_paired, scatters_added
-from shardalg.graph.ops.canonicalize.known import folded, numbers
-from shardalg.graph.ops.canonicalize.transforms import Order, WideSum, staged, wide_sum
+from shardalg.graph.ops.canonicalize.known import computed_numbers, numbers
+from shardalg.graph.ops.canonicalize.transforms import Order, WideSum, stages_of, wide_sum
 from shardalg.graph.ops.families.data_formatting import joined_operands
 from shardalg.graph.ops.families.pointwise import broadcast_operands
 from shardalg.graph.source import own_line
@@ -60,11 +60,11 @@ def normalise(graph: Graph, *, wide_sums: bool = False) -> Graph:
       wide_sums: whether sums of narrow floats are computed in float32 and then rounded
       (`transforms.py`).
     """
-    # Boxes first, because they become slices and pads. Rotations before `cuts_joined`, because it
+    # Boxes first, because they become slices and pads. Rotations before `join_cuts`, because it
     # merges the `pad(x[a:])` that `ends_joined` matches.
-    graph = scatters_added(cuts_joined(ends_joined(starts_written(graph))))
+    graph = scatters_added(join_cuts(ends_joined(starts_written(graph))))
     graph = indices_paired(graph)
-    numbers = folded(graph)
+    numbers = computed_numbers(graph)
     return _GraphRewriter(graph, numbers, live_nodes(graph, numbers), wide_sums=wide_sums).graph()
 
 
@@ -371,7 +371,7 @@ class _GraphRewriter:
         # A transform that runs in stages (`orders`), an operator on padded samples (`changes`), or
         # one whose normal form has other operands. All other operators stay as they are.
         if node.index in self.orders:
-            *before, signature = staged(signature, self.orders[node.index])
+            *before, signature = stages_of(signature, self.orders[node.index])
             for step in before:
                 operands = [self._add(node, step, operands, step.primitive)]
         elif node.index in self.changes:

@@ -35,7 +35,7 @@ _DTYPES = {
 }
 
 
-def transformed(signature: Signature) -> tuple[int, ...]:
+def transformed_dims(signature: Signature) -> tuple[int, ...]:
     """Return the dimensions along which an `fft` transforms: the last ones of its operand."""
     rank, count = len(signature.operands[0].shape), len(signature.param("fft_lengths"))
     return tuple(range(rank - count, rank))
@@ -54,7 +54,7 @@ def stage_order(signature: Signature, split: Collection[int]) -> Order:
     >>> stage_order(Signature("fft", how, (z,), (z,)), {0})
     ((1, 2), (0,))
     """
-    dims = transformed(signature)
+    dims = transformed_dims(signature)
     *others, last = dims
     if len(dims) < 2 or not any(dim in split for dim in dims):
         return ()
@@ -72,7 +72,7 @@ def stage_order(signature: Signature, split: Collection[int]) -> Order:
     return tuple(stage for stage in (whole, *one_by_one, *tail) if stage)
 
 
-def staged(signature: Signature, order: Order) -> Iterator[Signature]:
+def stages_of(signature: Signature, order: Order) -> Iterator[Signature]:
     """Yield the operators that compute an `fft` in stages; each reads the result of the one before.
 
     They are transforms and transposes. The transposes move the dimensions of a stage to the end,
@@ -90,7 +90,7 @@ def staged(signature: Signature, order: Order) -> Iterator[Signature]:
         if set(places[-len(stage) :]) != set(stage) or places[-1] != stage[-1]:
             yield (step := _transpose(current, tuple(places.index(dim) for dim in wanted)))
             places, current = wanted, step.results[0]
-        own = dict(zip(transformed(signature), signature.param("fft_lengths"), strict=True))
+        own = dict(zip(transformed_dims(signature), signature.param("fft_lengths"), strict=True))
         sizes = tuple(own[dim] for dim in places[-len(stage) :])
         # Only the first stage of a real transform, and the last of an inverse one, is real.
         kind = signature.param("fft_type")

@@ -144,7 +144,7 @@ def linear_algebra(signature: Signature) -> tuple[Rule, ...]:
     # dimensions in front of it are independent calls.
     core = 1 if signature.primitive in VECTORS else 2
     shape = signature.operands[0].shape
-    row = _batched(signature, max(len(shape) - core, 0), shape[-1] if core == 2 else 1)
+    row = _batched_row(signature, max(len(shape) - core, 0), shape[-1] if core == 2 else 1)
     return (replace(row, batched=True),)
 
 
@@ -153,7 +153,7 @@ def opaque(signature: Signature) -> tuple[Rule, ...]:
 
     Each device computes the whole result from whole operands.
     """
-    return (_batched(signature, 0, 1),)
+    return (_batched_row(signature, 0, 1),)
 
 
 def keys(signature: Signature) -> tuple[Rule, ...]:
@@ -170,10 +170,10 @@ def keys(signature: Signature) -> tuple[Rule, ...]:
     drawn = signature.primitive in ("random_fold_in", "random_split")
     if not alike or (drawn and signature.operands[0].dtype not in EACH_ON_ITS_OWN):
         return opaque(signature)
-    return (replace(_batched(signature, count, 1), batched=True),)
+    return (replace(_batched_row(signature, count, 1), batched=True),)
 
 
-def _batched(signature: Signature, count: int, flops: int) -> Rule:
+def _batched_row(signature: Signature, count: int, flops: int) -> Rule:
     """Return a row with `count` leading batch dimensions; all other dimensions are whole.
 
     Args:

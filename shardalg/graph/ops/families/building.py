@@ -173,7 +173,7 @@ def is_number(dtype: str) -> bool:
     return dtype in FLOATS or dtype.startswith(("int", "uint", "complex"))
 
 
-def counted(dtype: str) -> int | None:
+def largest_counted(dtype: str) -> int | None:
     """Return the largest n so that a floating-point type represents all integers up to n exactly.
 
     The result is None for integer types and 0 for types without addition.

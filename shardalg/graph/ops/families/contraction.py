@@ -16,8 +16,8 @@ from shardalg.graph.ir import Plain, Signature
 from shardalg.graph.ops.families.building import (
     Builder,
     access,
-    counted,
     indices,
+    largest_counted,
     letters,
     load_factor,
     names,
@@ -257,7 +257,7 @@ def arg(signature: Signature) -> tuple[Rule, ...]:
     (value,), (position,) = signature.operands, signature.results
     # Positions are exact up to the end of an integer type's range, or up to the largest number
     # below which a floating-point type has all integers.
-    most = integers(position.dtype).stop or counted(position.dtype) or 0
+    most = integers(position.dtype).stop or largest_counted(position.dtype) or 0
     counts = all(value.shape[axis] <= most for axis in signature.param("axes"))
     return (replace(row, local=frozenset(() if counts else row.reduced)),)
 

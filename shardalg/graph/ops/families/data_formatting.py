@@ -14,7 +14,14 @@ from itertools import accumulate
 
 from shardalg.algebra.affine import Index
 from shardalg.graph.ir import Signature
-from shardalg.graph.ops.families.building import Builder, access, counted, indices, is_number, names
+from shardalg.graph.ops.families.building import (
+    Builder,
+    access,
+    indices,
+    is_number,
+    largest_counted,
+    names,
+)
 from shardalg.graph.ops.rule import PICK, Rule
 
 LETTERS = "ijklmnpqtuvwxyz"
@@ -77,8 +84,9 @@ def iota(signature: Signature) -> tuple[Rule, ...]:
     """
     (value,), dim = signature.results, signature.param("dimension")
     loops = names("d", len(value.shape))
-    # `counted` is None for integers, which wrap around: local numbers plus a start are exact.
-    most = counted(value.dtype)
+    # `largest_counted` is None for integers, which wrap around: local numbers plus a start are
+    # exact.
+    most = largest_counted(value.dtype)
     counts = most is None or value.shape[dim] <= most
     return (
         Rule(

@@ -245,7 +245,7 @@ def gather(signature: Signature) -> tuple[Rule, ...]:
             fill,
             chosen.guards,
             chosen.symbols,
-            local=frozenset(chosen.extents if uncounted(signature) else ()),
+            local=frozenset(chosen.extents if is_whole_along_indices(signature) else ()),
             # A fill value is not linear: each partial sum would contribute it.
             linear=frozenset({0} if not fill and is_number(signature.results[0].dtype) else ()),
             family="gather",
@@ -253,7 +253,7 @@ def gather(signature: Signature) -> tuple[Rule, ...]:
     )
 
 
-def uncounted(signature: Signature) -> bool:
+def is_whole_along_indices(signature: Signature) -> bool:
     """Return whether a gather cannot be partitioned along the dimensions that its indices select.
 
     There are two cases. Indices of an unsigned type would wrap around when a device subtracts the

@@ -40,7 +40,7 @@ from shardalg.planner.partition.choose.matches import (
     idle_axes_of_equal_size,
     required_devices,
 )
-from shardalg.planner.partition.choose.owner_select import elements, picked
+from shardalg.planner.partition.choose.owner_select import elements, owner_select_choices
 from shardalg.planner.partition.choose.sent import GATHERED, sent_bytes
 from shardalg.planner.reshard.paths import reshard_bound, reshard_price
 from shardalg.sizes.recorded import first_least
@@ -117,7 +117,7 @@ def communication_free_choice(key: NodeKey, component: Component) -> Choice | No
     assigned = component.local_assignment(
         [s.dims for s in given], [s.dims for s in key.value_shardings]
     )
-    if assigned is None or regroup.regrouped(key.signature):
+    if assigned is None or regroup.regroups(key.signature):
         return None
     # One digit cannot divide two loops. A sharded dimension that a window slides over needs
     # elements of neighbours, so that the choice is not local.
@@ -135,7 +135,7 @@ def unanimous_choice(key: NodeKey, component: Component, by_loop: LoopCandidates
     suggestions for a loop contradict each other, or if neither condition holds. Also None if
     partial sums can be passed on, or for a reshape with exchanges: each has choices beyond loops.
     """
-    if pending_sums(key, component) or regroup.regrouped(key.signature):
+    if pending_sums(key, component) or regroup.regroups(key.signature):
         return None
     # Suggestions agree if each is a prefix of the longest one: it then splits the others' blocks.
     longest = {name: max(known, key=len) for name, known in by_loop.items()}
@@ -288,10 +288,12 @@ def _choices(key: NodeKey, component: Component, assignments: Iterable[Assigned]
             if single:
                 # One element of a dimension can also be read from the block of its owner.
                 ((required,), (made,)) = layouts
-                for blocks, pending in picked(single, key.sources[0], (required, made)):
+                for blocks, pending in owner_select_choices(
+                    single, key.sources[0], (required, made)
+                ):
                     layouts = (blocks,), (pending,)
                     found += _with_pending_sums(loops, layouts, passed, adds=adds)
-    if regroup.regrouped(signature):
+    if regroup.regroups(signature):
         (result_sharding,) = key.value_shardings
         for dims, out in regroup.layouts(signature, key.sources[0], result_sharding):
             operand, result = key.sources[0][0], result_sharding

@@ -28,7 +28,7 @@ from shardalg.graph.ops.rule import (
     XOR,
     Rule,
 )
-from shardalg.graph.ops.windows import windowed
+from shardalg.graph.ops.windows import is_windowed
 from shardalg.planner.partition.choose.windows import owner
 
 Dims = tuple[Digits, ...]
@@ -278,7 +278,7 @@ def _tensors(rule: Rule, number: int | None) -> Iterator[Tensor]:
         dims = tuple(dim_loops(rule, tensor, d) for d in range(len(rule.indices(tensor))))
         if tensor >= 0:
             # Results are never read through windows.
-            through = tuple(d for d in range(len(dims)) if windowed(rule, tensor, d))
+            through = tuple(d for d in range(len(dims)) if is_windowed(rule, tensor, d))
             yield Tensor(rule, tensor, tensor, dims, through)
         else:
             yield Tensor(rule, None, ~tensor if number is None else number, dims)
@@ -293,7 +293,7 @@ def _unshardable(rule: Rule) -> Iterator[str]:
     # A window may be read from neighbours by an exchange, so windowed dimensions exclude no loop.
     for tensor in rule.tensors:
         for dim, index in enumerate(rule.indices(tensor)):
-            if windowed(rule, tensor, dim):
+            if is_windowed(rule, tensor, dim):
                 continue
             names = {name for name, _ in dim_loops(rule, tensor, dim)}
             yield from (name for name in index.variables if name not in names)

@@ -195,14 +195,14 @@ def _matches(key: NodeKey, component: Component) -> tuple[LoopSets, LoopSets]:
         for name, own in common.items()
     }
     # One operand's digits count too, if reducing the result sends less than gathering the operand.
-    summed |= _aligned(key, component, matched)
+    summed |= _aligned_digits(key, component, matched)
     # A result cannot be sharded along digits of which a contracting loop needs all partial sums.
     contracted = {digit for digits in (*common.values(), *summed.values()) for digit in digits}
     usable = {name: own - contracted for name, own in of_result.items()}
     return matched | summed, usable | summed
 
 
-def _aligned(key: NodeKey, component: Component, matched: LoopSets) -> LoopSets:
+def _aligned_digits(key: NodeKey, component: Component, matched: LoopSets) -> LoopSets:
     """Return, for each contracting loop that becomes sharded, the digits along which it is.
 
     A contracting loop can be sharded if both operands have the same digits along it. If only one

@@ -84,7 +84,7 @@ def gather_choices(graph: Graph, copies: Iterable[Copied]) -> Iterator[GatherCho
             yield GatherChoice(copied.value, copied.after, *how, sent, held)
 
 
-def within(choices: Iterable[GatherChoice], budget_bytes: int) -> frozenset[Copy]:
+def copies_within_budget(choices: Iterable[GatherChoice], budget_bytes: int) -> frozenset[Copy]:
     """Return the copies to keep in memory, which together need at most `budget_bytes`.
 
     Copies that save the most bytes sent per byte held are chosen first.

@@ -27,7 +27,7 @@ from shardalg.planner.partition.choose.windows import (
     Kept,
     ShardedWindow,
     around,
-    kept,
+    dims_with_margin,
     masks,
     spans,
     windows,
@@ -118,7 +118,7 @@ class NodePlan:
         """The local shapes of the results directly after the local operator.
 
         They are the shapes of the device's blocks (`raw` has the shardings). The dimensions in
-        `kept` are longer: their additional elements are cut off afterwards.
+        `dims_with_margin` are longer: their additional elements are cut off afterwards.
         """
         lengths = {k.dim: k.length for k in self.kept}
         return tuple(
@@ -178,7 +178,7 @@ def node_plan(key: NodeKey) -> NodePlan:
         if pending:
             first = FirstMember(pending, rule.combine)
             before = *before, Before(emission.first_member, first)
-    cut = (*kept(rule, found, blocks), *_within_margins(rule, emission, blocks))
+    cut = (*dims_with_margin(rule, found, blocks), *_within_margins(rule, emission, blocks))
     scans: tuple[ExclusiveScan, ...] = ()
     prefix, reverse = rule.prefix or ("", False)
     if loops.get(prefix):

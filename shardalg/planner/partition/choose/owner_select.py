@@ -17,7 +17,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Signature
 from shardalg.graph.ops.families.building import is_number
 from shardalg.graph.ops.rule import SUM, Rule
-from shardalg.graph.ops.windows import WindowBlock, reach, windowed
+from shardalg.graph.ops.windows import WindowBlock, is_windowed, reach
 from shardalg.planner.partition.choose.component import major_first
 from shardalg.planner.partition.choose.key import Choice
 from shardalg.planner.reshard.even import tile
@@ -50,11 +50,11 @@ def elements(signature: Signature, rule: Rule) -> tuple[int, ...]:
     return tuple(
         dim
         for dim, index in enumerate(dims)
-        if windowed(rule, 0, dim) and reach(index, rule.extents) == index.div == 1
+        if is_windowed(rule, 0, dim) and reach(index, rule.extents) == index.div == 1
     )
 
 
-def picked(
+def owner_select_choices(
     dims: tuple[int, ...], sources: Sequence[Sharding], layouts: tuple[Sharding, Sharding]
 ) -> Iterator[tuple[Sharding, Sharding]]:
     """Yield (operand's sharding, result's sharding) for each way to read elements by owner selects.

@@ -22,7 +22,7 @@ from shardalg.planner.propagate.sharded import RegionBorder
 from shardalg.spmd.manual import manual_layouts
 
 
-def stacked(sharding: Sharding, length: int) -> Sharding:
+def stacked_sharding(sharding: Sharding, length: int) -> Sharding:
     """Return the sharding of `length` values with this sharding, stacked along a new dimension 0.
 
     The new dimension is not sharded.
@@ -58,9 +58,11 @@ def _scan(
         value_shardings[v] for v in region.results[carry:]
     )
     outer_in = tuple(
-        s if i < consts + carry else stacked(s, length) for i, s in enumerate(arguments)
+        s if i < consts + carry else stacked_sharding(s, length) for i, s in enumerate(arguments)
     )
-    outer_out = tuple(s if i < carry else stacked(s, length) for i, s in enumerate(results))
+    outer_out = tuple(
+        s if i < carry else stacked_sharding(s, length) for i, s in enumerate(results)
+    )
     return RegionBorder(outer_in, ((arguments, results),), outer_out)
 
 
@@ -378,7 +380,7 @@ def with_sums(agreed: RegionBorder, sums: Mapping[int, Sharding], node: Node) ->
     ends, made = list(results), list(agreed.results)
     for number, layout in sums.items():
         ends[number] = layout
-        made[number] = layout if number < carry else stacked(layout, length)
+        made[number] = layout if number < carry else stacked_sharding(layout, length)
         if number < carry:
             # The carry enters the loop complete; the body's argument is a partial sum.
             given[consts + number] = layout
@@ -394,7 +396,7 @@ def slot_sharding(place: BorderSlot, layout: Sharding) -> tuple[int, Sharding]:
       layout: the sharding that the group shares.
     """
     value, length = place
-    return value, stacked(layout, length) if length else layout
+    return value, stacked_sharding(layout, length) if length else layout
 
 
 def layouts(completed: Sharding) -> Iterator[Sharding]:

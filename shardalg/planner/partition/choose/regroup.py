@@ -90,7 +90,7 @@ class ReshapeGroup:
 
 
 @lru_cache(maxsize=1 << 12)
-def regrouped(signature: Signature) -> tuple[ReshapeGroup, ...]:
+def regroups(signature: Signature) -> tuple[ReshapeGroup, ...]:
     """Return the groups of dimensions with the same elements on both sides of a reshape.
 
     They are () for other operators, scalars and empty tensors.
@@ -131,7 +131,7 @@ def layouts(
       sources: shardings of the operand's available copies.
       result_sharding: the result's completed sharding.
     """
-    every = regrouped(signature)
+    every = regroups(signature)
     if not every:
         return
     # Which combination sends least depends on the sizes and the other dimensions, so all four are
@@ -255,7 +255,7 @@ def elements(signature: Signature, held: Sharding, made: Sharding) -> int:
     Args:
       held, made: the shardings of the operand and of the result.
     """
-    total, every = 0, regrouped(signature)
+    total, every = 0, regroups(signature)
     for nth, group in enumerate(every):
         # A kept group has equal blocks on both sides, so that it sends nothing.
         if not group.is_kept:

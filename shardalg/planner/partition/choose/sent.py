@@ -16,7 +16,7 @@ from shardalg.costs.collectives import step_wire_bytes
 from shardalg.graph.ir import Signature
 from shardalg.graph.ops.rows import rules
 from shardalg.graph.ops.rule import ARGMAX, ARGMIN, PICK, SUM, TOP, USER, Rule
-from shardalg.graph.ops.windows import windowed
+from shardalg.graph.ops.windows import is_windowed
 from shardalg.planner.partition.choose import regroup
 from shardalg.planner.partition.choose.component import reduced_digits
 from shardalg.planner.partition.choose.key import Choice, NodeKey
@@ -112,5 +112,7 @@ def through_windows(signature: Signature) -> tuple[Rule, ...]:
     return tuple(
         rule
         for rule in rules(signature) or ()
-        if any(windowed(rule, k, d) for k, dims in rule.operands.items() for d in range(len(dims)))
+        if any(
+            is_windowed(rule, k, d) for k, dims in rule.operands.items() for d in range(len(dims))
+        )
     )

@@ -28,7 +28,7 @@ from shardalg.algebra.halos.exchange import Exchange
 from shardalg.algebra.halos.intervals import Interval, extremes, residues, touched
 from shardalg.graph.ops.local_parameters import Emission
 from shardalg.graph.ops.rule import PICK, SUM, Rule
-from shardalg.graph.ops.windows import OperandDim, WindowBlock, reach, windowed
+from shardalg.graph.ops.windows import OperandDim, WindowBlock, is_windowed, reach
 from shardalg.planner.reshard.even import tile
 from shardalg.planner.reshard.exchanges import (
     DimBuilder,
@@ -213,7 +213,7 @@ def windows(
     for operand, dims in rule.operands.items():
         for dim, index in enumerate(dims):
             split = [n for n in index.variables if n in assigned]
-            if split and windowed(rule, operand, dim):
+            if split and is_windowed(rule, operand, dim):
                 place, digits = (operand, dim), layouts[operand][dim]
                 # A loop over taps that must be whole selects one of them, as in the gradient of a
                 # max pooling.
@@ -370,7 +370,7 @@ class Kept:
     cut: Slice | SliceAt
 
 
-def kept(
+def dims_with_margin(
     rule: Rule, found: tuple[ShardedWindow, ...], blocks: Mapping[str, int]
 ) -> tuple[Kept, ...]:
     """Return the dimensions of a local result that are longer than the device's block.

@@ -17,7 +17,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import ITEM_SIZES, Graph, Node
 from shardalg.planner.partition.choose.node_classes import Copied
 from shardalg.planner.partition.partition_options import PartitionOptions
-from shardalg.planner.reshard.exchanges import DimProgram, DimStep, Retile, retiled
+from shardalg.planner.reshard.exchanges import DimProgram, DimStep, Retile, retile_program
 from shardalg.planner.reshard.links import Links
 from shardalg.planner.reshard.path_instructions import moves
 from shardalg.planner.reshard.paths import nearest, order_permute
@@ -120,11 +120,11 @@ class BlockListing:
         values = list(inputs)
         for step in program.steps:
             operands = tuple([values[number] for number in step.operands])
-            made = self._fetched if step.places else self.emit_step
+            made = self._with_halos if step.places else self.emit_step
             values += made(program.dim, step, operands, cause)
         return tuple([values[number] for number in program.results])
 
-    def _fetched(
+    def _with_halos(
         self, dim: int, step: DimStep, operands: tuple[int, ...], cause: Cause
     ) -> tuple[int, ...]:
         """Return local values with ranges of operands that neighbours send (halos).
@@ -144,11 +144,11 @@ class BlockListing:
         places = tuple(zip(operands, step.places, strict=True))
         key = (step.attributes, places, ANY_PHASE if keeps else cause.phase)
         if key not in known or not options.share_gathers:
-            cut = tuple([self._sliced(dim, *place, cause) for place in places])
+            cut = tuple([self._slice(dim, *place, cause) for place in places])
             known[key] = self.emit_step(dim, step, cut, cause)
         return known[key]
 
-    def _sliced(self, dim: int, local: int, places: tuple[int, int], cause: Cause) -> int:
+    def _slice(self, dim: int, local: int, places: tuple[int, int], cause: Cause) -> int:
         """Return a local value with the elements `[lower, upper)` of `local` along a dimension.
 
         It is `local` itself if these are all elements; otherwise a slice is emitted.
@@ -387,7 +387,7 @@ class PartitionContext(BlockListing):
             # A change of the block size is a small program: a margin of the neighbour's block is
             # fetched, joined to the own block, and the new block is cut out.
             if isinstance(attributes, Retile):
-                program = retiled(attributes, source.mesh.size)
+                program = retile_program(attributes, source.mesh.size)
                 (local,) = self.run_along(program, (local,), because)
                 self.locals[local] = Local(local, shape, dtype, layout, named)
             else:

@@ -22,7 +22,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph, Node, Region
 from shardalg.planner.partition.choose.node_classes import KEPT
 from shardalg.planner.partition.choose.node_plan import NodePlan
-from shardalg.planner.partition.choose.regroup import exchange_program, regrouped
+from shardalg.planner.partition.choose.regroup import exchange_program, regroups
 from shardalg.planner.partition.choose.windows import ShardedWindow, fetch_program, together
 from shardalg.planner.partition.emit.context import UNMADE, Cause, PartitionContext
 from shardalg.spmd.instruction import Attributes, Block, Instruction, Purpose, Why
@@ -51,7 +51,7 @@ Locals = tuple[int, ...]
 Resizing = Dilate | Slice | SliceAt | OwnerSelect
 
 
-def resized(attributes: Resizing, size: int) -> int:
+def size_after(attributes: Resizing, size: int) -> int:
     """Return the size of a dimension of `size` elements after an instruction that changes it."""
     if isinstance(attributes, OwnerSelect):
         return 1
@@ -105,7 +105,7 @@ def apply_on(
     like = context.locals[local]
     shape = list(like.shape)
     if isinstance(attributes, Resizing):
-        shape[attributes.dim] = resized(attributes, shape[attributes.dim])
+        shape[attributes.dim] = size_after(attributes, shape[attributes.dim])
     made = context.new_local(tuple(shape), like.dtype, like.sharding)
     context.emit(attributes, (local, *more), (made,), cause)
     return made
@@ -369,7 +369,7 @@ def regroup(
       local: the operand.
       held, made: the shardings of the operand and of the result.
     """
-    every = regrouped(node.signature)
+    every = regroups(node.signature)
     role = context.roles[node.operands[0]]
     cause = Cause(node.index, node.phase, role, Why(Purpose.MOVES_BLOCKS, node.primitive))
     flat = Regroup(tuple((len(g.sizes), g.flat) for g in every))

@@ -106,7 +106,7 @@ class Fills:
             if known.fills or known.number is not None:
                 self.known[local] = known
 
-    def applied(self, instruction: Instruction[p.Apply]) -> Iterator[ValueFacts]:
+    def of_operator(self, instruction: Instruction[p.Apply]) -> Iterator[ValueFacts]:
         """Yield, per result of a local operator, the numbers that its padding is known to hold.
 
         A number is known if the operator computes it from known numbers of its operands.
@@ -179,7 +179,7 @@ class Fills:
             if made == identity(mask.fill, signature.results[0].dtype):
                 yield read.index, replace(mask, dim=dim)
 
-    def resized(self, instruction: Instruction[p.Resize]) -> Iterator[ValueFacts]:
+    def of_resize(self, instruction: Instruction[p.Resize]) -> Iterator[ValueFacts]:
         """Yield the numbers in the padding of a resized value: new elements of a dimension are 0.
 
         They count as padding only if the dimension is not sharded.
@@ -196,27 +196,27 @@ class Fills:
             known = ValueFacts({dim: fill for dim, fill in known.fills.items() if fill[1] == zero})
         yield known.with_fill(a.dim, found)
 
-    def cut(self, instruction: Instruction[p.DynamicSlice]) -> Iterator[ValueFacts]:
+    def of_cut(self, instruction: Instruction[p.DynamicSlice]) -> Iterator[ValueFacts]:
         """Yield the numbers in the padding of a device's block, cut out of a padded dimension."""
         a = instruction.attributes
         yield _block(self.of(instruction.operands[0]), a.dim, a.digits, a.block)
 
-    def scattered(self, instruction: Instruction[p.ReduceScatter]) -> Iterator[ValueFacts]:
+    def of_reduce_scatter(self, instruction: Instruction[p.ReduceScatter]) -> Iterator[ValueFacts]:
         """Yield the numbers in padding after a reduce-scatter, which reduces, then cuts a block."""
         a = instruction.attributes
-        (reduced,) = self.reduced(instruction)
+        (reduced,) = self.of_reduction(instruction)
         block = self.locals[instruction.results[0]].shape[a.dim]
         yield _block(reduced, a.dim, a.digits, block)
 
     def scattered_dims(self, instruction: Instruction[p.ReduceScatters]) -> Iterator[ValueFacts]:
         """Yield the known numbers in the padding of the result of a `ReduceScatters`."""
-        (known,) = self.reduced(instruction)
+        (known,) = self.of_reduction(instruction)
         shape = self.locals[instruction.results[0]].shape
         for dim, digits in instruction.attributes.along:
             known = _block(known, dim, digits, shape[dim])
         yield known
 
-    def exchanged(self, instruction: Instruction[p.AllToAll]) -> Iterator[ValueFacts]:
+    def of_all_to_all(self, instruction: Instruction[p.AllToAll]) -> Iterator[ValueFacts]:
         """Yield the numbers in padding after an all-to-all.
 
         The all-to-all cuts one dimension into blocks and joins received pieces along another.
@@ -241,7 +241,7 @@ class Fills:
             known = known.with_fill(dim)
         yield known
 
-    def reduced(
+    def of_reduction(
         self, instruction: Instruction[p.AllReduce | p.ReduceScatter | p.ReduceScatters]
     ) -> Iterator[ValueFacts]:
         """Yield the numbers that padding holds after a reduction.
@@ -255,7 +255,7 @@ class Fills:
         fills = self.of(operand).fills.items()
         yield ValueFacts({dim: fill for dim, fill in fills if fill[1] == neutral})
 
-    def masked(self, instruction: Instruction[p.Mask]) -> Iterator[ValueFacts]:
+    def of_mask(self, instruction: Instruction[p.Mask]) -> Iterator[ValueFacts]:
         """Yield the numbers in padding after a mask, which fills the padding of its dimension."""
         mask, operand = instruction.attributes, instruction.operands[0]
         fill = filled_by(mask, self.locals[operand].dtype)
@@ -264,7 +264,7 @@ class Fills:
         equal = {dim: found for dim, found in self.of(operand).fills.items() if found[1] == fill[1]}
         yield ValueFacts(equal).with_fill(mask.dim, fill)
 
-    def others(
+    def of_one_dimension(
         self, instruction: Instruction[p.AllGather | p.Slice | p.SliceAt]
     ) -> Iterator[ValueFacts]:
         """Yield the numbers in padding after an instruction that changes one dimension only.
@@ -324,17 +324,17 @@ FILLS = frozenset({p.Mask, p.Resize})
 After any other instruction a number is known only if one of its operands had known numbers.
 """
 _MAKES: Mapping[type, Callable[[Fills, Any], Iterator[ValueFacts]]] = {
-    p.AllGather: Fills.others,
+    p.AllGather: Fills.of_one_dimension,
     p.AllGathers: Fills.all_exchanged,
-    p.AllReduce: Fills.reduced,
-    p.AllToAll: Fills.exchanged,
+    p.AllReduce: Fills.of_reduction,
+    p.AllToAll: Fills.of_all_to_all,
     p.AllToAlls: Fills.all_exchanged,
-    p.Apply: Fills.applied,
-    p.DynamicSlice: Fills.cut,
-    p.Mask: Fills.masked,
-    p.ReduceScatter: Fills.scattered,
+    p.Apply: Fills.of_operator,
+    p.DynamicSlice: Fills.of_cut,
+    p.Mask: Fills.of_mask,
+    p.ReduceScatter: Fills.of_reduce_scatter,
     p.ReduceScatters: Fills.scattered_dims,
-    p.Resize: Fills.resized,
-    p.Slice: Fills.others,
-    p.SliceAt: Fills.others,
+    p.Resize: Fills.of_resize,
+    p.Slice: Fills.of_one_dimension,
+    p.SliceAt: Fills.of_one_dimension,
 }

@@ -93,7 +93,7 @@ def _without(digits: Digits, gone: Digits) -> Digits:
     return tuple(d for d in digits if d not in gone)
 
 
-def _scattered(
+def _scatter_instructions(
     first: Instruction[Any], cuts: Sequence[BlockUse], locals_: list[Local]
 ) -> Iterator[Instruction]:
     """Yield the instructions that replace an all-reduce and its cuts.
@@ -166,6 +166,6 @@ class ScatterReductions(Rewriter):
                 gone += [placed[c.number - 1] for c in cuts if c.pad]
                 for place in gone:
                     place.clear()
-                placed[cuts[-1].number] += _scattered(first, cuts, self.locals)
+                placed[cuts[-1].number] += _scatter_instructions(first, cuts, self.locals)
         kept = tuple(instruction for place in placed.values() for instruction in place)
         return replace(block, instructions=kept)

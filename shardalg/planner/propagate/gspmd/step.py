@@ -309,7 +309,8 @@ def _matrix_forward(
         for offer in result_offers(kind, numbers, layouts, target)
         if layouts.improve(number, offer[0], *how) != number
     ]
-    useful = _larger_first(kind, useful)
+    # XLA applies the offer of the operand with more bytes first.
+    useful = sorted(useful, key=lambda offer: -kind.bytes[offer[1][0]])
     first = _apply_offers(number, useful, layouts, how)
     outcome = _outcome((number,), [first])
     second = _apply_offers(number, useful[::-1], layouts, how)
@@ -322,11 +323,6 @@ def _matrix_forward(
         other=_outcome((number,), [second]),
         wanted=tuple(layouts.dims[new] for new in alone),
     )
-
-
-def _larger_first(kind: OperatorClass, found: list[Offer]) -> list[Offer]:
-    """Return a product's offers; the offer of the operand with more bytes is first, as in XLA."""
-    return sorted(found, key=lambda offer: -kind.bytes[offer[1][0]])
 
 
 def all_offers(
