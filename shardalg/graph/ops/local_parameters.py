@@ -422,7 +422,7 @@ def _margins(selected: tuple[SelectedDimension, ...]) -> tuple[tuple[int, str, i
     Args:
       selected: the sharded dimensions that indices select.
     """
-    return tuple((one.dim, one.loop, one.width) for one in selected if one.width > 0)
+    return tuple((one.dim, one.loop, one.width) for one in selected if one.width)
 
 
 UNSORTED: Params = (("indices_are_sorted", False), ("unique_indices", False))
@@ -466,7 +466,12 @@ def _gather(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
                 owned += ((n.selected.index(dim), "", symbol.high + 1),)
     shifts = tuple(one.shift(drops=False) for one in found)
     return Emission(
-        params, shifts, owned, margins=_margins(found), batch_dims=batch_dims, fill=fill
+        params=params,
+        shifts=shifts,
+        owned=owned,
+        margins=_margins(found),
+        batch_dims=batch_dims,
+        fill=fill,
     )
 
 

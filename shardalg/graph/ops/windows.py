@@ -46,12 +46,15 @@ def is_windowed(rule: Rule, tensor: int, dim: int) -> bool:
     ('rev: [-d0+5] -> [d0]', True)
     """
     index = rule.indices(tensor)[dim]
-    plain = all(name in rule.extents for name in index.variables) and 0 not in (
-        rule.shape(tensor) or ()
-    )
-    divided = index.mod or (index.div > 1 and not index.exact)
-    moving = tensor >= 0 and index.terms and not divided
-    return bool(moving and plain) and not dim_loops(rule, tensor, dim)
+    # A run-time number in the index is no loop. A tensor without elements has nothing to read.
+    has_only_loops = all(name in rule.extents for name in index.variables)
+    is_readable = has_only_loops and 0 not in (rule.shape(tensor) or ())
+    # The elements of a remainder or of a rounded quotient repeat, so they are no window.
+    repeats = index.mod or (index.div > 1 and not index.exact)
+    # Only operands (numbers from 0 on) are read, and an index without terms is a constant.
+    is_read_by_loops = tensor >= 0 and bool(index.terms) and is_readable and not repeats
+    # Plain and nested loops are no windows: their blocks are blocks of the dimension.
+    return is_read_by_loops and not dim_loops(rule, tensor, dim)
 
 
 def reach(index: Index, blocks: Mapping[str, int]) -> int:

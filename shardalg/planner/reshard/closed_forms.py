@@ -375,11 +375,12 @@ def _units(start: Dims, goal: Dims, pool: Digits, *, ample: bool) -> list[Digits
     for order in orders:
         last = None
         for digit in order:
-            alike = [
-                held[digit] == last if digit in held else digit not in on and last not in on
-                for held, on in zip(behind, used, strict=True)
+            # At the start, and at the goal: `digit` follows `last` directly, or both are unused.
+            stay_together = [
+                before[digit] == last if digit in before else digit not in on and last not in on
+                for before, on in zip(behind, used, strict=True)
             ]
-            if last is not None and all(alike):
+            if last is not None and all(stay_together):
                 units[-1] += (digit,)
             else:
                 units.append((digit,))

@@ -189,6 +189,7 @@ class EvenBlocks:
         """
         if state[1] == self.goal[1]:
             way = _moves(self.shape, state, self.goal, self.digits)
+            # The price is (elements sent, number of moves that send).
             price = sum([step.sent for step in way]), sum([step.sent > 0 for step in way])
             yield price, self.goal, way
             return
@@ -201,7 +202,9 @@ class EvenBlocks:
             for end in range(1, len(extra) + 1):
                 steps += _slice(self.shape, state, dim, extra[:end])
         # If sums stay pending, no permute is possible later: all-to-alls are tried here, too.
-        for step in (*steps, *(_swaps(self.shape, state) if self.goal[1] else ())):
+        if self.goal[1]:
+            steps += _swaps(self.shape, state)
+        for step in steps:
             yield (step.sent, step.sent > 0), step.state, [step]
 
 

@@ -81,6 +81,7 @@ class Links:
 
     @cached_property
     def _most_bytes_per_s(self) -> float:
+        """Bytes per second that a device sends over the links of all axes together."""
         spans = self._wiring.spans(tuple(self.mesh.digit(name) for name in self.mesh.axis_names))
         if any(span.level.medium == CHIP for span in spans):
             # Cores of one chip exchange data without a link, so no speed of links bounds the time.

@@ -140,7 +140,7 @@ def _arg_reduce(step: CheckedInstruction[ArgReduce]) -> Result:
     return replace(result, awaits=place.awaits[1:]), claims
 
 
-def _together(step: CheckedInstruction[Top | Fold]) -> Result:
+def _top_or_fold(step: CheckedInstruction[Top | Fold]) -> Result:
     """Return the contents of result number `step.number` of a `Top` or `Fold`, and claims to prove.
 
     A `Top` or `Fold` combines the partial results of all devices, several operands at once. All of
@@ -188,4 +188,4 @@ def _fold(step: CheckedInstruction[Fold]) -> Results:
 
 
 def _each(step: CheckedInstruction[Top | Fold]) -> Results:
-    return [_together(replace(step, number=number)) for number in range(step.count)], []
+    return [_top_or_fold(replace(step, number=number)) for number in range(step.count)], []

@@ -183,15 +183,15 @@ def _regroup(step: CheckedInstruction[Regroup]) -> Result:
         # To flatten and split requires a simple sharding. A dimension that stays as it is needs no
         # such condition, so it is left out.
         if len(group) > 1 or len(sizes) > 1:
-            flat, flattening = _flat(step, group)
-            group, splitting = _rows(step, flat, sizes, first)
+            flat, flattening = _flatten(step, group)
+            group, splitting = _split_rows(step, flat, sizes, first)
             claims += [*flattening, *splitting]
         dims += group
     claims.append(("delivers", Decided("every dimension is in a group", not rest)))
     return replace(step.operand, dims=tuple(dims), viewed=True), claims
 
 
-def _flat(
+def _flatten(
     step: CheckedInstruction, group: list[DimensionContents]
 ) -> tuple[DimensionContents, list[Goal]]:
     """Return a group of dimensions flattened into one in row-major order, and the claims to prove.
@@ -215,7 +215,7 @@ def _flat(
     return DimensionContents(led.start * inner, led.length * inner, led.size * inner), claims
 
 
-def _rows(
+def _split_rows(
     step: CheckedInstruction, flat: DimensionContents, sizes: tuple[int, ...], first: int
 ) -> tuple[list[DimensionContents], list[Goal]]:
     """Return the dimensions into which a run of flat elements is split, and the claims to prove.

@@ -291,11 +291,11 @@ def _local_operator(
     )
     dtypes = tuple(type_.dtype for type_ in op.signature.operands)
     run = LocalOperator(op.mesh, rule, local[number], loops, dtypes=dtypes, firsts=op.firsts)
-    run = replace(run, wider=tuple(_margins(op, run)))
+    run = replace(run, wider=tuple(_loops_with_margins(op, run)))
     return run, list(extent_claims(run))
 
 
-def _margins(op: CheckedOperator, run: LocalOperator) -> Iterator[tuple[str, Number]]:
+def _loops_with_margins(op: CheckedOperator, run: LocalOperator) -> Iterator[tuple[str, Number]]:
     """Yield (loop, first iteration) for loops of which a device runs more than its block.
 
     An example is a window's output that a run-time index selects from. The first iteration follows

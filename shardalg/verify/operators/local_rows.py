@@ -179,10 +179,10 @@ def read_claims(run: LocalOperator, contents: Mapping[int, Contents]) -> Iterato
             # A dimension that devices read exactly as the global operator does needs no proof.
             if not _is_device_independent(run, index, local, found):
                 claim = _read_claim(run, (mine.operand, dim), (index, local), found)
-                yield "reads", _where_read(run, index, claim)
+                yield "reads", _restrict_to_existing(run, index, claim)
 
 
-def _where_read(run: LocalOperator, index: Index, claim: IntegerClaim) -> IntegerClaim:
+def _restrict_to_existing(run: LocalOperator, index: Index, claim: IntegerClaim) -> IntegerClaim:
     """Restrict a claim about a read to the iterations that exist.
 
     An iteration does not exist if another read of it is outside of its operand. This is only needed

@@ -48,9 +48,9 @@ def blocks(signature: Signature, reads: Maps, writes: Maps, flops: int) -> Rule:
         extents.update(zip(loops, value.shape, strict=True))
     return Rule(
         signature.primitive,
-        tuple(extents.items()),
-        (tuple(access(k, loops) for k, loops in enumerate(reads)),),
-        tuple(indices(loops) for loops in writes),
+        loops=tuple(extents.items()),
+        terms=(tuple(access(k, loops) for k, loops in enumerate(reads)),),
+        results=tuple(indices(loops) for loops in writes),
         whole=frozenset(name for name in extents if name[0].isupper()),
         flops=flops,
     )

@@ -132,12 +132,13 @@ def _product(
     """
     tensors = zip((*signature.operands, *signature.results), (*maps, result), strict=True)
     extents = {name: n for value, own in tensors for name, n in zip(own, value.shape, strict=True)}
+    # The loops of the result come first.
     order = dict.fromkeys((*result, *extents))
     return Rule(
         signature.primitive,
-        tuple((name, extents[name]) for name in order),
-        (tuple(access(k, own) for k, own in enumerate(maps)),),
-        (indices(result),),
+        loops=tuple((name, extents[name]) for name in order),
+        terms=(tuple(access(k, own) for k, own in enumerate(maps)),),
+        results=(indices(result),),
         whole=whole,
         **scaling(signature, 0, 1),
         flops=2,

@@ -333,10 +333,10 @@ def _concatenation_row(signature: Signature, sizes: tuple[int, ...]) -> Rule:
     every = frozenset(range(len(sizes)) if is_number(signature.results[0].dtype) else ())
     return Rule(
         signature.primitive,
-        tuple(zip(loops, shape, strict=True)),
-        terms,
-        (indices(loops),),
-        PICK,
+        loops=tuple(zip(loops, shape, strict=True)),
+        terms=terms,
+        results=(indices(loops),),
+        combine=PICK,
         linear=every,
         addends=every,
         family="terms",

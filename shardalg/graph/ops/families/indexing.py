@@ -238,13 +238,13 @@ def gather(signature: Signature) -> tuple[Rule, ...]:
     return (
         Rule(
             signature.primitive,
-            tuple((extents | chosen.extents).items()),
-            ((access(0, chosen.dims),),),
-            (indices(result[d] for d in range(len(shape))),),
-            PICK,
-            fill,
-            chosen.guards,
-            chosen.symbols,
+            loops=tuple((extents | chosen.extents).items()),
+            terms=((access(0, chosen.dims),),),
+            results=(indices(result[d] for d in range(len(shape))),),
+            combine=PICK,
+            init=fill,
+            guards=chosen.guards,
+            symbols=chosen.symbols,
             local=frozenset(chosen.extents if is_whole_along_indices(signature) else ()),
             # A fill value is not linear: each partial sum would contribute it.
             linear=frozenset({0} if not fill and is_number(signature.results[0].dtype) else ()),
@@ -305,14 +305,14 @@ def scatter(signature: Signature) -> tuple[Rule, ...]:
     return (
         Rule(
             signature.primitive,
-            tuple((extents | chosen.extents).items()),
-            ((access(2, (reads[d] for d in rank)),),),
-            (chosen.dims,),
-            combine,
+            loops=tuple((extents | chosen.extents).items()),
+            terms=((access(2, (reads[d] for d in rank)),),),
+            results=(chosen.dims,),
+            combine=combine,
             # The operand is the start value: elements that no update selects keep it.
-            access(0, chosen.dims),
-            chosen.guards,
-            chosen.symbols,
+            init=access(0, chosen.dims),
+            guards=chosen.guards,
+            symbols=chosen.symbols,
             # In `scatter`, the last of several updates of one element wins, so order matters.
             local=frozenset(extents) - written if combine == PICK else frozenset(),
             linear=frozenset({0, 2} if combine == SUM else ()),
@@ -365,15 +365,19 @@ def _dynamic(
     # A guard ties each moving dimension `full[d]` to the window: `full[d] == part[d] + $t`, where
     # the symbol `$t` is the start: the scalar operand `first + d`, clipped to the largest start at
     # which the window is inside the dimension.
+    guards = [Guard(Index.of(full[d]), Index.of(part[d]) + f"$t{d}") for d in sorted(moving)]
+    starts = [Symbol(f"$t{d}", first + d, (), shape[d] - window[d], CLIP) for d in sorted(moving)]
     return Rule(
         signature.primitive,
-        tuple(sorted(extents.items(), key=lambda loop: (loop[0][0] != "o", loop[0]))),
-        ((access(1, part) if updates else access(0, full),),),
-        (indices(full if updates else part),),
-        PICK,
-        access(0, full) if updates else None,
-        tuple(Guard(Index.of(full[d]), Index.of(part[d]) + f"$t{d}") for d in sorted(moving)),
-        tuple(Symbol(f"$t{d}", first + d, (), shape[d] - window[d], CLIP) for d in sorted(moving)),
+        # Loops over whole dimensions come first: their names begin with "o".
+        loops=tuple(sorted(extents.items(), key=lambda loop: (loop[0][0] != "o", loop[0]))),
+        # An update reads the new elements and writes the tensor; a slice reads the tensor.
+        terms=((access(1, part) if updates else access(0, full),),),
+        results=(indices(full if updates else part),),
+        combine=PICK,
+        init=access(0, full) if updates else None,
+        guards=tuple(guards),
+        symbols=tuple(starts),
         local=frozenset(() if known else (full[d] for d in moving)),
         linear=addends if is_number(signature.results[0].dtype) else frozenset(),
         addends=addends if updates and is_number(signature.results[0].dtype) else frozenset(),

@@ -204,11 +204,11 @@ def _pooling_row(signature: Signature, combine: str, init: Access | None) -> Rul
     # per window.
     return Rule(
         signature.primitive,
-        (*zip(loops, shape, strict=True), *tap_loops.items()),
-        (tuple(access(k, dims) for k in range(len(signature.operands) - starts)),),
-        (indices(loops),) * len(signature.results),
-        combine,
-        init,
+        loops=(*zip(loops, shape, strict=True), *tap_loops.items()),
+        terms=(tuple(access(k, dims) for k in range(len(signature.operands) - starts)),),
+        results=(indices(loops),) * len(signature.results),
+        combine=combine,
+        init=init,
         local=frozenset(tap_loops),
         linear=frozenset({0} if combine == SUM else ()),
         flops=1,
@@ -272,13 +272,14 @@ def _selection_row(
         first = Index.of(f"d{d}") - (f"r{d}" if moves else 0)
         source.append((first + taps.low).over(taps.stride))
         block.append(first + (f"q{d}" if moves else 0))
+    reads = sorted(zip(operands, (source, block), strict=True))
     return Rule(
         signature.primitive,
-        (*loops, *inner.items()),
-        (tuple(access(k, m) for k, m in sorted(zip(operands, (source, block), strict=True))),),
-        (indices(name for name, _ in loops),),
-        combine,
-        init,
+        loops=(*loops, *inner.items()),
+        terms=(tuple(access(operand, dims) for operand, dims in reads),),
+        results=(indices(name for name, _ in loops),),
+        combine=combine,
+        init=init,
         whole=frozenset(name for name in inner if name[0] == "q"),
         local=frozenset(name for name in inner if name[0] == "r"),
         linear=frozenset({operands[0]} if combine == SUM else ()),

@@ -147,7 +147,8 @@ class Component:
             for name, own in zip(names, dims, strict=True):
                 # Different digits on one loop would need a move. Digits on a dimension without a
                 # single loop (`name` is None) cannot be compared with those of other tensors.
-                if own if name is None else found.setdefault(name, own) != own:
+                has_conflict = bool(own) if name is None else found.setdefault(name, own) != own
+                if has_conflict:
                     return None
         if any(found.get(name) for loops in self.nests for name, _ in loops):
             # Another tensor has this loop in a dimension of several loops. That dimension is whole,

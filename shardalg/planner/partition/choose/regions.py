@@ -241,8 +241,12 @@ def loop_sums(graph: Graph, node: Node) -> tuple[LoopSum, ...]:
     found = []
     for number, value in enumerate(body.region.results):
         first = body.region.arguments[consts + number] if number < carried else None
-        # Every iteration writes one slice of a stacked value, so the slice itself may stay partial.
-        added, chain = ((value,), ()) if first is None else body.added(first, value)
+        # Every iteration writes one slice of a stacked value, so the slice itself may stay partial:
+        # it is the only addend, and no carry leads to it.
+        added: tuple[int, ...] = (value,)
+        chain: tuple[int, ...] = ()
+        if first is not None:
+            added, chain = body.follow_carry(first, value)
         if added and body.is_only_returned(value):
             waits = {v for one in added for v in body.sources_of_sum(one)} | {*chain, value}
             found.append(LoopSum(number, value, added, frozenset(waits)))
@@ -320,7 +324,7 @@ class _BodySums:
             return None
         return node, places[0], rows[0]
 
-    def added(self, value: int, end: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def follow_carry(self, value: int, end: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Follow a carry through the body; return (addends, successive values of the carry).
 
         Both are empty if an operator between the carry and the body's end cannot defer a sum.

@@ -189,10 +189,11 @@ def _dims(
         if group.is_kept:
             dims[first] = out[second] = home[second] if kept is None else kept[first]
         else:
-            # If the operand does not shard its leading dimension, the result's stays whole, too. An
-            # empty entry of `led` means the operand's digits.
+            # The operand keeps its digits. If it has none, the result's leading dimension stays
+            # whole, too. Otherwise it gets the digits of `led`, or the operand's if these are ().
             dims[first] = held[first]
-            out[second] = (led[second] if led and held[first] else ()) or held[first]
+            if held[first]:
+                out[second] = (led[second] if led else ()) or held[first]
     return tuple(dims), tuple(out)
 
 

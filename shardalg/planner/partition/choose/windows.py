@@ -267,30 +267,23 @@ def _window(
         n: blocks[n] * counts[n] if n in counts and n in rule.reduced else extents[n]
         for n in extents
     }
-    return ShardedWindow(
-        operand,
-        dim,
-        exchange,
-        numerator,
-        index.div,
-        reach(index, blocks),
-        # `masked`: reads of elements that do not exist must be masked, unless the iterations or the
-        # exchange exclude them. With several terms (a concatenation) another one is chosen there.
-        len(rule.terms) == 1
-        and not exchange.exists
-        and not _reads_elements_only(index, executed, size),
-        *_filler(rule, operand),
+    # Reads of elements that do not exist must be masked, unless the iterations or the exchange
+    # exclude them. With several terms (a concatenation) another term is chosen there.
+    masked = len(rule.terms) == 1 and not (
+        exchange.exists or _reads_elements_only(index, executed, size)
     )
-
-
-def _filler(rule: Rule, operand: int) -> tuple[int | None, str | None]:
-    """Return the fields `filler` and `combine` of a `ShardedWindow`; one of them is None.
-
-    The first is an operand's number, if the rule names an operand whose value replaces elements
-    that do not exist. The second is the combination whose identity replaces them otherwise.
-    """
     filler = rule.filler(operand)
-    return filler, rule.nothing(operand) if filler is None else None
+    return ShardedWindow(
+        operand=operand,
+        dim=dim,
+        exchange=exchange,
+        numerator=numerator,
+        base=index.div,
+        reach=reach(index, blocks),
+        masked=masked,
+        filler=filler,
+        combine=rule.nothing(operand) if filler is None else None,
+    )
 
 
 def _selected_window(
@@ -341,15 +334,17 @@ def _selected_window(
         )
     )
     # The interval begins at `want.start`. It has no base dilation (1), so it has `needed` indices.
+    filler = rule.filler(operand)
     return ShardedWindow(
-        operand,
-        dim,
-        exchange,
-        want.start,
-        1,
-        needed,
-        not exchange.exists,
-        *_filler(rule, operand),
+        operand=operand,
+        dim=dim,
+        exchange=exchange,
+        numerator=want.start,
+        base=1,
+        reach=needed,
+        masked=not exchange.exists,
+        filler=filler,
+        combine=rule.nothing(operand) if filler is None else None,
         skipped=replace(skipped, more=-min(skips)) if len(skips) > 1 else None,
         needed=needed,
     )

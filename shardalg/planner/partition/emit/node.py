@@ -339,8 +339,9 @@ def place_result(
     # A move that saves no memory is left to the readers: some of them may need no move, or another.
     defers = context.options.defer_sums and value in context.deferrable
     is_smaller = prod(result_sharding.shard_shape) < prod(layout.shard_shape)
-    stays = node.primitive not in KEPT and not is_smaller
-    if defers if layout.unreduced else stays:
+    waits = node.primitive not in KEPT and not is_smaller
+    stays = defers if layout.unreduced else waits
+    if stays:
         context.hold(value, layout, local)
         return
     why = Why(Purpose.LEAVES_SUMS if layout.unreduced else Purpose.GIVES, node.primitive)
