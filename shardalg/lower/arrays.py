@@ -286,6 +286,10 @@ def _seen(array: jax.Array, target: NamedSharding | None) -> jax.Array:
 
 
 def _named_sharding(sharding: Sharding, run: Axes, user: Axes) -> NamedSharding:
+    """Return a sharding in JAX's form, on the user's axes if these can name its digits.
+
+    Digits that are only parts of the user's axes are named by the program's axes (`run`).
+    """
     digits = [digit for dim in sharding.dims for digit in dim]
     return (user if on_whole_axes(sharding.mesh, digits) else run).named(sharding)
 
@@ -374,6 +378,7 @@ def _node(tree: Any) -> tuple[Any, Any]:
 
 
 def _kind(tree: Any) -> str:
+    """Return the kind of a pytree as text, such as "an array", "tuple of 2" or "None"."""
     kind, _ = _node(tree)
     if kind is jax.Array:
         return "an array"

@@ -69,6 +69,11 @@ class Axes:
 
 
 def _inside(places: Iterable[tuple[str, Digit]], digit: Digit) -> list[str]:
+    """Return the names of the axes that a digit consists of; axes of size 1 are left out.
+
+    Args:
+      places: the name and the digit of each axis. An axis is never only partly inside the digit.
+    """
     top = digit.stride * digit.size
     return [n for n, place in places if digit.stride <= place.stride < top and place.size > 1]
 

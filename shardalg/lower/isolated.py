@@ -353,6 +353,7 @@ class OneShard:
 
     @property
     def _structs(self) -> list[Any]:
+        """Shapes and item types of the blocks that the program takes as arguments."""
         program = self.lowered.program
         where = jax.sharding.SingleDeviceSharding(self.device)
         locals_ = [program.locals[index] for index in program.block.arguments]

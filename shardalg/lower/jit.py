@@ -133,11 +133,16 @@ class Twin:
     call: UserCall = ON_ARRAYS
 
     def _function(self, *leaves: jax.Array) -> tuple[jax.Array, ...]:
+        """Return the results of the traced function, constrained to the shardings of the plan."""
         given = [self._uneven(b, x) for b, x in zip(self.arguments, leaves, strict=True)]
         results = evaluate(self.graph, *given, annotate=self._constrain)
         return tuple(self._uneven(b, x) for b, x in zip(self.results, results, strict=True))
 
     def _uneven(self, border: ArrayBorder, x: jax.Array) -> jax.Array:
+        """Return an argument or result with its planned sharding, which JAX's border cannot have.
+
+        An even sharding is already that of the border, so the value is returned unchanged.
+        """
         if border.sharding.is_even:
             return x
         return jax.lax.with_sharding_constraint(x, self.axes.named(border.sharding))

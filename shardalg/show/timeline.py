@@ -93,6 +93,7 @@ class Timeline:
 
     @property
     def _rows(self) -> list[str]:
+        """The name of each row: a stage of a pipeline, or one row for all devices without one."""
         several = self.stages > 1
         return [f"stage {stage}" if several else "every device" for stage in range(self.stages)]
 

@@ -252,10 +252,12 @@ def _named_locals(block: Block, where: str) -> Iterator[tuple[str, tuple[int, ..
 
 
 def _type_name(hint: Any) -> str:
+    """Return the name of a type for messages, such as "int" or "tuple[int, ...]"."""
     return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
 
 
 def _is_plain(value: object) -> bool:
+    """Return whether a value is a number, a text or a similar constant, or a tuple of these."""
     return type(value) in _PLAIN or (type(value) is tuple and all(map(_is_plain, value)))
 
 

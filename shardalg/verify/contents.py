@@ -331,4 +331,5 @@ def on_member(start: Number, digits: Digits, member: str) -> Number:
 
 
 def _overlap_any(first: Digits, second: Digits) -> bool:
+    """Return whether some digit of the first sequence overlaps one of the second."""
     return any(overlap(a, b) for a in first for b in second)

@@ -222,6 +222,7 @@ def local_shape(rule: Rule, result: int, blocks: Blocks) -> tuple[int, ...]:
     """
 
     def size(index: Index) -> int:
+        # An empty block of a loop leaves no elements, also if the index has further loops.
         if any(blocks[name] == 0 for name in index.variables):
             return 0
         # A term c*loop spans |c|*(block - 1) values beyond its first one, whatever the sign of c.

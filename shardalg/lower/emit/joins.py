@@ -81,6 +81,7 @@ def _fold(emitter: Emitter, instruction: Instruction[Fold], *given: Array) -> li
 def _value_at(
     emitter: Emitter, instruction: Instruction[ValueAt], place: Array, x: Array
 ) -> list[Array]:
+    """Return the values of `x` at the places that an argmax or argmin found along a dimension."""
     dim = instruction.attributes.dim
     index = jnp.expand_dims(place.astype(jnp.int32), dim)
     return [jnp.squeeze(jnp.take_along_axis(x, index, axis=dim), dim)]
@@ -97,6 +98,7 @@ _JOINS: dict[str, Callable[[Array, Array], Array]] = {
 
 @emits(Join)
 def _join(emitter: Emitter, instruction: Instruction[Join], x: Array, one: Array) -> list[Array]:
+    """Combine the prefix inside of a block (`x`) with the total of all blocks before it (`one`)."""
     combine = instruction.attributes.combine
     of_kind = OF_COMPLEX if x.dtype.kind == "c" and combine in OF_COMPLEX else _JOINS
     return [of_kind[combine](x, one)]

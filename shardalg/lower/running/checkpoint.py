@@ -253,6 +253,7 @@ def _orbax() -> Any:
 
 
 def _files(folder: Path) -> dict[str, int]:
+    """Return the size in bytes of each file of a checkpoint's arrays, by its path in the folder."""
     found = (file for file in sorted((folder / _ARRAYS).rglob("*")) if file.is_file())
     return {file.relative_to(folder).as_posix(): file.stat().st_size for file in found}
 

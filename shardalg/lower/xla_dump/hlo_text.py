@@ -452,6 +452,7 @@ def trip_count(module: HloModule, loop: HloInstruction) -> int | None:
 
 
 def _constants(module: HloModule, computation: str) -> list[int]:
+    """Return all constants of a computation that are integers from 0 on."""
     body = module.computations.get(computation, {}).values()
     literals = [i.literal for i in body if i.opcode == "constant"]
     return [int(text) for text in literals if text.isdigit()]

@@ -146,6 +146,7 @@ class OperatorClass:
 
     @cached_property
     def _picks(self) -> tuple[tuple[tuple[int, ...] | None, ...], ...]:
+        """The result of `_picked` for each pair of tensors, by the number of source and target."""
         return tuple(tuple(_picked(a, b) for b in self.maps) for a in self.maps)
 
 

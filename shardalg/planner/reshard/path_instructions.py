@@ -86,4 +86,5 @@ def padded_move(
 
 
 def _resize(shape: Shape, dim: int, size: int) -> Shape:
+    """Return the shape with another size of one dimension."""
     return (*shape[:dim], size, *shape[dim + 1 :])

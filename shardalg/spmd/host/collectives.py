@@ -152,6 +152,7 @@ def _all_to_alls(a: AllToAlls, x: Stack) -> Stack:
 
 @on_blocks(CollectivePermute)
 def _permute(a: CollectivePermute, x: Stack) -> Stack:
+    """Send the block of each source to its target; a device that receives nothing gets zeros."""
     result = [np.zeros_like(block) for block in x]
     for source, target in a.pairs:
         result[target] = x[source]

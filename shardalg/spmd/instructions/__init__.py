@@ -63,6 +63,7 @@ def kinds(base: type[Attributes] = Attributes) -> tuple[type[Attributes], ...]:
 
 
 def _below(base: type[Attributes]) -> Iterator[type[Attributes]]:
+    """Yield all dataclasses that are derived from a class, also through other classes."""
     for one in base.__subclasses__():
         if is_dataclass(one):
             yield one
