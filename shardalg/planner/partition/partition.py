@@ -389,15 +389,23 @@ class Partitioner(BodyPartitioner):
         number, options = self.alike.number(node), self.options
         values, unread = self.alike.reads[number], self.alike.unread[number]
         waits = self._waits(node)
-        # `how` is (padded, finite, waits) of `NodeKey`. Sums that a loop defers are deferred behind
-        # products, too (`Switches.defer_in_loops`).
-        how = options.pad_blocks, waits or options.finite_sums, waits
-        # Only copies that are kept reach a later product of another phase.
-        shared = self.alike.shared[number] if options.keep_gathers else ()
         return NodeKey(
-            node.signature, values, available, value_shardings, rates, loops, unread, *how, shared,
-            self.sharded.required.get(node.index, ()), self.alike.read_again[number],
-        )  # fmt: skip
+            signature=node.signature,
+            values=values,
+            sources=available,
+            value_shardings=value_shardings,
+            rates=rates,
+            loops=loops,
+            unread=unread,
+            padded=options.pad_blocks,
+            # Sums that a loop defers are deferred behind products, too (`Switches.defer_in_loops`).
+            finite=waits or options.finite_sums,
+            waits=waits,
+            # Only copies that are kept reach a later product of another phase.
+            shared=self.alike.shared[number] if options.keep_gathers else (),
+            required=self.sharded.required.get(node.index, ()),
+            read_again=self.alike.read_again[number],
+        )
 
     def _waits(self, node: Node) -> bool:
         """Return whether the node's only result may stay a partial sum until its loop ends."""

@@ -170,13 +170,26 @@ def gather_path(shape: Shape, start: State, goal: State) -> list[SearchStep]:
 
     Dimensions with the most padding are gathered first, which removes their padding early.
     """
+
+    def growth(dim: int) -> Any:
+        """Return the elements by which a block grows in a gather, per element sent.
+
+        It is 1 for even blocks. It is less if the last blocks hold padding, which a gather sends,
+        too. Formulas have no order, so their growth counts as 0.
+        """
+        size, n = shape[dim], parts(dims[dim])
+        block = tile(size, n)
+        if has_formula((block,)) or not block or n == 1:
+            return 0
+        return quotient(size - block, block * (n - 1))
+
     way, (dims, pending) = _PaddedMoves(shape, start), start
     todo = tuple(d for d in pending if d not in goal[1])
     # Sums come first: a device's block is smallest before the gathers.
     if todo:
         pending = tuple(d for d in pending if d in goal[1])
         way.move(AllReduce(todo), (dims, pending), shape)
-    for dim in sorted(range(len(shape)), key=lambda dim: _growth(shape[dim], parts(dims[dim]))):
+    for dim in sorted(range(len(shape)), key=growth):
         if dims[dim]:
             move, dims = AllGather(dim, dims[dim]), with_row(dims, dim, ())
             way.move(move, (dims, pending), shape)
@@ -188,19 +201,3 @@ def gather_path(shape: Shape, start: State, goal: State) -> list[SearchStep]:
             block = tile(shape[dim], parts(digits))
             way.move(DynamicSlice(dim, digits, block), (dims, pending), grid)
     return way.steps
-
-
-def _growth(size: int, n: int) -> Any:
-    """Return the elements by which a block grows in a gather, per element sent; 0 for formulas.
-
-    It is 1 for even blocks. It is less if the last blocks hold padding, which a gather sends, too.
-
-    Args:
-      size: the size of the gathered dimension.
-      n: its number of parts.
-    """
-    block = tile(size, n)
-    if has_formula((block,)) or not block or n == 1:
-        return 0
-    added, sent = size - block, block * (n - 1)
-    return quotient(added, sent)

@@ -309,8 +309,7 @@ def _matrix_forward(
         for offer in result_offers(kind, numbers, layouts, target)
         if layouts.improve(number, offer[0], *how) != number
     ]
-    # XLA applies the offer of the operand with more bytes first.
-    useful = sorted(useful, key=lambda offer: -kind.bytes[offer[1][0]])
+    useful = _larger_first(kind, useful)
     first = _apply_offers(number, useful, layouts, how)
     outcome = _outcome((number,), [first])
     second = _apply_offers(number, useful[::-1], layouts, how)
@@ -323,6 +322,11 @@ def _matrix_forward(
         other=_outcome((number,), [second]),
         wanted=tuple(layouts.dims[new] for new in alone),
     )
+
+
+def _larger_first(kind: OperatorClass, found: list[Offer]) -> list[Offer]:
+    """Return a product's offers; the offer of the operand with more bytes is first, as in XLA."""
+    return sorted(found, key=lambda offer: -kind.bytes[offer[1][0]])
 
 
 def all_offers(
