@@ -78,6 +78,12 @@ def test_a_function_is_audited():
     assert found.verdict == "proved"
 
 
+def test_arrays_are_arguments_too():
+    arrays = [jnp.ones(struct.shape) for struct in ARGS]
+    found = sa.audit(layer, *arrays, mesh=sa.Mesh({"x": 2, "y": 2}), in_shardings=IN)
+    assert found.verdict == "proved"
+
+
 def test_the_command(texts, tmp_path, capsys):
     before, after, wrong = (tmp_path / name for name in ("before.txt", "after.txt", "wrong.txt"))
     before.write_text(texts.before)

@@ -75,6 +75,10 @@ def partitioned(
     more = {} if out_shardings is None else {"out_shardings": on_mesh(out_shardings)}
     if in_shardings is not None:
         more["in_shardings"] = on_mesh(in_shardings)
+    # Values play no part, and arrays are on devices that are not those of the mesh.
+    args = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "dtype") else x, args
+    )
     with jax.sharding.use_abstract_mesh(abstract):
         stage = (
             jax.jit(fn, keep_unused=True, **more).trace(*args).lower(lowering_platforms=("cpu",))
