@@ -57,3 +57,27 @@ def test_a_missing_reduction_on_4096_devices(line, verdict, name, show):
     assert found.verdict == verdict
     if name is not None:
         assert found.refuted[0].instruction == name
+
+
+def test_digits_of_merged_dimensions_are_found():
+    """The step of one dimension may lie between the digits of a merged one, as heads and places."""
+    sharding = "{devices=[1,2]<=[2]}"
+    before = f"""HloModule jit_f, num_partitions=2
+
+ENTRY %main (x: f32[4,3,2]) -> f32[3,8] {{
+  %x = f32[4,3,2]{{2,1,0}} parameter(0), sharding={{devices=[2,1,1]<=[2]}}
+  %t = f32[3,4,2]{{2,1,0}} transpose(%x), dimensions={{1,0,2}}, sharding={{devices=[1,2,1]<=[2]}}
+  %r = f32[3,8]{{1,0}} reshape(%t), sharding={sharding}
+  ROOT %tanh = f32[3,8]{{1,0}} tanh(%r), sharding={sharding}
+}}
+"""
+    after = """HloModule jit_f, num_partitions=2
+
+ENTRY %main_spmd (x: f32[2,3,2]) -> f32[3,4] {
+  %x = f32[2,3,2]{2,1,0} parameter(0), sharding={devices=[2,1,1]<=[2]}
+  %t = f32[3,2,2]{2,1,0} transpose(%x), dimensions={1,0,2}
+  %r = f32[3,4]{1,0} reshape(%t)
+  ROOT %tanh = f32[3,4]{1,0} tanh(%r)
+}
+"""
+    assert sa.audit_hlo(before, after).verdict == "proved"

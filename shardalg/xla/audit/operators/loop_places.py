@@ -147,9 +147,22 @@ def _known_places(pool: ArrayPool, theirs: Known, mine: Known, dim: int) -> PerD
 
         if mine.cells.rows[0].size == mine.shape[dim]:
             return pool.applied("search", search, theirs.cells, mine.cells)
-    if mine.shape[dim] != theirs.shape[dim]:
+    if mine.shape[dim] == theirs.shape[dim]:
+        return pool.same(np.arange(mine.shape[dim]))
+    if len(theirs.cells.rows) > 1 or len(np.unique(line)) < len(line):
         raise UnknownError("a block of known numbers whose place is not known")
-    return pool.same(np.arange(mine.shape[dim]))
+    # The first number of the block occurs once before partitioning; the block begins there.
+    order = np.argsort(line, kind="stable")
+
+    def first(cells: np.ndarray, size: int = mine.shape[dim]) -> np.ndarray:
+        wanted = cells.reshape(len(cells), -1)[:, 0]
+        at = order[np.minimum(np.searchsorted(line[order], wanted), len(line) - 1)]
+        start = np.unravel_index(at, theirs.cells.rows.shape[1:])[dim]
+        places = start[:, None] + np.arange(size)
+        return np.where(places < theirs.shape[dim], places, -1)
+
+    key = ("first", dim, theirs.cells.number, mine.shape[dim])
+    return pool.applied(key, first, mine.cells)
 
 
 def check_known(

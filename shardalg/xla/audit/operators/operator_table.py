@@ -154,9 +154,12 @@ class OperatorTable:
         for exact in (True, False):
             key = operator_key(module, instruction, operands, self.pool.devices, exact=exact)
             for entry in (self.entries if exact else self.alike).get(key, ()):
-                yield entry, operands
+                orders = [operands]
                 if instruction.opcode in COMMUTATIVE and len(operands) == 2:
-                    yield entry, operands[::-1]
+                    orders.append(operands[::-1])
+                for given in orders:
+                    if list(map(type, given)) == list(map(type, entry.operands)):
+                        yield entry, given
 
 
 def identical(first: Value, second: Value) -> bool:

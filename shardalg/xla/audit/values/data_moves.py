@@ -150,9 +150,11 @@ def concatenate(pool: ArrayPool, instruction: HloInstruction, operands: Sequence
         else:
             pieces.append(pool.applied("counted", counted, x.lines[dim], next(steps)))
     lines = [
-        pool.applied("one line", one_line, *apart, *(x.lines[d] for x in named))
-        for d in range(len(named[0].lines))
-    ] if len(named) > 1 and len(named[0].lines) > 1 else list(named[0].lines)  # fmt: skip
+        line
+        if d == dim
+        else pool.applied("one line", one_line, *apart, *(x.lines[d] for x in named))
+        for d, line in enumerate(named[0].lines)
+    ]
     lines[dim] = pool.applied("append", lambda *parts: np.concatenate(parts, 1), *pieces)
     return view(pool, replace(named[0], fill=fill), lead, lines)
 
@@ -182,9 +184,6 @@ def one_line(*parts: np.ndarray) -> np.ndarray:
       ClassError: two parts have different lines.
     """
     half = len(parts) // 2
-    lengths = {line.shape[1] for line in parts[half:]}
-    if len(lengths) > 1:  # the dimension that is joined
-        return parts[half]
     alive = np.stack(parts[:half], -1) > LOW
     lines = np.stack(parts[half:], 1)
     return agreed(alive, lines)

@@ -286,10 +286,13 @@ def _found(pool: ArrayPool, whole_view: View, part: View) -> Found:
         part.shift,
         whole_view.shift,
     )
-    leads = {}
-    for k in sorted(live, key=lambda k: -smallest_gap(sorted_lines[k][1].rows[0])):
-        leads[k] = pool.applied("digit", largest_digit, sorted_lines[k][1], rest)
-        rest = pool.applied("minus digit", np.subtract, rest, leads[k])
+    # A line of merged dimensions has several digits, between which those of other lines may lie.
+    digits = [(digit, k) for k in live for digit in line_digits(sorted_lines[k][1].rows[0])]
+    leads = {k: pool.applied("zero", np.zeros_like, rest) for k in live}
+    for digit, k in sorted(digits, key=lambda pair: -int(np.diff(pair[0]).min(initial=1 << 60))):
+        taken = pool.applied("digit", largest_digit, pool.same(digit), rest)
+        rest = pool.applied("minus digit", np.subtract, rest, taken)
+        leads[k] = pool.applied("plus digit", np.add, leads[k], taken)
     # Blocks of all dimensions together are many; those of one dimension are few. So only flags of
     # the shift take part in the search of a dimension.
     dead = pool.applied("dead", lambda s: s < LOW, part.shift)
@@ -333,9 +336,23 @@ def shares(whole_view: View, part: View) -> bool:
     )
 
 
-def smallest_gap(line: np.ndarray) -> int:
-    """Return the smallest difference of neighbours in a sorted line."""
-    return int(np.diff(line).min()) if len(line) > 1 else 0
+def line_digits(line: np.ndarray) -> list[np.ndarray]:
+    """Return the digits of a sorted line that begins with 0: lines of one step, whose sum it is.
+
+    A line that is no such sum is one digit.
+
+    >>> [digit.tolist() for digit in line_digits(np.array([0, 1, 8, 9]))]
+    [[0, 1], [0, 8]]
+    """
+    digits: list[np.ndarray] = []
+    made = np.zeros(1, np.int64)
+    while len(made) < len(line):
+        step, size = int(line[len(made)]), 1
+        while len(made) * size < len(line) and line[len(made) * size] == step * size:
+            size += 1
+        digits.append(np.arange(size) * step)
+        made = (digits[-1][:, None] + made).reshape(-1)
+    return digits if np.array_equal(made, line) else [line]
 
 
 def largest_digit(line: np.ndarray, rest: np.ndarray) -> np.ndarray:

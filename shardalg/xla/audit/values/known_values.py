@@ -123,7 +123,7 @@ def pointwise(pool: ArrayPool, instruction: HloInstruction, operands: Sequence[K
         if int(np.prod(np.broadcast_shapes(*(c.shape for c in full)))) > LARGEST:
             raise UnknownError("a known value of more than 2**26 numbers")
         with np.errstate(all="ignore"):
-            return in_type(dtype, function(*full) if function else full[0])
+            return _narrow(in_type(dtype, function(*full) if function else full[0]))
 
     if opcode not in ("convert", "copy") and function is None:
         raise UnknownError(f"{opcode} of known numbers")
