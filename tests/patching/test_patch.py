@@ -1,6 +1,8 @@
 """Patches of a user's source, compared with XLA's own program of the patched functions."""
 
+import doctest
 import importlib.util
+import re
 import subprocess
 from pathlib import Path
 
@@ -197,3 +199,16 @@ def test_edits_at_one_place_nest():
     assert applied("y = x.T\n", [*edits[:3], Edit(1, 7, 9, ", outer)")]) == (
         "y = outer(inner(x, inner).T, outer)\n"
     )
+
+
+def test_the_page_about_patches_runs(tmp_path, monkeypatch):
+    page = Path(__file__).parents[2] / "docs/patch.md"
+    files = re.findall(r"<!-- file: (\S+) -->\n```\n(.*?)```", page.read_text(), re.DOTALL)
+    assert [name for name, _ in files] == ["summed.py", "product.py"]
+    for name, text in files:
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = doctest.testfile(str(page), module_relative=False, optionflags=doctest.ELLIPSIS)
+    assert found.attempted >= 10
+    assert not found.failed
