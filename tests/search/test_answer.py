@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import math
+import multiprocessing
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 import shardalg as sa
 from shardalg.plan.search.mesh_search import MeshSearch
 from shardalg.plan.search.minimising import minimum as minimising
+from tests.search.test_certificate import frustrated
 
 MESH = {"data": 2, "model": 4}
 
@@ -81,7 +83,7 @@ def test_another_strategy_is_explained(found):
     assert recipe.given.step_s == pytest.approx(found.step_s + recipe.difference_s)
     assert sum(recipe.causes["difference_s"]) == pytest.approx(recipe.difference_s)
     assert len(recipe.values) > 0
-    assert "values are sharded differently" in repr(recipe)
+    assert "values are sharded differently. The given strategy loses" in repr(recipe)
     same = found.why_not(found.best)
     assert (same.difference_s, len(same.values)) == (0, 0)
     elsewhere = sa.Strategy(sa.Mesh({"data": 8}), (None, P("data")))
@@ -171,16 +173,22 @@ def test_an_interruption_gives_the_best_so_far(monkeypatch):
         searched(over)
 
 
-def test_an_interruption_inside_of_the_last_step_keeps_the_bound(found, monkeypatch):
-    def stop(*args):
-        raise KeyboardInterrupt
+def test_an_interruption_inside_of_a_minimum_keeps_the_bound(monkeypatch):
+    class Stopping(minimising.MessagePassing):
+        sweeps = 0
 
-    monkeypatch.setattr(minimising, "_solve", stop)
-    table = found.rows[0].search.table
-    stopped = minimising.minimum(table.factors)
-    best = found.rows[0].search.at_price(0.0)
-    if stopped.stopped:
-        assert stopped.bound_ps <= best.cost_ps <= stopped.cost_ps
+        def sweep(self):
+            Stopping.sweeps += 1
+            if Stopping.sweeps > minimising.CHECKED:
+                raise KeyboardInterrupt
+            return super().sweep()
+
+    monkeypatch.setattr(minimising, "MessagePassing", Stopping)
+    stopped = minimising.minimum(frustrated(5))
+    monkeypatch.undo()
+    whole = minimising.minimum(frustrated(5))
+    assert (stopped.stopped, whole.stopped) == ("interrupted", "")
+    assert stopped.bound_ps <= whole.bound_ps <= whole.cost_ps <= stopped.cost_ps
 
 
 def test_a_file_keeps_finished_meshes(found, tmp_path, monkeypatch):
@@ -206,6 +214,16 @@ def test_workers_of_an_executor_find_the_same(found):
         searched(executor=3)
     with pytest.raises(sa.StrategyError, match="the executor failed"):
         searched(executor=pool)
+
+
+@pytest.mark.slow
+def test_workers_in_other_processes_find_the_same(found):
+    spawned = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawned) as pool:
+        there = searched(executor=pool)
+    assert there.table == found.table
+    assert there.best.text() == found.best.text()
+    assert there.rows[0].certificate.content() == found.rows[0].certificate.content()
 
 
 def test_a_search_without_a_limit_of_memory(found):

@@ -68,8 +68,25 @@ class SearchDifference(Answer):
             said += " Its mesh was not searched."
         if self.given.step_s < self.bound_s:
             said += " It is below the bound: the table overestimates this program."
-        if self.difference_s:
-            said += f" {StrategyDifference(self.best, self.given).sentence}"
+        # The tables have "given minus best". The sign makes a cost of the slower plan positive.
+        sign = 1 if self.difference_s > 0 else -1
+        slower = "given strategy" if sign > 0 else "best plan"
+        causes = [row for row in self.causes if sign * row["difference_s"] > 0]
+        if self.difference_s and causes:
+            cause = max(causes, key=lambda row: sign * row["difference_s"])
+            lost = seconds_text(sign * cause["difference_s"])
+            said += f" The {slower} loses {lost} more to {cause['cause']}."
+        moves = [
+            r for r in self.table if sign * (r["second_wire_bytes"] - r["first_wire_bytes"]) > 0
+        ]
+        if self.difference_s and moves:
+            # The largest difference is the first row.
+            row = moves[0]
+            sent = bytes_text(abs(row["second_wire_bytes"] - row["first_wire_bytes"]))
+            said += (
+                f" It sends {sent} more per device by {row['kind']} along {row['mesh_axes']} in "
+                f"{row['module'] or 'no module'}."
+            )
         return said
 
     def parts(self) -> Parts:

@@ -66,6 +66,7 @@ class SearchFile:
         parts = [
             plan_file.body(search.traced.to_json()),
             repr((search.mesh, search.place, search.budget, search.wishes)),
+            plan_file.body(search.place.chip.to_json()),
             plan_file.body(plan_file.versions(search.options)),
             plan_file.body(files.to_data(search.options.settings)),
         ]

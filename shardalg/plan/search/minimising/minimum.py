@@ -153,8 +153,8 @@ def _pass_messages(reduced: ReducedGraph, best: _Best, clock: Clock) -> None:
     messages, before = MessagePassing(reduced), -math.inf
     for sweep in range(1, MOST_SWEEPS + 1):
         after = messages.sweep()
-        is_last = clock.left_s <= 0
-        if sweep % CHECKED == 0 or is_last:
+        # The first sweeps are made in any case: before, solutions are far from the best one.
+        if sweep % CHECKED == 0:
             taken = messages.improved(messages.guess())
             # A guess can have impossible pairs, which the capped costs of messages allow.
             if messages.total(taken) < CAP:
@@ -167,7 +167,7 @@ def _pass_messages(reduced: ReducedGraph, best: _Best, clock: Clock) -> None:
                     )
                 )
             best.bound = max(best.bound, after)
-            if after - before < LEAST_GAIN * after or is_last:
+            if after - before < LEAST_GAIN * after or clock.left_s <= 0:
                 break
             before = after
     best.duals.append((messages.dual(), dict(reduced.labels)))
