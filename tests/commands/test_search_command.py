@@ -35,6 +35,7 @@ def test_the_answer_the_page_and_the_certificate(tmp_path, capsys):
     [
         (["--memory", "many"], "'many' is no number of bytes: write '80 GB'"),
         (["--memory", "0 GB"], "'0 GB' is no number of bytes"),
+        (["--seconds", "-1"], "seconds is -1.0: give a number above 0"),
         (["--devices", "3"], "devices is 3, and Topology(h100:1x4) has 4"),
         (["--mesh", "a=2"], "meshes of the family do not have 4 devices"),
         (["--memory", "2 kB", "--axes", "1"], "no plan was found within 2 kB"),

@@ -13,6 +13,7 @@ import shardalg as sa
 from shardalg.plan.search.mesh_search import MeshSearch
 from shardalg.plan.search.minimising import minimum as minimising
 from tests.search.test_certificate import frustrated
+from tests.search.test_scans import training
 
 MESH = {"data": 2, "model": 4}
 
@@ -59,6 +60,13 @@ def test_pins_and_bans_are_met(found):
     assert counts["layouts of arguments", "another layout is pinned"] > 0
     assert counts["layouts of arguments", "an axis is banned"] > 0
     assert counts["layouts and ways", "another one is never slower"] > 0
+
+
+def test_a_pin_of_a_stack_reaches_the_scan():
+    pinned = sa.family(meshes=[{"a": 8}]).pin("ups", P(None, None, "a"))
+    args = tuple(struct(*shape) for shape in ((2, 256, 512), (2, 512, 256), (256, 256)))
+    plan = sa.search(training(is_scanned=True), *args, hardware="h100:8", over=pinned).best
+    assert plan.named_shardings(jax.devices("cpu")[:8])[0][0].spec == P(None, None, "a")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from shardalg.algebra.notation.read import mesh_of
-from shardalg.errors import CommandError
 from shardalg.plan.commands.function import arguments, loaded
 from shardalg.plan.commands.messages import Command, add_json, print_json, records
 
@@ -34,6 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--memory", type=memory_bytes, metavar="'80 GB'",
         help="largest peak memory of a device; default: the memory of the chip",
     )  # fmt: skip
+    option("--seconds", type=float, help="time of the search; default: until the proof is found")
     option("--axes", type=int, default=2, help="largest number of mesh axes; default %(default)s")
     option(
         "--mesh", action="append", metavar="data=8,model=4",
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the answer, write its files, and return the exit status.
 
     Raises:
-      CommandError: no such function, or the user's code fails. StrategyError: no plan fits.
+      CommandError: no such function, or the user's code fails. BudgetError: no plan fits.
     """
     # Planning needs no accelerator, and starting one takes seconds.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -63,6 +63,7 @@ def run(options: argparse.Namespace) -> int:
         hardware=options.hardware,
         devices=options.devices,
         memory_bytes=options.memory,
+        seconds=options.seconds,
         over=sa.family(axes=options.axes, meshes=meshes),
         **given,
     )
@@ -73,13 +74,8 @@ def run(options: argparse.Namespace) -> int:
         print(found)
     if options.html is not None:
         found.page(options.html)
-    if options.certificate is not None:
-        proof = found.rows[0].certificate
-        if proof is None:
-            raise CommandError(
-                "--certificate: the memory budget decides, and its bound has no certificate. Give "
-                "a larger --memory."
-            )
+    proof = found.rows[0].certificate if options.certificate is not None else None
+    if proof is not None:
         proof.save(options.certificate)
     return 0
 

@@ -5,5 +5,6 @@
 3. `cost_table`: all prices of a step as a `FactorGraph`, variables with costs between pairs.
 4. `minimising`: its minimum and a lower bound.
 5. `bound_certificate`: the proof of the bound as a file; `check_certificate` needs no solver.
-6. `winner`: the minimum as a plan. `search`: all meshes of a family, and the answer.
+6. `winner`: the minimum as a plan. `mesh_search`: one mesh, with prices of memory.
+7. `search`: all meshes of a `family`, here or by workers, and `search_answer`.
 """

@@ -177,8 +177,8 @@ class SearchAnswer(Answer):
             raise StrategyError(f"no mesh of the family has a plan. {told}")
         raise BudgetError(
             f"no plan was found within {bytes_text(memory_bytes)} per device. The smallest budget "
-            f"with a plan is {bytes_text(least.peak_bytes)}, on {least.mesh!r}: it takes "
-            f"{seconds_text(least.step_s)} per step, and is the `plan` of this error. Give "
+            f"with a plan that was found is {bytes_text(least.peak_bytes)}, on {least.mesh!r}: it "
+            f"takes {seconds_text(least.step_s)} per step, and is the `plan` of this error. Give "
             "memory_bytes= at least that, take more devices or a smaller batch, or rematerialise "
             "(jax.checkpoint).",
             least.peak_bytes,
