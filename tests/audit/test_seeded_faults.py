@@ -42,9 +42,10 @@ def check(names, seed, each, show):
             counts[fault.kind, referee, found] += 1
             assert (referee, found) != ("differs", "proved"), (name, fault.kind, fault.name)
     show(f"seed {seed}: {dict(counts)}")
-    # A fault in a value that no result reads is refuted, and changes nothing.
+    # A fault in a value that no result reads is refuted, and changes nothing: so does a last
+    # iteration that writes what is there already.
     unread = sum(n for (_, *both), n in counts.items() if both == ["equal", "refuted"])
-    assert unread <= 0.02 * counts.total()
+    assert unread <= max(1, 0.02 * counts.total())
     return counts
 
 

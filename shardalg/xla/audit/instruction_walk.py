@@ -20,6 +20,7 @@ from shardalg.xla.audit.operators.index_matching import index_rule
 from shardalg.xla.audit.operators.operator_loops import POINTWISE
 from shardalg.xla.audit.operators.operator_matching import match_operator
 from shardalg.xla.audit.operators.operator_table import OperatorTable
+from shardalg.xla.audit.trace_back import losing_move
 from shardalg.xla.audit.values import known_values
 from shardalg.xla.audit.values.data_moves import MOVES, select
 from shardalg.xla.audit.values.element_views import (
@@ -131,6 +132,8 @@ class Walk:
                     made = self._step(one, operands)
             except RefutedError as error:
                 status, finding = "refuted", error
+                for operand in one.operands if error.wanted else ():
+                    self.trace(name, operand, error)
             except UnknownError as error:
                 status, finding = "not understood", error
             except (
@@ -159,8 +162,34 @@ class Walk:
         """Refute the instruction that first had the wrong elements of a refuted value."""
         key, fault = (origin.computation, origin.instruction), origin.fault
         if key in self.rows:
-            error = RefutedError(fault.why, fault.device, fault.place)
+            error = RefutedError(fault.why, fault.device, fault.place, wanted=fault.wanted)
             self.rows[key] = replace(self.rows[key], status="refuted", finding=error)
+            for operand in self.module.computations[key[0]][key[1]].operands:
+                self.trace(key[0], operand, error)
+
+    def trace(self, computation: str, start: str, error: AuditFinding) -> None:
+        """Refute the move of data that first lost an element that a refuted value should have.
+
+        Args:
+          start: the instruction whose value is wrong.
+        """
+        if error.origin is not None:
+            return
+        body = self.module.computations[computation]
+
+        def value_of(name: str) -> Tree:
+            row = self.rows.get((computation, name))
+            return row.holds if row else None
+
+        for base, element in error.wanted:
+            wanted = (base, element, error.device)
+            move = losing_move(body, value_of, start, wanted, self.pool.devices)
+            if move is not None:
+                why = "loses an element that a later instruction needs"
+                lost = RefutedError(why, error.device)
+                key = (computation, move.name)
+                if self.rows[key].status != "refuted":
+                    self.rows[key] = replace(self.rows[key], status="refuted", finding=lost)
 
     def _step(self, one: HloInstruction, operands: list[Tree]) -> Tree:
         """Return the value of an instruction.
@@ -296,7 +325,7 @@ class Walk:
         The body is walked once, from blocks of carried values before partitioning. The blocks are
         those of the loop's sharding; entry, end and condition must agree with them.
         """
-        inputs = _leaves(state)
+        inputs = leaves_of(state)
         if self.before is None:
             carries = self._fresh(one, "carried value")
             kept = self._kept(called(one, "body"))
@@ -308,7 +337,7 @@ class Walk:
             self.regions.append(region)
             carried = _nested(state, region.carried)
             region.condition = self.run(called(one, "condition"), [carried])
-            region.outputs = _leaves(self.run(called(one, "body"), [carried]))
+            region.outputs = leaves_of(self.run(called(one, "body"), [carried]))
             results = self._fresh(one, "result")
             region.results = [
                 carries[k] if k in kept else result for k, result in enumerate(results)
@@ -325,10 +354,16 @@ class Walk:
         carried = _nested(state, mine_carried)
         condition = self.run(called(one, "condition"), [carried])
         check_block(self.pool, condition, region.condition, [], "the condition of the loop")
-        outputs = _leaves(self.run(called(one, "body"), [carried]))
+        outputs = leaves_of(self.run(called(one, "body"), [carried]))
+        body = called(one, "body")
         for number, (mine, theirs) in enumerate(zip(outputs, region.outputs, strict=True)):
             what = f"value {number} at the end of the loop"
-            check_block(self.pool, mine, theirs, blocks[number], what)
+            try:
+                check_block(self.pool, mine, theirs, blocks[number], what)
+            except RefutedError as error:
+                root = self.module.roots[body]
+                self.trace(body, root.operands[number], error)
+                raise
         known = [
             None if mine is None or theirs is None else _picked(self.pool, result, at)
             for mine, theirs, result, at in zip(
@@ -361,14 +396,14 @@ class Walk:
             region = ControlFlow(one, [operands[0]], [], [], self._fresh(one, "result"))
             self.regions.append(region)
             for name, x in zip(names, operands[1:], strict=True):
-                region.outputs.append(tuple(_leaves(self.run(name, [x]))))
+                region.outputs.append(tuple(leaves_of(self.run(name, [x]))))
             return _nested(shape, region.results)
         region = self._region_like(one)
         check_block(self.pool, operands[0], region.inputs[0], [], "the choice of the branch")
         blocks = self._blocks(region.instruction)
         good = [True] * len(blocks)
         for name, x, wanted in zip(names, operands[1:], region.outputs, strict=True):
-            outputs = _leaves(self.run(name, [x]))
+            outputs = leaves_of(self.run(name, [x]))
             assert isinstance(wanted, tuple)
             for number, (mine, theirs) in enumerate(zip(outputs, wanted, strict=True)):
                 what = f"value {number} at the end of a branch"
@@ -420,12 +455,14 @@ def check_block(
 ) -> None:
     """Raise an error unless a local value is the block of a value before partitioning.
 
-    Values that are not understood pass: their own instruction has the reason.
+    A local value that is not understood passes: its own instruction has the reason.
 
     Raises:
       RefutedError: an element differs. UnknownError: the two cannot be compared.
     """
-    if mine is None or theirs is None:
+    if theirs is None:
+        raise UnknownError(f"{what} is not understood before partitioning")
+    if mine is None:
         return
     if isinstance(mine, tuple) or isinstance(theirs, tuple):
         raise UnknownError(f"{what}: a tuple")
@@ -459,17 +496,22 @@ def check_block(
     refuted = UnknownError if mine.fill == MIXED else RefutedError
     wrong = pool.applied("unequal", unequal, mine.shift, wanted.shift, dead)
     if wrong.rows.any():
-        raise refuted(
-            f"{what} differs", wrong.device(int(np.argmax(wrong.rows))), origin=mine.origin
-        )
+        device = wrong.device(int(np.argmax(wrong.rows)))
+        element = int(wanted.shift.of(device))
+        missed = ((wanted.base, element),) if element > LOW else ()
+        raise refuted(f"{what} differs", device, origin=mine.origin, wanted=missed)
     dead = pool.applied("no element", lambda d, s: d | (s < LOW), dead, wanted.shift)
     for dim, (got, want) in enumerate(zip(mine.lines, wanted.lines, strict=True)):
         steps = blocks[dim] if blocks else pool.same(np.zeros(got.rows.shape[1], np.int64))
         wrong = pool.applied("unequal line", unequal, got, want, dead, steps)
         if wrong.rows.any():
             row, index = map(int, np.argwhere(wrong.rows)[0])
-            element = tuple(index if d == dim else 0 for d in range(len(mine.lines)))
-            raise refuted(f"{what} differs", wrong.device(row), element, origin=mine.origin)
+            spot = tuple(index if d == dim else 0 for d in range(len(mine.lines)))
+            device = wrong.device(row)
+            step = int(want.of(device)[index])
+            element = int(wanted.shift.of(device)) + step
+            missed = ((wanted.base, element),) if step > LOW else ()
+            raise refuted(f"{what} differs", device, spot, origin=mine.origin, wanted=missed)
     if isinstance(theirs, View) and has_fill and mine.fill != theirs.fill:
         if mine.fill in (ANYTHING, MIXED, None):
             raise UnknownError(f"{what} has padding that is not known")
@@ -494,9 +536,10 @@ def _picked(pool: ArrayPool, value: Tree, blocks: Sequence[PerDevice]) -> Value:
     return picked(pool, value, blocks) if blocks else value
 
 
-def _leaves(tree: Tree) -> list[Tree]:
+def leaves_of(tree: Tree) -> list[Tree]:
+    """Return the elements of a nested tuple, in order."""
     if isinstance(tree, tuple):
-        return [leaf for part in tree for leaf in _leaves(part)]
+        return [leaf for part in tree for leaf in leaves_of(part)]
     return [tree]
 
 

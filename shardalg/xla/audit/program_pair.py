@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from shardalg.errors import NotationError
 from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule, parse
 from shardalg.xla.audit.hlo_attributes import shardings_of
-from shardalg.xla.audit.instruction_walk import InstructionAnswer, Walk, blocks_of, check_block
+from shardalg.xla.audit.instruction_walk import (
+    InstructionAnswer,
+    Walk,
+    blocks_of,
+    check_block,
+    leaves_of,
+)
 from shardalg.xla.audit.operators.operator_table import OperatorTable
 from shardalg.xla.audit.values.element_views import Origin, picked, whole
 from shardalg.xla.audit.values.per_device import ArrayPool, AuditFinding, RefutedError, UnknownError
@@ -157,23 +163,31 @@ def walk_pair(pair: ProgramPair) -> tuple[Walk, Walk]:
         blocks.append(block)
     got = second.run(pair.after.entry, blocks)
     root, out = pair.before.roots[pair.before.entry], pair.after.roots[pair.after.entry]
-    results = wanted if isinstance(wanted, tuple) else (wanted,)
-    found = got if isinstance(got, tuple) else (got,)
-    shardings = shardings_of(root.attributes.get("sharding"), len(results))
+    shapes = [shape for _, shape in root.leaves]
+    results, found = (
+        [None] * len(shapes) if tree is None else leaves_of(tree) for tree in (wanted, got)
+    )
+    if not len(shapes) == len(results) == len(found):
+        raise NotationError(
+            f"the programs return {len(shapes)} and {len(found)} values. Pass two texts of one "
+            "compilation."
+        )
+    shardings = shardings_of(root.attributes.get("sharding"), len(shapes))
     producers = out.operands if out.opcode == "tuple" else (out.name,) * len(found)
     for number, (a, b, text) in enumerate(zip(found, results, shardings, strict=True)):
-        if a is None or b is None or isinstance(b, tuple):
+        if a is None:
             continue
         key = ("result", f"{number}")
         one = pair.after.computations[pair.after.entry][producers[number]]
         try:
-            at = blocks_of(pool, text, b.shape)
+            at = blocks_of(pool, text, shapes[number])
             check_block(pool, a, b, at, f"result {number}")
             second.rows[key] = InstructionAnswer(one, "proved", None, a)
         except RefutedError as error:
             second.rows[key] = InstructionAnswer(one, "refuted", error, a)
             if isinstance(error.origin, Origin):
                 second.blame(error.origin)
+            second.trace(pair.after.entry, one.name, error)
         except AuditFinding as error:
             second.rows[key] = InstructionAnswer(one, "not understood", error, a)
     return first, second

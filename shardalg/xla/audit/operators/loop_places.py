@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -62,6 +62,7 @@ def loop_places(
       UnknownError: a block of known numbers has no place that is known.
     """
     found: dict[int, list[tuple[PerDevice, np.ndarray | None]]] = {}
+    readers: dict[int, list[tuple[View, View, int, PerDevice]]] = {}
     sizes: Indices = {}
     made = LoopPlaces(sizes)
     for mine, theirs, dims in zip(operands, entry.operands, loops.operands, strict=True):
@@ -74,6 +75,7 @@ def loop_places(
                     line = theirs.lines[dim].rows[0]
                     void = line < LOW if (place.rows == -2).any() else None
                     found.setdefault(dims[dim], []).append((place, void))
+                    readers.setdefault(dims[dim], []).append((mine, theirs, dim, place))
             for dim, fault in faults.items():
                 made.faults.setdefault(dims[dim], fault)
         elif isinstance(mine, View) or isinstance(theirs, View):
@@ -89,8 +91,26 @@ def loop_places(
     for loop, parts in found.items():
         made.at[loop], conflict = _one_place(pool, loop, parts)
         if conflict is not None:
+            conflict = replace(conflict, wanted=_wanted(conflict, readers[loop]))
             made.faults.setdefault(loop, conflict)
     return made
+
+
+def _wanted(
+    fault: Fault, readers: Sequence[tuple[View, View, int, PerDevice]]
+) -> tuple[tuple[int, int], ...]:
+    """Return the elements that one operand should have if the other one is right."""
+    (place,) = fault.place
+    found = []
+    indices = {int(at.of(fault.device)[place]) for *_, at in readers}
+    for mine, theirs, dim, at in readers:
+        own = int(at.of(fault.device)[place])
+        element = int(mine.shift.of(fault.device)) + int(mine.lines[dim].of(fault.device)[place])
+        line = theirs.lines[dim].rows[0]
+        for other in indices - {own}:
+            if min(own, other, element) >= 0:
+                found.append((mine.base, element + int(line[other] - line[own])))
+    return tuple(found)
 
 
 def _one_place(

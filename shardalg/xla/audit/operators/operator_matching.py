@@ -79,6 +79,7 @@ def match_operator(
     if best is not None and not unknown:
         return best[1]
     if not failures:
+        _check_direction(table, module, instruction, operands)
         raise UnknownError(
             f"no {instruction.opcode} before partitioning has these operands and attributes"
         )
@@ -122,9 +123,25 @@ def _matched(
     return places.lost(), tuple(_with_fills(pool, view, alone, origin) for view in results)
 
 
+def _check_direction(
+    table: OperatorTable, module: HloModule, instruction: HloInstruction, operands: list[Value]
+) -> None:
+    """Raise an error if the same comparison before partitioning has another direction.
+
+    Raises:
+      RefutedError: it has.
+    """
+    own = instruction.attributes.get("direction")
+    for direction in ("LT", "LE", "GT", "GE", "EQ", "NE") if own else ():
+        other = replace(instruction, attributes={**instruction.attributes, "direction": direction})
+        for entry, _ in table.similar(module, other, operands):
+            if entry.instruction.op_name == instruction.op_name != "":
+                raise RefutedError(f"compares by {own} in place of {direction}")
+
+
 def refuted_by(fault: Fault) -> RefutedError:
     """Return the error of a wrong element."""
-    return RefutedError(fault.why, fault.device, fault.place)
+    return RefutedError(fault.why, fault.device, fault.place, wanted=fault.wanted)
 
 
 def candidates(

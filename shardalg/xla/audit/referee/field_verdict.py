@@ -97,7 +97,13 @@ def argument(one: HloInstruction, seed: int, widest: int) -> np.ndarray:
         return made
     if dtype == "pred":
         return made % 2 == 0
-    return made % (widest + 4) - 2 * (not dtype.startswith("u")) if shape else made % 4
+    if not shape:
+        return made % 4
+    # Every third number is one at an edge of an index: there clamps and comparisons differ.
+    edges = np.array([0, -1, widest - 1, widest, 1])
+    inside = made % (widest + 4) - 2
+    chosen = np.where(made // 97 % 3 == 0, edges[made // 7 % len(edges)], inside)
+    return np.maximum(chosen, 0) if dtype.startswith("u") else chosen
 
 
 def agree(verdicts: Sequence[FieldVerdict]) -> bool:

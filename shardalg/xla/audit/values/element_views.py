@@ -53,11 +53,16 @@ class Pending:
 
 @dataclass(frozen=True)
 class Fault:
-    """A place at which a value is not the expected element: the reason, device and place."""
+    """A place at which a value is not the expected element: the reason, device and place.
+
+    Attributes:
+      wanted: the bases and elements of which one was expected there, if they are known.
+    """
 
     why: str
     device: int = 0
     place: tuple[int, ...] = ()
+    wanted: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

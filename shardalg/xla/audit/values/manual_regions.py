@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shardalg.xla.audit.hlo_attributes import integers, tiles_of
-from shardalg.xla.audit.values.element_views import LOW, View, picked, strides, view
+from shardalg.xla.audit.values.element_views import LOW, VOID, View, picked, strides, view
 from shardalg.xla.audit.values.per_device import ArrayPool, PerDevice, UnknownError
 
 TO_SHARD, TO_FULL = "SPMDFullToShardShape", "SPMDShardToFullShape"
@@ -59,29 +59,34 @@ def full_of(pool: ArrayPool, x: View, text: str, full: Sequence[int]) -> View:
       UnknownError: devices with the same block have different values, or the blocks are in no
         order that lines express.
     """
-    if (x.shift.rows < LOW).any() or x.pending is not None or x.change is not None:
-        raise UnknownError("the end of a manual region with pending or padded values")
+    if x.pending is not None or x.change is not None:
+        raise UnknownError("the end of a manual region with pending values")
     blocks = manual_blocks(text, full, x.shape, pool.devices)
     shift = x.shift.each()
-    first = shift[0]
+    # Devices that received nothing hold a fill; their blocks have no elements.
+    alive = int(np.argmax(shift > LOW))
+    first = shift[alive]
     lines = []
     expected = np.full(pool.devices, first)
     for dim, (number, size) in enumerate(zip(blocks, x.shape, strict=True)):
-        # The distance of block j along this dimension, from the devices with block 0 along others.
-        others = np.all([b == blocks[k][0] for k, b in enumerate(blocks) if k != dim], axis=0)
+        # The distance of block j along this dimension, on devices with the same block along others.
+        others = np.ones(pool.devices, bool)
+        for k, other in enumerate(blocks):
+            others &= (other == other[alive]) | (k == dim)
         count = int(number.max(initial=0)) + 1
         steps = np.zeros(count, np.int64)
         for j in range(count):
             at = np.nonzero(others & (number == j))[0]
             if not len(at):
                 raise UnknownError("the end of a manual region without all blocks")
-            steps[j] = shift[at[0]] - first
-        expected = expected + steps[number] - steps[number[0]]
+            steps[j] = shift[at[0]] - first if shift[at[0]] > LOW else VOID
+        expected = expected + steps[number]
         line = x.lines[dim]
         if not line.is_equal:
             raise UnknownError("the end of a manual region with blocks of different forms")
-        lines.append(pool.same((steps[:, None] + line.rows[0][None, :size]).reshape(-1)))
-    if (expected != shift).any():
+        joined = (steps[:, None] + line.rows[0][None, :size]).reshape(-1)
+        lines.append(pool.same(np.where(joined < LOW, VOID, joined)))
+    if (np.where(expected < LOW, VOID, expected) != shift).any():
         raise UnknownError("the end of a manual region whose replicas may differ")
     return view(pool, x, pool.same(first), lines)
 

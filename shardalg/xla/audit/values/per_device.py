@@ -180,13 +180,21 @@ class AuditFinding(Exception):
     Attributes:
       why: the reason. device: the device where it shows. place: the element of the device.
       origin: the instruction at which the wrong elements first were wrong, if it is another one.
+      wanted: the bases and elements of which one was expected at the place, if they are known.
     """
 
     def __init__(
-        self, why: str, device: int = 0, place: tuple[int, ...] = (), *, origin: object = None
+        self,
+        why: str,
+        device: int = 0,
+        place: tuple[int, ...] = (),
+        *,
+        origin: object = None,
+        wanted: tuple[tuple[int, int], ...] = (),
     ) -> None:
         super().__init__(why)
-        self.why, self.device, self.place, self.origin = why, device, place, origin
+        self.why, self.device, self.place = why, device, place
+        self.origin, self.wanted = origin, wanted
 
 
 class RefutedError(AuditFinding):
