@@ -331,17 +331,15 @@ class OneShard:
     """The program that a plan's device runs, compiled for a single device.
 
     Raises:
-      LoweringError: the program has a loop that ends by its values, which are wrong here.
+      LoweringError: the program has a `while` loop. Copies replace collectives, so values are wrong
+        and the condition of the loop might never become false.
     """
 
     lowered: Lowered
     device: jax.Device
 
     def __post_init__(self) -> None:
-        """Raise LoweringError if the program has a `while` loop, whose values end it.
-
-        Copies replace the collectives, so that values are wrong and the loop might not end.
-        """
+        """Raise LoweringError if the program has a `while` loop, which might not end here."""
         loops = [
             s for s in walk(self.lowered.program) if isinstance(s.instruction.attributes, While)
         ]

@@ -146,6 +146,7 @@ def _nearest(facts: Sequence[AskedFact], hints: Mapping[str, int]) -> list[Asked
         signs[one.fact.formula].add(one.fact.relation)
     found = []
     for one in facts:
+        # None if another fact about the same formula implies this one.
         fact = _strictest(one.fact, signs)
         # A memoised call that relied on an equality is repeated at sizes where this equality fails,
         # and can return the same result. Such an equality is therefore no condition of the plan.

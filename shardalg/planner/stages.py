@@ -381,10 +381,11 @@ class Completions:
 
 
 def _streamed(made: Stages, options: Options) -> Stages:
-    """Return a plan whose loops fetch one layer of a stack per iteration, if that is better.
+    """Return the plan with loops that fetch one layer of a stack per iteration, or `made`.
 
-    `Options.stream_layers` can decide instead. Otherwise, or without such a loop, `made` is
-    returned.
+    If `Options.stream_layers` is True or False, it decides between the two plans. If it is None,
+    the better plan is returned, except that policies with XLA's shardings keep `made`. A plan
+    without a loop over a sharded stack is returned unchanged.
     """
     # By default, the policies with XLA's shardings gather the stack, because XLA does.
     follows_xla = options.way != "paper"

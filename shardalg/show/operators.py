@@ -86,8 +86,9 @@ def _cells(rule: Rule) -> Iterator[str]:
     empty.
     """
     # A loop cannot be partitioned if the operator has no local form for it. Nor can a reduced loop
-    # if no collective combines the partial results. A pick with guards is combined by a mask and
-    # an all-reduce.
+    # if no collective combines the partial results. A row with `pick` and guards, such as a gather,
+    # takes one element. Devices without this element mask their result, and an all-reduce combines
+    # the results.
     is_combined = rule.combine in COMBINABLE or (rule.combine == PICK and rule.guards)
     impossible = unsupported_loops(rule)
     if not is_combined:

@@ -102,8 +102,9 @@ class Code:
     def sum(self, terms: Mapping[Powers, Any]) -> int:
         """Return the number of the step of a sum of products, by a Horner scheme.
 
-        The factor that most terms share is written in front of a bracket, then again inside and
-        outside of the bracket.
+        The factor that most terms share is factored out, for example
+        `a*b + a*c + d = a*(b + c) + d`. The sum in the bracket and the rest outside of it are then
+        computed in the same way.
 
         Args:
           terms: coefficients; a key is a set of pairs (number of a step, exponent).
@@ -115,8 +116,8 @@ class Code:
         if users < 2:
             parts = [self.product(powers, c) for powers, c in terms.items()]
             return _fold(self, "add", parts)
-        # As in Horner's scheme, the least power of `base` is multiplied only once, outside of a
-        # bracket. `inside` has the terms with `base`, divided by this power.
+        # The sum is `inside * base**least + outside`. `inside` has the terms with `base`, divided
+        # by its least power, so that this power is multiplied only once.
         least = min(e for powers in terms for b, e in powers if b == base)
         inside = {
             frozenset(

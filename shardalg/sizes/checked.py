@@ -182,17 +182,22 @@ class _Check:
         Args:
           ranges: for each size, its smallest and largest value.
         """
-        # Ranges say nothing about divisibility, and ceilings are not bounded here.
-        if self.fact.relation not in (POSITIVE, NONNEGATIVE, NONZERO) or self.sides[0].atoms:
+        # Ranges say nothing about divisibility.
+        if self.fact.relation not in (POSITIVE, NONNEGATIVE, NONZERO):
+            return False
+        # The denominator is positive, so the numerator has the sign of the formula. Ceilings and
+        # maxima in the numerator (`atoms`) have no bounds here.
+        numerator = self.sides[0]
+        if numerator.atoms:
             return False
         # Interval arithmetic: each product is monotonic in every size, so its ends bound it.
         low = high = 0.0
-        for m, c in self.sides[0].terms.items():
+        for m, c in numerator.terms.items():
             ends = [float(c) * math.prod(ranges[f][end] ** e for f, e in m) for end in (0, 1)]
             low, high = low + min(ends), high + max(ends)
         # The bounds are computed in double precision: a bound near 0 proves nothing.
         rounded = _ROUNDED * _largest_intermediate(
-            {name: most for name, (_, most) in ranges.items()}, self.sides[0]
+            {name: most for name, (_, most) in ranges.items()}, numerator
         )
         return low > rounded or (self.fact.relation == NONZERO and high < -rounded)
 

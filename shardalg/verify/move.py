@@ -351,14 +351,20 @@ def numbers_at(number: Number, positions: np.ndarray) -> np.ndarray:
 
 
 def _number_bound(number: Number) -> int:
-    """Return an upper bound of all intermediate results when a formula is computed."""
-    # A floor quotient is at most its dividend, and a remainder is less than its divisor.
+    """Return an upper bound of all intermediate results when a formula is computed.
+
+    The bound is for absolute values. The atoms of the formula are partition ids, and quotients and
+    remainders of such formulas.
+    """
     total = abs(number.constant)
     for atom, coefficient in number.terms:
+        # A floor quotient is at most its dividend, and a remainder is less than its divisor.
         if isinstance(atom, FloorQuotient | Remainder):
             most = max(_number_bound(atom.number), atom.by)
         else:
+            # Other atoms are unknowns, which `numbers_at` cannot evaluate: they need no bound.
             most = parts(atom.digits) if isinstance(atom, PartitionId) else 0
+        # The atom is an intermediate result itself, so it counts once even with coefficient 0.
         total += max(abs(coefficient), 1) * most
     return total
 

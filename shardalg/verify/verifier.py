@@ -179,12 +179,15 @@ class Verifier:
         }
 
     def naming_claim(self, kind: str, local: int, value: int) -> Claim:
-        """Return the claim that a local is a graph value's block in the sharding that it declares.
+        """Return the claim that a local value is a graph value's block in the declared sharding.
 
-        It is needed for arguments and constants, which no instruction computes.
+        The program declares the sharding and the global type of each local value. The type must be
+        the graph value's, and the local shape must be the block shape of the sharding.
+        Arguments and constants need this claim, because no instruction computes them.
 
         Args:
           kind: the kind of the claim in reports.
+          local, value: the numbers of the local value and of the graph value.
         """
         made, of = self.program.locals[local], self.graph.values[value].type
         words = f"{self.graph.values[value].name} enters in its declared sharding"

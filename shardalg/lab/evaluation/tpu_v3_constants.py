@@ -106,9 +106,10 @@ def fitted(steps: Sequence[Measured]) -> Fit:
 
 
 def with_pipelines(constants: Calibration) -> Calibration:
-    """Return `constants` with the additional constant of pipelined steps.
+    """Return `constants` with one more constant, which slows pipelined steps.
 
-    Its value makes the predicted time of one column of Table 4, the anchor, the measured time.
+    One column of Table 4, the anchor, determines its value: with this value, the predicted time of
+    the anchor's step equals the measured time.
     """
     anchor = column(ANCHORS[4])
     plan = planned(anchor)

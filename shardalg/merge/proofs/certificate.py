@@ -168,8 +168,8 @@ def _id(sharding: Sharding, place: DimOrClass, device: int) -> int:
 def _refusal(script: _Script, verdict: Verdict) -> None:
     """Add the facts of a refusal: a device with two offsets, or a tile on too few devices."""
     assert verdict.failure is not None and verdict.witness is not None
-    # Of more than two operands, the first ones are merged before one clashes with the merge. It is
-    # a refusal of all only if the operands allow no other merge.
+    # More than two operands are merged one after another. If one clashes with the merge of the
+    # operands before it, all operands have no merge only if that merge was the only possible one.
     if verdict.clash:
         _forced(script, verdict)
     if verdict.witness.tile:

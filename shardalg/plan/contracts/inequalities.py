@@ -145,10 +145,12 @@ def _at_most(statement: AtMost, plan: Plan, place: Place) -> Claims:
 
 
 def _held(memory_class: str, plan: Plan, memory: Cost, bound: Formula) -> Claims:
-    """Return the claim that the bytes of a class at the peak are at most a bound.
+    """Return the claim that the values of a memory class have at most `bound` bytes at the peak.
 
     Args:
-      memory: the cost of the plan, whose memory has the classes at the hints.
+      memory_class: an entry of `MEMORY_CLASSES`, such as "activations".
+      memory: the cost of the plan, with the bytes of each memory class at the hints.
+      bound: the largest number of bytes that the statement allows.
     """
     named, at = plan._symbolised, f"{memory_class} at the peak"
     if named is not None and memory_class in ARGUMENT_ROLES:

@@ -36,11 +36,15 @@ Labels = tuple[Label | None, ...]
 
 
 class NamedValues(NamedTuple):
-    """The values of a graph that are arrays of the user.
+    """The user's arrays that are arguments or sites of a graph, by their keys.
+
+    The key of an array is its path in the user's pytree, such as "params/up/kernel"
+    (`NamedArray.key`).
 
     Attributes:
       arguments: per argument of the graph, the key of its array.
-      sites: per site of the graph, the key of its array; None if no array has its name.
+      sites: per site of the graph, its name, which is the key of an array; None if no array has
+        this key.
     """
 
     arguments: tuple[str, ...]

@@ -360,7 +360,9 @@ class MeshSearch:
         for variable, label in entries:
             if len(found) == count:
                 break
-            # Labels with and without memory are one decision.
+            # Each home of a value has two labels: without memory, and in memory (`half` labels
+            # later). Both are allowed, because the planner decides about memory itself. A way of an
+            # operator has one label, so `half` is 0.
             half = len(self.table.homes.get(variable, ()))
             allowed = np.isin(np.arange(len(factors.costs[variable])), [label, label + half])
             labels = [*content["solution"]]

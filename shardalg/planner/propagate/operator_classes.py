@@ -213,14 +213,16 @@ def _gathered(
 
 
 def _with_majors(found: Dims, given: Dims) -> Dims:
-    """Return the target's dimensions without parts of an axis whose more major part has no place.
+    """Return the target's dimensions, each cut before the first digit without its major part.
 
-    A reshape may keep only a part of an axis of its operand. The minor part alone would give other
-    blocks. Each dimension therefore ends before the first such part. XLA's reshape also stops at
-    the first tiles of a dimension that it cannot place (`ReshapeSharding`).
+    A reshape may pass only some digits of a mesh axis from the source to the target. A minor digit
+    without the more major digits of its axis would divide the tensor into other blocks. It is
+    dropped, and so are the digits after it. XLA's reshape also stops at the first tiles that fit no
+    dimension of the target (`ReshapeSharding`).
 
     Args:
-      found: the digits of the target's dimensions. given: those of the source's dimensions.
+      found: the digits of the target's dimensions.
+      given: the digits of the source's dimensions.
     """
     whole = {digit for digits in given for digit in digits}
     placed = {digit for digits in found for digit in digits}
@@ -243,8 +245,8 @@ def operator_class(
       single: per result, whether it has exactly one user.
     """
     rule = rules[0]
-    # Results offer nothing to an operand with a whole loop that no result has, because no block of
-    # a result is a block of such an operand.
+    # An operand is closed if one of its loops is whole and in no result. A block of a result then
+    # has the elements of no block of the operand, so results offer the operand no sharding.
     closed_operands = frozenset(
         k
         for k in range(len(signature.operands))

@@ -92,7 +92,10 @@ class GridProblem:
 
 @lru_cache(maxsize=1 << 14)
 def solve(problem: GridProblem, limit: Cost) -> tuple[tuple[State, GridMove], ...] | None:
-    """Return the cheapest moves, each with the state before it; None if all exceed the limit."""
+    """Return the cheapest path of moves, each with the state before it.
+
+    None if no path costs less than the limit.
+    """
     grids = _Grids(problem)
     # Many paths have equal bounds. The search continues the latest one: it goes deep, not wide.
     found = best_first(grids, (grids.start,), limit=limit, latest=True)

@@ -379,7 +379,8 @@ def usable(sources: tuple[Sharding, ...], target: Sharding) -> tuple[Sharding, .
     >>> usable((pending, whole), pending), usable((pending, whole), whole) == (pending, whole)
     ((Sharding([None]{U:y}, shape=(8,), Mesh(x=2, y=4)),), True)
     """
-    # A target without partial sums can be reached from any sharding: sums are only reduced.
+    # Moves can reduce partial sums, so a target without partial sums can be reached from any
+    # sharding. A single source leaves nothing to select.
     if not target.unreduced or len(sources) == 1:
         return sources
     # No move makes a partial sum, so the target's pending digits (entry 1 of a state) must be

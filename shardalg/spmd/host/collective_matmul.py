@@ -95,10 +95,14 @@ class _SimulatedRing:
         return [direction.block(p, t, n) * block + direction.first for p in self.ids]
 
     def multiply(self, direction: Direction, starts: list[int], given: dict[int, Stack]) -> Stack:
-        """Return the product of one piece of each operand, cut at the starts.
+        """Return the product of one piece of each operand.
 
         Args:
-          given: pieces that have arrived already, by their local; they are not cut.
+          direction: the direction around the ring, which determines the size of a piece.
+          starts: per position, where the pieces start. An operand without the partitioned loop is
+            taken whole.
+          given: the pieces of operands that are cut already, such as the one that travels around
+            the ring. The key is the number of the operand's local value.
         """
         operands = [
             given[local] if local in given else self.cut(self.env[local], dim, direction, starts)

@@ -139,6 +139,9 @@ def _apply_mask(step: CheckedInstruction[Mask | MaskAt], inside: Formula, fill: 
       inside: the formula that the mask keeps place `x`; fill: the content of all other places.
     """
     a, span = step.attributes, step.operand.dims[step.attributes.dim]
+    # A device may have fetched only some ranges of elements (`wanted`). The first claim is that
+    # these ranges contain all elements of its block. Such ranges restrict nothing, so the result
+    # has none.
     claims = [*all_existing_wanted(step, span), *fillers(step)]
     span = replace(span, wanted=())
     # Both directions are claimed: a mask that keeps too little deletes elements, and one that keeps

@@ -193,14 +193,16 @@ def row_groups(signature: Signature) -> tuple[Rule, ...]:
 
 
 def grouped_dot(signature: Signature) -> tuple[Rule, ...]:
-    """Return the row of a matrix product in which each row m selects its matrix g.
+    """Return the rule of a grouped product: each index m of the left operand selects a matrix g.
 
-    It is `[m, k], [g, k, n], [m] -> [m, n] sum [k, g] where g==$t0`.
+    The rule is `[m, k], [g, k, n], [m] -> [m, n] sum [k, g] where g==$t0`.
 
-    `$t0` is the third operand at m: the number of the group whose matrix multiplies row m, as an
-    index selects in a gather. If the ragged dimension m is contracting, the result has a matrix per
-    group: `[m, k], [m, n] -> [g, k, n] sum [m] where g==$t0`, as in a scatter. A row whose number
-    is no group is dropped.
+    `$t0` is the third operand at m, a group number. The slice m of the left operand is multiplied
+    by the matrix of this group, which `$t0` selects like the index of a gather. A slice contributes
+    nothing if its number is not the number of a group.
+
+    If the ragged dimension m is contracting, the result has a matrix per group. The rule is then
+    `[m, k], [m, n], [m] -> [g, k, n] sum [m] where g==$t0`, as in a scatter.
     """
     values = record(signature.param("ragged_dot_dimension_numbers"), RAGGED)
     (at,), groups = values["lhs_ragged_dimensions"], values["rhs_group_dimensions"]

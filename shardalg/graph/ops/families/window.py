@@ -89,7 +89,8 @@ def cumulative(signature: Signature) -> tuple[Rule, ...]:
     """
     shape = signature.operands[0].shape
     loops = names("d", len(shape))
-    # The loop is in the result: each of its iterations yields the combination of the ones before.
+    # The loop along `axis` is also in the result: element i combines the operand's elements 0 to i,
+    # or from i to the last one if `reverse` is set.
     combine, axis = CUMULATIVE[signature.primitive], signature.param("axis")
     carried = () if shape[axis] == 0 else (loops[axis], bool(signature.param("reverse")))
     return (

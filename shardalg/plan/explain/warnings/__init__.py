@@ -41,11 +41,10 @@ def warnings_table(plan: Plan) -> Table:
     fallbacks = roundabout.warnings(program, graph)
     quiet = (*roundabout.unread(graph).rows, *roundabout.left_out(graph).rows)
     trips = roundabout.unknown_trips(program, graph).rows
-    # Computed before the table is put together, because the printed order is another: warnings
-    # about lost or useless work first, and the comparison with `jax.jit` last.
     own = plan._own_jit.warnings().rows
     held = held_rows(trials)
     idle = (*idle_rows(trials), *whole_rows(trials))
     stacked = stack_rows(trials)
+    # The order in print: lost or useless work comes first, the comparison with `jax.jit` last.
     found = (*saved, *fallbacks.rows, *quiet, *trips, *idle, *held, *stacked, *own)
     return Table(fallbacks.columns, found)

@@ -124,10 +124,16 @@ class MessagePassing:
         return found
 
     def dual(self) -> Dual:
-        """Return the costs that the last sweep moves from edges to variables."""
+        """Return the costs that the last sweep moves from each edge to its two variables.
+
+        The first variable of an edge is the one that is earlier in the order.
+        """
         found: Dual = {}
         for at, earlier in enumerate(self._earlier):
             for edge, _ in earlier:
+                # The first variable gets the message of the backward pass, and the second one the
+                # message of the forward pass. The second one also gave its share (`part`) to the
+                # edge before the backward pass took the minimum, so this share is subtracted.
                 part = self._beliefs[at] * self._share[at]
                 found[self._ends[edge]] = self._backward[edge], self._forward[edge] - part
         return found

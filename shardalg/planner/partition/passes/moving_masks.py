@@ -133,13 +133,15 @@ class MoveMasks(Rewriter):
         for instruction in reversed(block.instructions):
             results = instruction.results
             if is_a(instruction, Mask):
+                # The wish stores the local value that the mask computes. The moved mask computes
+                # this value, too, so that its readers need no change.
                 (value,), (made,) = instruction.operands, results
                 wished: dict[Mask, int | None] = {instruction.attributes: made}
                 self.wishes[value] = wished | self.wishes[value]
             for result in results:
                 for mask, count in lifted[result].items() if result in lifted else ():
                     # A mask that replaces a single one would only have another place, and save
-                    # nothing.
+                    # nothing. The wish stores None, because no local value has this mask yet.
                     if count > 1:
                         self.wishes[result].setdefault(mask)
             if is_a(instruction, Apply) and len(results) == 1 and results[0] in self.wishes:
