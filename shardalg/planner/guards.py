@@ -215,8 +215,8 @@ def _found(stages: Stages, options: Options, named: Symbolised) -> tuple[Guards 
     """Plan once more on sizes that record comparisons; return the guards and a text.
 
     Such a size is a number with a formula. It writes down each comparison that planning makes. If
-    this gives no guards, they are None and the text is the reason. Otherwise the text names the
-    first parameter that binds the plan to its hints, or is "".
+    planning on such sizes fails or gives another program, the guards are None and the text is the
+    reason. Otherwise the text names the first parameter that binds the plan to its hints, or is "".
     """
     recorded = recorder(named.sizes.hints)
     sizes = _Sizes(stages, named.sizes, recorded)

@@ -62,8 +62,8 @@ def search(
     ways = [way for way in (padded_path(shape, start, goal, axes), whole) if way is not None]
     if not padded:
         ways = [way for way in ways if way and all(step.shape == shape for step in way)]
-    # The cheapest candidate is the limit of the search. It drops each path that cannot cost less,
-    # and so ends early.
+    # The cheapest candidate is the limit of the search. To end early, the search drops each path
+    # that cannot cost less.
     best = min(ways, key=_price)
     if len(names) > PIECES:
         return best

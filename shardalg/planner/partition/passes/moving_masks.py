@@ -141,7 +141,7 @@ class MoveMasks(Rewriter):
             for result in results:
                 for mask, count in lifted[result].items() if result in lifted else ():
                     # A mask that replaces a single one would only have another place, and save
-                    # nothing. The wish stores None, because no local value has this mask yet.
+                    # nothing. The wish stores None: no local value has the masked numbers yet.
                     if count > 1:
                         self.wishes[result].setdefault(mask)
             if is_a(instruction, Apply) and len(results) == 1 and results[0] in self.wishes:
