@@ -169,6 +169,10 @@ class Sources:
         """Return whether a file is the user's own: in no installed package and not in this one."""
         if path.startswith(f"{_PACKAGE}{os.sep}"):
             return False
+        return self.is_editable(path)
+
+    def is_editable(self, path: str) -> bool:
+        """Return whether a file may get edits: the user's own, and the models of this package."""
         return bool(self.file(path)) and not self._is_installed(path)
 
 

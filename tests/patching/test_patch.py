@@ -148,8 +148,20 @@ def test_no_patch_is_an_answer():
     assert not found.check().ok
 
 
+HALVES = (programs.halves, (programs.array(64, 512),), {"data": 8}, (P("data"),))
+
+
+def test_a_sharding_that_the_plan_does_not_have_may_help():
+    """The plan exchanges rows in pairs of devices, which no PartitionSpec can say."""
+    found = patched(HALVES)
+    assert found.is_reached
+    assert found.lines["place"] == ("programs.py:74",)
+    assert "P(None, None, " in found.diff
+    assert found.check().ok
+
+
 def test_open_arguments_and_results_count_as_a_line():
-    found = patched((programs.halves, (programs.array(64, 512),), {"data": 8}, (P("data"),)))
+    found = patched(HALVES, trials=2)
     assert found.lines["place"] == ("jax.jit",)
     assert found.after.wire_bytes < found.before.wire_bytes
     assert set(found.jit_kwargs) == {"in_shardings", "out_shardings", "donate_argnums"}

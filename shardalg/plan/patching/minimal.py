@@ -68,8 +68,13 @@ class MinimalSearch:
         """True if XLA was asked about as many sets as allowed."""
         return len(self.trials.known) >= self.limit
 
-    def run(self, constraints: Sequence[Constraint]) -> Chosen:
-        """Return the best set that the search finds; the empty one if no set is better."""
+    def run(self, constraints: Sequence[Constraint], others: Sequence[Constraint] = ()) -> Chosen:
+        """Return the best set that the search finds; the empty one if no set is better.
+
+        Args:
+          constraints: forms that values have in the plan.
+          others: other shardings, which are tried if the forms do not reach the plan's bytes.
+        """
         empty: Chosen = frozenset()
         if self.is_reached(empty):
             return empty
@@ -77,9 +82,9 @@ class MinimalSearch:
         last = {each.expression: each for each in constraints}
         starts = (frozenset(constraints), frozenset(last.values()))
         found = min({self.reduced(start) for start in starts}, key=self.order)
-        for start in (empty, found):
-            if not self.is_reached(found):
-                longer = self.extended(start, constraints)
+        for start, more in ((empty, constraints), (found, constraints), (empty, others)):
+            if more and not self.is_reached(found):
+                longer = self.extended(start, more)
                 found = min(self.reduced(longer), found, key=self.order)
         return min(found, empty, key=self.order)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,6 +26,8 @@ from shardalg.plan.patching.minimal import MORE_FLOPS, NEAR, MinimalSearch
 from shardalg.plan.patching.probes import (
     BORDER,
     Constraint,
+    MarkedPlan,
+    alternatives,
     has_open_border,
     marked_plan,
     own_annotations,
@@ -332,26 +334,46 @@ def patch(
     if explicit:
         return explicit_patch(plan, files)
     # The first trace with marks shows which forms each value has; the second has a mark per form.
-    found = list(marked_plan(plan, files).constraints())
+    whose, first = partitioner or installed_partitioner(), marked_plan(plan, files)
+    ranked = _by_difference(plan, first, whose)
+    forms: dict[int, list[Constraint]] = {number: [] for number in ranked}
+    forms |= _grouped(first.constraints(), ranked)
+    found = [each for number in ranked for each in forms[number]][:MOST_CONSTRAINTS]
+    others = [
+        other
+        for number in ranked[:MOST_CONSTRAINTS]
+        for other in alternatives(number, forms[number], first.shapes[number], plan.mesh)
+    ]
     depths: dict[int, int] = {}
-    for each in found:
+    for each in (*found, *others):
         depths[each.expression] = max(depths.get(each.expression, 0), each.depth + 1)
     marked = marked_plan(plan, files, depths)
-    on = plan._stages.machine(hardware)
-    asked = ConstraintTrials(marked, on, partitioner or installed_partitioner())
+    asked = ConstraintTrials(marked, plan._stages.machine(hardware), whose)
     say = _reporter(progress, trials)
     search = MinimalSearch(asked, float(plan._stages.traffic.wire_bytes), trials, say)
     border = [BORDER] * has_open_border(plan)
-    chosen = search.run([*border, *_by_difference(plan, asked, found)])
+    chosen = search.run([*border, *found], others)
     say(0, 0.0)
     return Patch(plan, asked, chosen, files)
 
 
-def _by_difference(
-    plan: Plan, trials: ConstraintTrials, found: Sequence[Constraint]
-) -> list[Constraint]:
-    """Return constraints of lines whose collectives differ from XLA's, largest difference first."""
-    beside = plan.compare_xla(trials.partitioner)
+def _grouped(
+    constraints: Iterable[Constraint], numbers: Sequence[int]
+) -> dict[int, list[Constraint]]:
+    """Return the constraints of each expression with one of these numbers."""
+    found: dict[int, list[Constraint]] = {}
+    for each in constraints:
+        if each.expression in numbers:
+            found.setdefault(each.expression, []).append(each)
+    return found
+
+
+def _by_difference(plan: Plan, marked: MarkedPlan, partitioner: str) -> list[int]:
+    """Return the arrays among the expressions, the largest difference of their line's bytes first.
+
+    Only expressions on lines whose collectives or shardings differ from XLA's are returned.
+    """
+    beside = plan.compare_xla(partitioner)
     differences: dict[str, float] = {}
     for row in beside.lines:
         by = abs((row["xla_wire_bytes"] or 0) - (row["wire_bytes"] or 0))
@@ -362,17 +384,16 @@ def _by_difference(
         if value["verdict"] != "agree" and "@" in value["value"]:
             differences.setdefault(value["value"].rpartition("@")[2], 0.0)
     sources, ranked = Sources(), []
-    for each in found:
-        expression = trials.marked.expressions[each.expression]
+    for number in marked.shapes:
+        expression = marked.expressions[number]
         file = sources.file(expression.file.path)
         on_lines = [
             differences[n] for n in (f"{file}:{i}" for i in expression.lines) if n in differences
         ]
         if on_lines:
-            ranked.append((-max(on_lines), each))
+            ranked.append((-max(on_lines), number))
     # Without a line of the user that differs, every value may be the cause.
-    ranked = ranked or [(0.0, each) for each in found]
-    return [each for _, each in sorted(ranked)][:MOST_CONSTRAINTS]
+    return [number for _, number in sorted(ranked)] or sorted(marked.shapes)
 
 
 def _reporter(progress: bool | None, trials: int) -> Callable[[int, float], None]:

@@ -85,7 +85,7 @@ def user_files(run: Callable[[], Result]) -> tuple[Result, tuple[UserFile, ...]]
             code = frame.f_code
             path = code.co_filename
             if path not in known:
-                known[path] = sources.is_own(path)
+                known[path] = sources.is_editable(path)
             if known[path]:
                 ran[id(code)] = code
 
