@@ -56,6 +56,7 @@ CASES = {
     "rules": ["lint", "here.py:named", *MESH],
     "certificate": ["check", "search.json"],
     "check": ["here.contract.toml"],
+    "audit": ["here.py:f", *MESH],
 }
 CONTRACT = """version = 1
 function = "here.py:f"
