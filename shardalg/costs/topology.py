@@ -576,9 +576,9 @@ def with_devices_of(given: Topology, mesh: Mesh) -> Topology:
     Raises:
       HardwareError: the vendor joins no such number of chips, or the slices do not divide.
 
-    >>> rearranged(Topology("h100", chips=64), Mesh({"X": 16})).text
+    >>> with_devices_of(Topology("h100", chips=64), Mesh({"X": 16})).text
     'h100:2x8'
-    >>> rearranged(Topology("v5e", chips=256, slices=2), Mesh({"X": 4, "Y": 256})).text
+    >>> with_devices_of(Topology("v5e", chips=256, slices=2), Mesh({"X": 4, "Y": 256})).text
     'tpu_v5e:16x16*4'
     """
     if mesh.size == given.devices:

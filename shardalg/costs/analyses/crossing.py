@@ -41,7 +41,7 @@ def sign_changes(difference: Formula, name: str, hints: Mapping[str, Number]) ->
 
     >>> from shardalg.sizes.formula import symbols
     >>> M, X = symbols("M X")
-    >>> turns(M * X - 96, "X", {"M": 2, "X": 4})
+    >>> sign_changes(M * X - 96, "X", {"M": 2, "X": 4})
     (48, 49)
 
     Raises:

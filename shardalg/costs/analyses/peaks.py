@@ -103,7 +103,7 @@ def possible_maxima(formulas: Iterable[Formula]) -> tuple[Formula, ...]:
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, M = symbols("B M")
-    >>> undominated([B, 2 * B, B + M, M, 2 * B, M + B / M])
+    >>> possible_maxima([B, 2 * B, B + M, M, 2 * B, M + B / M])
     (2*B, B + M)
     """
     found = tuple(dict.fromkeys(formulas))

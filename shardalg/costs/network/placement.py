@@ -130,7 +130,7 @@ def exact_placement(sizes: Mapping[str, int], levels: Sequence[int]) -> Placemen
       sizes: sizes of the axes, major first.
       levels: sizes of the levels, outermost first.
 
-    >>> exact({"X": 8, "Y": 16}, [8, 8, 2]), exact({"X": 3}, [8])
+    >>> exact_placement({"X": 8, "Y": 16}, [8, 8, 2]), exact_placement({"X": 3}, [8])
     ({'X': [(1, 8, 1)], 'Y': [(0, 8, 1), (2, 2, 1)]}, None)
     """
     free = [i for i, size in enumerate(levels) if size > 1]
@@ -161,9 +161,9 @@ def fill_levels(
         The part is the common divisor of both. JAX has the same option for a torus
         (`allow_split_physical_axes`).
 
-    >>> filled({"X": 4, "Y": 4}, [8, 2]), filled({"X": 3, "Y": 2}, [2, 3])
+    >>> fill_levels({"X": 4, "Y": 4}, [8, 2]), fill_levels({"X": 3, "Y": 2}, [2, 3])
     ({'X': [(0, 4, 2)], 'Y': [(0, 2, 1), (1, 2, 1)]}, None)
-    >>> filled({"X": 3, "Y": 2}, [2, 3], shared=True)
+    >>> fill_levels({"X": 3, "Y": 2}, [2, 3], shared=True)
     {'X': [(1, 3, 1)], 'Y': [(0, 2, 1)]}
     """
     found: Placement = {name: [] for name in sizes}

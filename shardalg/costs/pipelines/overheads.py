@@ -37,7 +37,7 @@ def recomputed_nodes(graph: Graph) -> frozenset[int]:
     >>> def loss(x):
     ...     return jax.checkpoint(lambda x: jnp.sin(jnp.sin(x)))(x).sum()
     >>> graph = trace(jax.grad(loss), jax.ShapeDtypeStruct((4,), "float32"))
-    >>> [graph.nodes[n].primitive for n in sorted(recomputed(graph))]
+    >>> [graph.nodes[n].primitive for n in sorted(recomputed_nodes(graph))]
     ['sin', 'cos', 'cos']
     """
     inside = _spans(graph)

@@ -42,7 +42,7 @@ def is_windowed(rule: Rule, tensor: int, dim: int) -> bool:
     >>> from shardalg.graph.ir import ValueType
     >>> f = lambda n: ValueType((n,), "float32")
     >>> row, = rules(Signature("rev", (("dimensions", (0,)),), (f(6),), (f(6),)))
-    >>> str(row), windowed(row, 0, 0)
+    >>> str(row), is_windowed(row, 0, 0)
     ('rev: [-d0+5] -> [d0]', True)
     """
     index = rule.indices(tensor)[dim]

@@ -178,7 +178,7 @@ def largest_counted(dtype: str) -> int | None:
 
     The result is None for integer types and 0 for types without addition.
 
-    >>> counted("bfloat16"), counted("complex64"), counted("int8")
+    >>> largest_counted("bfloat16"), largest_counted("complex64"), largest_counted("int8")
     (256, 16777216, None)
     """
     dtype = {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)

@@ -98,7 +98,7 @@ def regroups(signature: Signature) -> tuple[ReshapeGroup, ...]:
     >>> from shardalg.graph.ir import ValueType
     >>> x, y = ValueType((5, 3, 2, 1), "float32"), ValueType((5, 6), "float32")
     >>> reshape = Signature("reshape", (("new_sizes", (5, 6)), ("dimensions", None)), (x,), (y,))
-    >>> [(group.sizes, group.out_sizes) for group in regrouped(reshape)]
+    >>> [(group.sizes, group.out_sizes) for group in regroups(reshape)]
     [((5,), (5,)), ((3, 2, 1), (6,))]
     """
     if not signature.param("new_sizes") or signature.param("dimensions"):
