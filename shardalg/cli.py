@@ -90,6 +90,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(given)
     try:
         return COMMANDS[options.command].run(options)
+    # A program that calls sys.exit(0) must not look like a command that found everything in order.
+    except SystemExit as error:
+        words = f"your program ends the process with {error!r}"
+        print(f"shardalg {options.command}: error: {words}", file=sys.stderr)
+        return PROGRAM_FAILED
     # A traceback through shardalg would hide the message from the user, so `_reported` gives one
     # only for internal errors.
     except Exception as error:

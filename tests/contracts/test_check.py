@@ -8,6 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import jax
 import pytest
 
 import shardalg as sa
@@ -248,3 +249,26 @@ def test_the_plug_in_is_quick_to_import():
     seconds, heavy = done.stdout.split(maxsplit=1)
     assert heavy.strip() == "[]"
     assert float(seconds) < 5
+
+
+def test_a_program_that_ends_the_process_is_no_success(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for number, text in enumerate(("import sys; sys.exit(0)", "def args(): raise SystemExit(0)")):
+        (tmp_path / f"ends{number}.py").write_text(f"{text}\ndef step(x): return x\n")
+        (tmp_path / "c.contract.toml").write_text(
+            f'version = 1\nfunction = "ends{number}.py:step"\nmesh = "data=2"\n'
+            '[[statement]]\nno = "all_gather"\n'
+        )
+        assert main(["check", "c.contract.toml"]) == 3
+        assert "ends the process" in capsys.readouterr().err
+
+
+def test_statements_that_are_about_nothing_are_errors():
+    x = jax.ShapeDtypeStruct((8, 8), "float32")
+    plan = sa.plan(lambda x: x + 1, x, mesh=sa.Mesh({"data": 2}), roles=("data",))
+    with pytest.raises(sa.ContractError, match="which no argument has: the arguments have data"):
+        plan.require(sa.sharded("optimizer_state", "data"))
+    with pytest.raises(sa.ContractError, match="false at the plan's own sizes"):
+        plan.require(sa.no("all_gather"), where=["2 >= 3"])
+    with pytest.raises(sa.ContractError, match="a bound is a finite number"):
+        sa.at_most(peak_bytes=float("inf"))

@@ -224,3 +224,53 @@ def test_the_page_about_patches_runs(tmp_path, monkeypatch):
     found = doctest.testfile(str(page), module_relative=False, optionflags=doctest.ELLIPSIS)
     assert found.attempted >= 10
     assert not found.failed
+
+
+HEAD = "import jax\nfrom jax.sharding import PartitionSpec as P\n\n\n"
+BODY = (
+    "def f(a, b, c):\n    t = a + b\n"
+    '    return jax.lax.with_sharding_constraint(t, P(None, ("x", "y"))) + c'
+)
+SOURCES = {
+    "windows": (HEAD + BODY + "\n").replace("\n", "\r\n"),
+    "form feed": HEAD + "X = 'a\u2028b\x0bc\x85d'\n\x0c\n" + BODY + "\n",
+    "no last line": HEAD + BODY,
+    "augmented": HEAD + BODY.replace("t = a + b", "t = a\n    t += b") + "\n",
+    "tuple": HEAD + BODY.replace("t = a + b", "t, _ = (a + b), None") + "\n",
+    "latin": "# -*- coding: latin-1 -*-\n" + HEAD + "# \xfcber\n" + BODY + "\n",
+    "hidden names": "import jax\n\nQ = jax.sharding.PartitionSpec\n" + BODY.replace(
+        "    t = a + b", "    P = jax = a\n    t = jax + b", 1
+    ).replace("jax.lax", "__import__('jax').lax").replace("P(None", "Q(None"),
+}  # fmt: skip
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("kind", SOURCES)
+def test_sources_of_every_form(kind, tmp_path):
+    """The diff keeps the bytes of the file, and `git apply` takes it."""
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
+    path = folder / "summed.py"
+    path.write_bytes(SOURCES[kind].encode("latin-1" if kind == "latin" else "utf-8"))
+    spec = importlib.util.spec_from_file_location(f"summed_{kind.replace(' ', '_')}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = patched((module.f, *SUM[1:]), trials=12)
+    assert found.is_reached
+    assert found.check().ok
+    file = found.write(tmp_path / "fix.patch")
+    before = path.read_bytes()
+    subprocess.run(["git", "apply", str(file)], cwd=folder, check=True)
+    after = path.read_bytes()
+    assert len(after) > len(before)
+    assert after.count(b"\r\n") in (0, after.count(b"\n"))
+    exec(compile(after, str(path), "exec"), {"__name__": "patched"})
+
+
+def test_a_file_that_changed_since_it_was_loaded(tmp_path):
+    module = loaded(HEAD + BODY + "\n", tmp_path)
+    plan = plan_of(module.f, *SUM[1:])
+    (tmp_path / "programs.py").write_text(HEAD + BODY.replace("a + b", "a * b * b") + "\n")
+    with pytest.raises(sa.PatchError, match="its file changed since it was loaded"):
+        plan.patch(hardware="h100", progress=False)

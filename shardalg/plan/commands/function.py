@@ -202,6 +202,8 @@ def _run_user_code(run: Callable[[], Any], what: str) -> Any:
     """
     try:
         return run()
+    except SystemExit as error:
+        raise UserProgramError(f"{what} ends the process with {error!r}") from error
     except Exception as error:
         # ModuleNotFoundError has two causes. If the named module itself or one of its packages is
         # missing, the option is wrong; a missing import inside it is an error of the user's code.

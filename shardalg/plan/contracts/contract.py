@@ -215,6 +215,10 @@ class Contract:
                 + (near(unknown[0], plan.sizes) if plan.sizes else "The plan has no named sizes.")
             )
         domain = tuple(fact_of(text, plan.sizes) for text in self.where)
+        hints = {name: size.hint for name, size in plan.sizes.items()}
+        for text, fact in zip(self.where, domain, strict=True):
+            if not fact.holds(hints):
+                raise ContractError(f"where has {text!r}, which is false at the plan's own sizes.")
         free = tuple(plan.sizes) if self.for_all is None else self.for_all
         return SizeScope(plan, free, domain) if free else None
 

@@ -177,6 +177,12 @@ def _sharded(statement: ShardedAlong, plan: Plan, place: Place) -> Claims:
             f"the statement is about the role {statement.role!r}, but the plan has no roles. Plan "
             "with roles=, such as ('parameters', 'data')."
         )
+    if statement.role not in roles and None not in roles:
+        known = ", ".join(dict.fromkeys(filter(None, roles)))
+        raise ContractError(
+            f"the statement is about the role {statement.role!r}, which no argument has: the "
+            f"arguments have {known}."
+        )
     bound = place.formula(statement.above_bytes, plan)
     named, digit, found = plan._symbolised, plan.mesh.digit(statement.axis), []
     unknown = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -269,6 +270,8 @@ def _check_bound(name: str, bound: object) -> None:
     """
     if isinstance(bound, bool) or not isinstance(bound, int | float | str):
         raise ContractError(f"{name} is {bound!r:.60}: a bound is a number, or text of sizes.")
+    if isinstance(bound, float) and not math.isfinite(bound):
+        raise ContractError(f"{name} is {bound!r}: a bound is a finite number.")
 
 
 def sharded(role: str, axis: str, *, above_bytes: int | float | str = 0) -> ShardedAlong:

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from shardalg.plan.patching.probes import Constraint, Expression
-from shardalg.plan.patching.user_code import UserFile
+from shardalg.plan.patching.user_code import UserFile, source_lines
 
+ALIAS = "jax_module"
+"""The name of jax in a file whose functions use the name `jax` for something else."""
 CONSTRAINT = "with_sharding_constraint"
 
 
@@ -50,10 +52,15 @@ class SourceNames:
         space = file.functions[0].__globals__
         paths = ("jax", "jax.lax", "jax.sharding", "jax.numpy")
         modules = {path: sys.modules[path] for path in paths}
-        # Names of the user that are a module or a class of JAX; private ones are no good style.
+        # Names of the user that are a module or a class of JAX. Private ones are no good style, and
+        # a name that some function binds is another value there.
         mine = {
-            id(value): name for name, value in reversed(space.items()) if not name.startswith("_")
+            id(value): name
+            for name, value in reversed(space.items())
+            if not name.startswith("_") and name not in file.local_names
         }
+        is_free = "jax" not in file.local_names and space.get("jax", jax) is jax
+        root, line = ("jax", "import jax") if is_free else (ALIAS, f"import jax as {ALIAS}")
         imports: list[str] = []
 
         def reached(path: str, attribute: str) -> str:
@@ -65,8 +72,8 @@ class SourceNames:
                 if id(modules[known]) in mine:
                     rest = path.removeprefix(known).removeprefix(".")
                     return ".".join(filter(None, (mine[id(modules[known])], rest, attribute)))
-            imports.append("import jax")
-            return f"{path}.{attribute}"
+            imports.append(line)
+            return f"{root}{path.removeprefix('jax')}.{attribute}"
 
         def is_mesh(value: object) -> bool:
             return isinstance(value, jax.sharding.Mesh) and dict(value.shape) == dict(axes)
@@ -86,7 +93,7 @@ class SourceNames:
 
     def import_edits(self, file: UserFile) -> list[Edit]:
         """Return the edit that adds the imports to a file, if there are any."""
-        text = "".join(f"{line}\n" for line in self.imports)
+        text = "".join(f"{line}{file.line_end}" for line in self.imports)
         return [Edit(_first_import(file), 0, 0, text)] if text else []
 
     def sharding(self, spec: Sequence[Sequence[str]]) -> str:
@@ -106,7 +113,7 @@ def imported() -> dict[str, Any]:
     """Return the global names that the import lines of an edit define."""
     import jax
 
-    return {"jax": jax}
+    return {"jax": jax, ALIAS: jax}
 
 
 def _entry(axes: Sequence[str]) -> str:
@@ -153,9 +160,15 @@ def edits(
     for each in sorted(constraints):
         if expressions[each.expression].file is file:
             by_expression.setdefault(each.expression, []).append(each)
-    lines = file.text.splitlines(keepends=True)
+    lines = file.lines
     for number, several in by_expression.items():
         node, statement = expressions[number].node, expressions[number].statement
+        rebinds = expressions[number].rebinds
+        if rebinds is not None:
+            last, indent = rebinds.end_lineno or 1, lines[rebinds.lineno - 1][: rebinds.col_offset]
+            text = _lines_after(file, last, indent, getattr(node, "id", ""), several, names)
+            found.append(Edit(last + 1, 0, 2 * len(expressions), text))
+            continue
         end = node.end_lineno or node.lineno
         alone = (
             statement is not None
@@ -166,11 +179,7 @@ def edits(
             indent = lines[statement.lineno - 1][: statement.col_offset]
             (target,) = statement.targets
             name = getattr(target, "id", "")
-            # A last line without a newline gets one before the new lines.
-            break_ = "" if lines[end - 1].endswith("\n") else "\n"
-            text = break_ + "".join(
-                f"{indent}{name} = {names.constrained(name, each.spec)}\n" for each in several
-            )
+            text = _lines_after(file, end, indent, name, several, names)
             found.append(Edit(end + 1, 0, 2 * len(expressions), text))
             continue
         opening = "".join(f"{names.constraint}(" for _ in several)
@@ -181,11 +190,33 @@ def edits(
     return found + (names.import_edits(file) if found else [])
 
 
+def _lines_after(
+    file: UserFile,
+    line: int,
+    indent: str,
+    name: str,
+    several: Iterable[Constraint],
+    names: SourceNames,
+) -> str:
+    """Return lines that put constraints on a name, to stand after a line of the file."""
+    # A last line without a newline gets one before the new lines.
+    before = "" if file.lines[line - 1].endswith(("\n", "\r")) else file.line_end
+    return before + "".join(
+        f"{indent}{name} = {names.constrained(name, each.spec)}{file.line_end}" for each in several
+    )
+
+
 def _first_import(file: UserFile) -> int:
-    """Return the line before which an import is inserted: after the docstring and `__future__`."""
+    """Return the line before which an import is inserted: that of the first other import.
+
+    Without one, it is the line after the docstring and imports from `__future__`.
+    """
     import ast
 
-    for statement in file.tree.body:
+    body = file.tree.body
+    plain = [s for s in body if isinstance(s, ast.Import | ast.ImportFrom)]
+    plain = [s for s in plain if getattr(s, "module", "") != "__future__"]
+    for statement in plain or body:
         is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
         is_future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
         if not (is_text or is_future):
@@ -199,7 +230,7 @@ def applied(text: str, several: Iterable[Edit]) -> str:
     >>> applied("y = f(x)", [Edit(1, 4, 2, "g("), Edit(1, 8, 1, ")")])
     'y = g(f(x))'
     """
-    lines = [line.encode() for line in text.splitlines(keepends=True)] + [b""]
+    lines = [line.encode() for line in source_lines(text)] + [b""]
     # From the end of the text to its start, so that places of earlier edits stay valid.
     for edit in sorted(several, key=lambda e: (e.line, e.column, e.rank), reverse=True):
         line = lines[edit.line - 1]
@@ -211,12 +242,18 @@ def applied(text: str, several: Iterable[Edit]) -> str:
 def diff(file: UserFile, text: str) -> str:
     """Return the change of a file as a unified diff with paths from the root of its repository."""
     path = _relative(file.path)
-    before, after = (t.splitlines(keepends=True) for t in (file.text, text))
+    before, after = file.lines, source_lines(text)
     found = difflib.unified_diff(before, after, f"a/{path}", f"b/{path}")
     # `git apply` needs a remark where the last line of a file has no newline.
     return "".join(
         line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in found
     )
+
+
+def encoded(text: str, files: Iterable[UserFile]) -> bytes:
+    """Return a diff in the encoding of its files; UTF-8 if they have several."""
+    found = {file.encoding.removesuffix("-sig") for file in files}
+    return text.encode(found.pop() if len(found) == 1 else "utf-8")
 
 
 def _relative(path: str) -> str:

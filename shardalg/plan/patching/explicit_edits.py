@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from shardalg.errors import PatchError
 from shardalg.files import write_whole
 from shardalg.graph.source import Sources
-from shardalg.plan.patching.edits import Edit, SourceNames, applied, diff, imported
+from shardalg.plan.patching.edits import Edit, SourceNames, applied, diff, encoded, imported
 from shardalg.plan.patching.probes import Axes, Expression, MarkedPlan, marked_plan
 from shardalg.plan.patching.user_code import UserFile, replaced
 from shardalg.tables import Answer, Parts, Table
@@ -117,7 +117,7 @@ class ExplicitPatch(Answer):
         """
         if not self.diff:
             raise PatchError(f"there is nothing to write: {self.conclusion}")
-        write_whole(Path(path), self.diff)
+        write_whole(Path(path), encoded(self.diff, self.files))
         return Path(path)
 
     @property
@@ -366,7 +366,7 @@ def _parsed(text: str, at: ast.AST) -> Any:
 def _edits(expression: Expression, fix: Fix, names: SourceNames) -> list[Edit]:
     """Return the edits of the text for one sharding."""
     node: Any = expression.node
-    lines = [line.encode() for line in expression.file.text.splitlines(keepends=True)]
+    lines = [line.encode() for line in expression.file.lines]
     sharding, most = names.sharding(fix.spec), 1 << 20
     end = (node.end_lineno, node.end_col_offset)
     inwards = most + fix.number
@@ -397,7 +397,7 @@ def _edits(expression: Expression, fix: Fix, names: SourceNames) -> list[Edit]:
 def _before_end(expression: Expression) -> tuple[int, int, str]:
     """Return the end of the last token before a call's closing parenthesis, and the token."""
     text, end = expression.file.text, expression.node.end_lineno
-    lines = text.splitlines()
+    lines = expression.file.lines
     passed = (tokenize.COMMENT, tokenize.NL)
     before = (1, 0, "(")
     for token in tokenize.generate_tokens(io.StringIO(text).readline):

@@ -124,7 +124,8 @@ class MinimalSearch:
     def is_short(self, each: Constraint) -> tuple[bool, Constraint]:
         """Return the order of removal: constraints inside of a statement come before own lines."""
         expression = self.trials.marked.expressions.get(each.expression)
-        return expression is None or expression.statement is not None, each
+        own = expression is None or bool(expression.statement or expression.rebinds)
+        return own, each
 
     def extended(self, start: Chosen, constraints: Sequence[Constraint]) -> Chosen:
         """Return the best set that adds up to `MOST_ADDED` constraints to a set (a beam search).

@@ -20,7 +20,7 @@ from shardalg.plan.patching.constraint_trials import (
     XlaFigures,
     xla_figures,
 )
-from shardalg.plan.patching.edits import SourceNames, applied, diff, edits, imported
+from shardalg.plan.patching.edits import SourceNames, applied, diff, edits, encoded, imported
 from shardalg.plan.patching.explicit_edits import ExplicitPatch, explicit_patch
 from shardalg.plan.patching.minimal import MORE_FLOPS, NEAR, MinimalSearch
 from shardalg.plan.patching.probes import (
@@ -178,7 +178,7 @@ class Patch(Answer):
         """
         if not self.diff:
             raise PatchError(f"there is nothing to write: {self.conclusion}")
-        write_whole(Path(path), self.diff)
+        write_whole(Path(path), encoded(self.diff, self.files))
         return Path(path)
 
     def check(self) -> PatchCheck:

@@ -44,11 +44,14 @@ class Expression:
       file: the file that has it.
       node: its node in the syntax tree of the file.
       statement: the statement that has it, if the whole statement is `name = expression`.
+      rebinds: for a name, the statement on lines of its own that gives it another value, such as
+        `name += 1` or `name, other = f()`.
     """
 
     file: UserFile
     node: ast.expr
     statement: ast.Assign | None = None
+    rebinds: ast.stmt | None = None
 
     @property
     def lines(self) -> range:
@@ -101,6 +104,8 @@ class _Marking(ast.NodeTransformer):
         if isinstance(node, _FUNCTIONS):
             return self._function(node)
         self._note(node)
+        if self.inside and isinstance(node, ast.AugAssign | ast.Assign):
+            return self._rebinding(node)
         if not (self.inside and isinstance(node, self.kinds) and id(node) not in self.plain):
             return self.generic_visit(node)
         if not isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
@@ -112,14 +117,32 @@ class _Marking(ast.NodeTransformer):
         call = ast.Call(ast.Name(MARK, ast.Load()), [number, copied], [])
         return ast.fix_missing_locations(ast.copy_location(call, node))
 
+    def _rebinding(self, node: ast.AugAssign | ast.Assign) -> Any:
+        """Return an assignment, and a marked assignment of each name that it rebinds."""
+        targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets[:1]
+        if isinstance(node, ast.Assign) and isinstance(targets[0], ast.Name):
+            return self.generic_visit(node)
+        inner = getattr(targets[0], "elts", targets)
+        names = [each for each in inner if isinstance(each, ast.Name)]
+        made: list[ast.AST] = [self.generic_visit(node)]
+        for name in names if _is_alone(node, self.file.lines) else ():
+            number = ast.Constant(self.first + len(self.found))
+            self.found.append(Expression(self.file, name, rebinds=node))
+            call = ast.Call(ast.Name(MARK, ast.Load()), [number, ast.Name(name.id, ast.Load())], [])
+            added = ast.Assign([ast.Name(name.id, ast.Store())], call)
+            made.append(ast.fix_missing_locations(ast.copy_location(added, node)))
+        return made
+
     def _function(self, node: Any) -> ast.AST:
         """Return a function with marks in its body alone: its defaults run in the definition."""
         outside, self.inside = self.inside, True
         node = copy.copy(node)
-        body = node.body
-        node.body = (
-            [self.visit(each) for each in body] if isinstance(body, list) else self.visit(body)
-        )
+        # The body of a lambda is one expression. A marked statement may become several.
+        if isinstance(node.body, list):
+            block: Any = self.generic_visit(ast.Module(node.body, []))
+            node.body = block.body
+        else:
+            node.body = self.visit(node.body)
         self.inside = outside
         return node
 
@@ -135,6 +158,13 @@ class _Marking(ast.NodeTransformer):
             self.plain |= {id(part) for part in ast.walk(node.annotation)}
         elif isinstance(node, ast.JoinedStr):
             self.plain |= {id(part) for part in ast.walk(node)}
+
+
+def _is_alone(node: ast.stmt, lines: Sequence[str]) -> bool:
+    """Return whether no other statement is on the lines of a statement."""
+    before = lines[node.lineno - 1].encode()[: node.col_offset]
+    after = lines[(node.end_lineno or node.lineno) - 1].encode()[node.end_col_offset :]
+    return not before.strip() and not after.strip()
 
 
 def _may_be_array(node: ast.AST) -> bool:

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import ast
 import gc
+import io
 import linecache
+import os
+import re
 import sys
+import tokenize
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
@@ -28,13 +33,31 @@ class UserFile:
 
     Attributes:
       path: the name of the file as Python knows it.
-      text: its source.
+      text: its source, with its own ends of lines.
       functions: the live functions whose code is replaced.
+      encoding: the encoding of the file.
     """
 
     path: str
     text: str
     functions: tuple[FunctionType, ...]
+    encoding: str = "utf-8"
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The lines as Python and git count them, with their ends."""
+        return source_lines(self.text)
+
+    @property
+    def line_end(self) -> str:
+        """The end of the file's lines."""
+        return "\r\n" if "\r\n" in self.text else "\n"
+
+    @cached_property
+    def local_names(self) -> frozenset[str]:
+        """Names that some function of the file binds, so that they hide global ones."""
+        codes = _codes(compile(self.text, self.path, "exec"))
+        return frozenset(n for c in codes for n in (*c.co_varnames, *c.co_cellvars))
 
     @cached_property
     def tree(self) -> ast.Module:
@@ -42,9 +65,19 @@ class UserFile:
         return ast.parse(self.text, self.path)
 
     @cached_property
-    def keys(self) -> list[_Key]:
-        """Name and place of each function in the source, in their order."""
-        return [_key(code) for code in _codes(compile(self.text, self.path, "exec"))]
+    def codes(self) -> dict[_Key, CodeType]:
+        """The code of each function in the source by its name and place, in their order."""
+        return {_key(code): code for code in _codes(compile(self.text, self.path, "exec"))}
+
+    def has(self, function: FunctionType) -> bool:
+        """Return whether the source has the code of a live function."""
+        code, own = function.__code__, self.codes.get(_key(function.__code__))
+        if own is None:
+            return False
+        # Pytest rewrites the assertions of test modules.
+        if "@pytest_ar" in function.__globals__:
+            return True
+        return own.co_code == code.co_code and _plain(own) == _plain(code)
 
     def edited(self, source: str | ast.Module) -> dict[FunctionType, CodeType]:
         """Return the code of each live function as another source has it.
@@ -54,8 +87,23 @@ class UserFile:
         """
         # An edit moves lines, so functions of the two sources are paired by their order.
         new = _codes(compile(source, self.path, "exec", dont_inherit=True))
-        pairs = dict(zip(self.keys, new, strict=True))
+        pairs = dict(zip(self.codes, new, strict=True))
         return {function: pairs[_key(function.__code__)] for function in self.functions}
+
+
+def source_lines(text: str) -> list[str]:
+    r"""Return the lines of a source with their ends; a form feed ends no line.
+
+    >>> source_lines("a\x0cb\r\nc")
+    ['a\x0cb\r\n', 'c']
+    """
+    return re.findall(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+", text)
+
+
+def _plain(code: CodeType) -> tuple[object, ...]:
+    """Return the names and the constants of a function, without the functions inside."""
+    constants = [repr(c) for c in code.co_consts if not isinstance(c, CodeType)]
+    return code.co_names, code.co_varnames, constants
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -107,16 +155,28 @@ def _files(ran: Mapping[int, CodeType]) -> tuple[UserFile, ...]:
             live.setdefault(found.__code__.co_filename, []).append(found)
     files = []
     for path, functions in sorted(live.items()):
-        linecache.checkcache(path)
-        text = "".join(linecache.getlines(path))
         try:
-            whole = UserFile(path, text, tuple(functions))
-            kept = tuple(f for f in functions if _key(f.__code__) in whole.keys)
-        except SyntaxError:
+            text, encoding = _source(path)
+            whole = UserFile(path, text, tuple(functions), encoding)
+            kept = tuple(filter(whole.has, functions))
+        except (SyntaxError, ValueError):
             continue
         if kept:
-            files.append(UserFile(path, text, kept))
+            files.append(UserFile(path, text, kept, encoding))
     return tuple(files)
+
+
+def _source(path: str) -> tuple[str, str]:
+    """Return the source of a file as it is on the disk, or of a cell, and its encoding.
+
+    Raises:
+      SyntaxError, ValueError: the file has another encoding than it says.
+    """
+    if not os.path.isfile(path):
+        return "".join(linecache.getlines(path)), "utf-8"
+    data = Path(path).read_bytes()
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+    return data.decode(encoding), encoding
 
 
 @contextmanager
