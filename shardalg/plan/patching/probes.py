@@ -125,7 +125,11 @@ class _Marking(ast.NodeTransformer):
         inner = getattr(targets[0], "elts", targets)
         names = [each for each in inner if isinstance(each, ast.Name)]
         made: list[ast.AST] = [self.generic_visit(node)]
-        for name in names if _is_alone(node, self.file.lines) else ():
+        # A constraint needs a line of its own, so no other statement may be on the same lines.
+        lines = self.file.lines
+        before = lines[node.lineno - 1].encode()[: node.col_offset]
+        after = lines[(node.end_lineno or node.lineno) - 1].encode()[node.end_col_offset :]
+        for name in () if before.strip() or after.strip() else names:
             number = ast.Constant(self.first + len(self.found))
             self.found.append(Expression(self.file, name, rebinds=node))
             call = ast.Call(ast.Name(MARK, ast.Load()), [number, ast.Name(name.id, ast.Load())], [])
@@ -158,13 +162,6 @@ class _Marking(ast.NodeTransformer):
             self.plain |= {id(part) for part in ast.walk(node.annotation)}
         elif isinstance(node, ast.JoinedStr):
             self.plain |= {id(part) for part in ast.walk(node)}
-
-
-def _is_alone(node: ast.stmt, lines: Sequence[str]) -> bool:
-    """Return whether no other statement is on the lines of a statement."""
-    before = lines[node.lineno - 1].encode()[: node.col_offset]
-    after = lines[(node.end_lineno or node.lineno) - 1].encode()[node.end_col_offset :]
-    return not before.strip() and not after.strip()
 
 
 def _may_be_array(node: ast.AST) -> bool:
