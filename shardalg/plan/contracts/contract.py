@@ -218,7 +218,7 @@ class Contract:
         hints = {name: size.hint for name, size in plan.sizes.items()}
         for text, fact in zip(self.where, domain, strict=True):
             if not fact.holds(hints):
-                raise ContractError(f"where has {text!r}, which is false at the plan's own sizes.")
+                raise ContractError(f"where has {text!r}, which is false at the hints.")
         free = tuple(plan.sizes) if self.for_all is None else self.for_all
         return SizeScope(plan, free, domain) if free else None
 
