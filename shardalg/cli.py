@@ -18,7 +18,14 @@ from shardalg.plan.commands.auditing import AUDIT
 from shardalg.plan.commands.certificates import CERTIFICATE
 from shardalg.plan.commands.checking import CHECK
 from shardalg.plan.commands.comparing import COMPARE
-from shardalg.plan.commands.messages import Command, UserProgramError, failed, in_options
+from shardalg.plan.commands.messages import (
+    PROGRAM_FAILED,
+    WRONG_USE,
+    Command,
+    UserProgramError,
+    failed,
+    in_options,
+)
 from shardalg.plan.commands.proving import LEMMAS_COMMAND, PROVE
 from shardalg.plan.commands.questions import AOT, COMPARE_XLA, EXPLAIN, PLAN, TIMELINE
 from shardalg.plan.commands.rules import RULES
@@ -44,7 +51,7 @@ COMMANDS = {
     "certificate": CERTIFICATE,
     "check": CHECK,
 }
-WRONG_USE, PROGRAM_FAILED, OWN_FAULT = 2, 3, 70
+OWN_FAULT = 70
 STATUSES = """\
 exit status: 0 success, 1 a claim is refuted or rules have findings, 2 wrong use of the command,
 3 your own program fails, 4 a claim could not be proved, 70 an internal error of shardalg

@@ -272,3 +272,32 @@ def test_statements_that_are_about_nothing_are_errors():
         plan.require(sa.no("all_gather"), where=["2 >= 3"])
     with pytest.raises(sa.ContractError, match="a bound is a finite number"):
         sa.at_most(peak_bytes=float("inf"))
+
+
+def test_an_error_in_one_file_leaves_the_others_checked(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text(
+        "import jax\n\ndef step(x):\n    return x + 1\n\n"
+        "def args():\n    return (jax.ShapeDtypeStruct((8, 8), 'float32'),)\n"
+    )
+    head = 'version = 1\nfunction = "model.py:step"\nmesh = "data=2"\n[[statement]]\n'
+    (tmp_path / "good.contract.toml").write_text(f'{head}no = "all_gather"\n')
+    (tmp_path / "typo.contract.toml").write_text(f'{head}no = "all_gathr"\n')
+    files = ["typo.contract.toml", "good.contract.toml"]
+    assert main(["check", *files]) == 2
+    out = capsys.readouterr().out
+    assert "typo.contract.toml: error: " in out
+    assert "good.contract.toml: 1 statement: 1 holds" in out
+    assert main(["check", *files, "--json"]) == 2
+    found = json.loads(capsys.readouterr().out)["files"]
+    assert [one["ok"] for one in found] == [False, True]
+    assert "Did you mean all_gather" in found[0]["error"]
+    # A text of XLA for another function says nothing about this one.
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    for shape, status in (((8, 8), 0), ((32, 8), 2)):
+        given = jax.ShapeDtypeStruct(shape, "float32")
+        jitted = jax.jit(lambda x: x + 1, in_shardings=rows, out_shardings=rows)
+        (tmp_path / "step.hlo").write_text(jitted.lower(given).compile().as_text())
+        assert main(["check", "good.contract.toml", "--hlo", "step.hlo"]) == status
+    assert "the HLO text is of another function" in capsys.readouterr().err

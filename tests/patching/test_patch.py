@@ -139,7 +139,7 @@ def test_nothing_to_add_where_xla_agrees():
 
 
 def test_no_patch_is_an_answer():
-    """XLA gathers the batch of a grouped convolution, whatever it is told."""
+    """XLA gathers the batch of a grouped convolution under every constraint."""
     x, w = programs.array(16, 32, 32, 16), programs.array(3, 3, 4, 16)
     found = patched((programs.grouped, (x, w), {"data": 8}, (P("data"), P()), P("data")))
     assert not found.is_reached

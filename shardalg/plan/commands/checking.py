@@ -11,9 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardalg.algebra.notation.read import mesh_of
-from shardalg.errors import ContractError
+from shardalg.errors import ContractError, ShardalgError, TraceError
 from shardalg.plan.commands.function import loaded, plan_of
-from shardalg.plan.commands.messages import Command, add_json, print_json
+from shardalg.plan.commands.messages import (
+    PROGRAM_FAILED,
+    WRONG_USE,
+    Command,
+    UserProgramError,
+    add_json,
+    failed,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from shardalg.plan.contracts.contract import ContractReport, StatementVerdict
@@ -55,16 +63,20 @@ class CheckedFile:
       report: the verdicts of a contract; None for a plan file.
       differences: for a plan file, the parts that differ from what was saved.
       updated: the plan files that were written again.
+      error: the exit status and the message of an error that left the file unchecked; None: none.
     """
 
     path: Path
     report: ContractReport | None = None
     differences: tuple[str, ...] = ()
     updated: tuple[str, ...] = ()
+    error: tuple[int, str] | None = None
 
     @property
     def status(self) -> int:
-        """The exit status: 0, `BROKEN` or `UNDECIDED`."""
+        """The exit status: 0, `BROKEN`, `UNDECIDED`, or that of an error."""
+        if self.error is not None:
+            return self.error[0]
         if self.report is None:
             return BROKEN if self.differences and not self.updated else 0
         verdicts = [one.verdict for one in self.report.verdicts]
@@ -94,14 +106,34 @@ def run(options: argparse.Namespace) -> int:
     """
     # Planning needs no accelerator, and starting one takes seconds.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    checked = [_checked(path, options) for path in options.files]
+    checked = [_outcome(path, options) for path in options.files]
     if options.json:
         print_json({"files": [_data(one) for one in checked]})
     else:
         for one in checked:
             print("\n".join(_github(one) if options.github else _lines(one)))
+    # A file that could not be checked says most, then a broken statement.
     statuses = {one.status for one in checked}
-    return BROKEN if BROKEN in statuses else max(statuses)
+    failures = {one.status for one in checked if one.error is not None}
+    return max(failures) if failures else BROKEN if BROKEN in statuses else max(statuses)
+
+
+def _outcome(path: Path, options: argparse.Namespace) -> CheckedFile:
+    """Return the outcome of one file; an error in it leaves the other files to be checked.
+
+    Raises:
+      ShardalgError: as in `run`, if there is no other file and the answer is text for a person.
+    """
+    try:
+        return _checked(path, options)
+    except (ShardalgError, OSError) as error:
+        if len(options.files) == 1 and not (options.json or options.github):
+            raise
+        if isinstance(error, UserProgramError):
+            words = failed(error.__cause__ or error, str(error))
+            return CheckedFile(path, error=(PROGRAM_FAILED, words))
+        status = PROGRAM_FAILED if isinstance(error, TraceError) else WRONG_USE
+        return CheckedFile(path, error=(status, str(error)))
 
 
 def _checked(path: Path, options: argparse.Namespace) -> CheckedFile:
@@ -152,11 +184,19 @@ def _on_hlo(given: ContractFile, hlo: Path, path: Path) -> ContractReport:
     """Return the report about XLA's text.
 
     Raises:
-      ContractError: the text cannot be read, or the contract has no mesh.
+      ContractError: the text cannot be read or is of another function, or the contract has no
+        mesh.
     """
     if "mesh" not in given.function:
         raise ContractError(f"{path} has no mesh, which --hlo needs: mesh = 'data=8,model=4'.")
-    return given.contract.hlo(hlo.read_text(errors="replace"), mesh_of(given.function["mesh"]))
+    text, mesh = hlo.read_text(errors="replace"), mesh_of(given.function["mesh"])
+    report = given.contract.hlo(text, mesh)
+    # The text may be of another function, whose program says nothing about this one.
+    if "function" in given.function:
+        from shardalg.plan.contracts.hlo_contract import check_border
+
+        check_border(text, planned(given, path))
+    return report
 
 
 def _update(given: ContractFile, plan: Plan) -> Iterator[str]:
@@ -194,7 +234,9 @@ def _plan_file(path: Path, *, update: bool) -> CheckedFile:
 
 def _lines(one: CheckedFile) -> Iterator[str]:
     """Yield the lines that a user reads about a file."""
-    if one.report is not None:
+    if one.error is not None:
+        yield f"{one.path}: error: {one.error[1]}"
+    elif one.report is not None:
         yield f"{one.path}: {one.report}"
     else:
         yield f"{one.path}: " + ("; ".join(one.differences) or "the plan is the one that was saved")
@@ -208,7 +250,7 @@ def _github(one: CheckedFile) -> Iterator[str]:
     for verdict in verdicts:
         if not verdict.ok:
             yield f"::error file={_escaped(str(one.path))}::{_escaped(str(verdict))}"
-    for text in one.differences:
+    for text in (*one.differences, *(one.error or ())[1:]):
         yield f"::error file={_escaped(str(one.path))}::{_escaped(text)}"
     if not one.status:
         yield f"::notice file={_escaped(str(one.path))}::holds"
@@ -230,6 +272,7 @@ def _data(one: CheckedFile) -> dict[str, object]:
         "statements": [_verdict_data(verdict) for verdict in verdicts],
         "differences": list(one.differences),
         "updated": list(one.updated),
+        "error": "" if one.error is None else one.error[1],
     }
 
 

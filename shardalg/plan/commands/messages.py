@@ -49,6 +49,10 @@ class Command(NamedTuple):
         return Command(module.HELP, module.add_options, module.run)
 
 
+WRONG_USE, PROGRAM_FAILED = 2, 3
+"""Exit statuses of an error in the command's input, and of one in the user's own code."""
+
+
 class UserProgramError(CommandError):
     """An error of the user's own code, which is the cause of this exception."""
 

@@ -49,7 +49,7 @@ from shardalg.planner.traced import Traced
 
 CURRENT = "current"
 FIXED, LARGEST = "fixed", "largest"
-"""Batches of a comparison: that of the arguments, or the largest one at which a strategy fits."""
+"""Names of the batches of a comparison: the arguments' batch, or the largest one that fits."""
 
 
 class _Entry(NamedTuple):

@@ -1,4 +1,4 @@
-"""Strategies of one function side by side: step time, memory, communication, and what differs."""
+"""Strategies of one function side by side: step time, memory, communication, and differences."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from shardalg.costs.analyses.limits import EXPOSED, IDLE
 from shardalg.costs.link_bytes import KINDS_OF_LINKS
 from shardalg.costs.topology import OWN_LINKS
 from shardalg.errors import TableError
+from shardalg.plan.comparing.given import page_path
 from shardalg.plan.comparing.ranking import least_memory, ranked, unbeaten
 from shardalg.tables import Answer, Parts, Table, bytes_text, seconds_text
 
@@ -445,7 +446,7 @@ class StrategyComparison(Answer):
         return regions(self.rows, names, sizes, overlap)
 
     def draw(self) -> Figure:
-        """Draw a bar per strategy: the causes of its step's time; what does not fit is marked."""
+        """Draw a bar per strategy: causes of its step's time, and a mark if it does not fit."""
         from shardalg.show.strategy_bars import draw_comparison
 
         return draw_comparison([row.bar() for row in self.rows])
@@ -459,15 +460,13 @@ class StrategyComparison(Answer):
         """
         from shardalg.show.strategy_bars import write_comparison
 
-        if not isinstance(path, str | Path):
-            raise TableError(f"page() writes a file, and its path is {path!r:.60}: give text.")
         sections = (
             ("Ranking", self._ranking),
             ("By mesh axis", self.by_axis()),
             ("Memory at the peak", self.memory()),
         )
         bars = [row.bar() for row in self.rows]
-        return write_comparison(bars, self.conclusion, sections, Path(path))
+        return write_comparison(bars, self.conclusion, sections, page_path(path))
 
     @property
     def conclusion(self) -> str:
@@ -598,19 +597,23 @@ class StrategyDifference(Answer):
             f"{fast_name} is {seconds_text(apart)} ({apart / slow.step_s:.0%}) faster than "
             f"{slow_name} per step. {slow_name} loses {gained} more to {cause['cause']}."
         )
-        more = [
-            row
-            for row in self.table
-            if sign * (row["second_wire_bytes"] - row["first_wire_bytes"]) > 0
-        ]
-        if more:
-            row = more[0]
-            sent = bytes_text(abs(row["second_wire_bytes"] - row["first_wire_bytes"]))
-            said += (
-                f" It sends {sent} more per device by {row['kind']} along {row['mesh_axes']}"
-                f" in {row['module'] or 'no module'}."
-            )
-        return said
+        return said + self.more_sent(sign)
+
+    def more_sent(self, sign: int) -> str:
+        """Return a sentence about the collective of which the slower strategy sends most more.
+
+        Args:
+          sign: 1 if the second strategy is the slower one, -1 if the first one is.
+        """
+        # The largest difference is the first row.
+        for row in self.table:
+            more = sign * (row["second_wire_bytes"] - row["first_wire_bytes"])
+            if more > 0:
+                return (
+                    f" It sends {bytes_text(more)} more per device by {row['kind']} along "
+                    f"{row['mesh_axes']} in {row['module'] or 'no module'}."
+                )
+        return ""
 
     def parts(self) -> Parts:
         """Return the sentence, the causes and the collectives that differ."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.topology import Machine, Topology, machine
-from shardalg.errors import StrategyError
+from shardalg.errors import PlanFileError, StrategyError, TableError
 
 Progress = Callable[[int, int, str], None]
 """Called with the number of a finished strategy or point, the number of all, and its name."""
@@ -143,3 +144,28 @@ def check_share(reserve: object) -> None:
     """
     if not (isinstance(reserve, int | float) and 0 <= reserve < 1):
         raise StrategyError(f"reserve is {reserve!r}: give a share from 0 to below 1.")
+
+
+def page_path(path: object) -> Path:
+    """Return the path of a page that is written.
+
+    Raises:
+      TableError: it is neither text nor a `Path`.
+    """
+    if not isinstance(path, str | Path):
+        raise TableError(f"page() writes a file, and its path is {path!r:.60}: give text.")
+    return Path(path)
+
+
+def resumed_file(path: object) -> Path:
+    """Return the path of a file of finished work, which need not exist yet.
+
+    Raises:
+      PlanFileError: it is neither text nor a `Path`, or its folder does not exist.
+    """
+    if not isinstance(path, str | Path):
+        raise PlanFileError(f"file is {path!r:.60}: give the path of a file as text.")
+    place = Path(path)
+    if not place.exists() and not place.parent.is_dir():
+        raise PlanFileError(f"file={str(path)!r}: the folder {place.parent} is missing.")
+    return place

@@ -17,6 +17,7 @@ from shardalg import files
 from shardalg.errors import PlanFileError
 from shardalg.files import write_whole
 from shardalg.plan import plan_file
+from shardalg.plan.comparing.given import resumed_file
 from shardalg.plan.comparing.step_figures import StepFigures
 
 SCHEMA = "shardalg.sweep/1"
@@ -74,12 +75,8 @@ class SweepFile:
         """
         if path is None:
             return SweepFile(None, dict(made_of))
-        if not isinstance(path, str | Path):
-            raise PlanFileError(f"file is {path!r:.60}: give the path of a file as text.")
-        place = Path(path)
+        place = resumed_file(path)
         if not place.exists():
-            if not place.parent.is_dir():
-                raise PlanFileError(f"file={str(path)!r}: the folder {place.parent} is missing.")
             return SweepFile(place, dict(made_of))
         told, points = _read(place)
         apart = [name for name in made_of if told.get(name, made_of[name]) != made_of[name]]

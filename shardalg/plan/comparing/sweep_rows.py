@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardalg.errors import TableError
 from shardalg.graph.tracing.remat import check_policy, policy_text
-from shardalg.plan.comparing.given import mesh_text, meshes_of
+from shardalg.plan.comparing.given import mesh_text, meshes_of, page_path
 from shardalg.plan.comparing.ranking import least_memory, ranked, unbeaten
 from shardalg.plan.comparing.step_figures import StepFigures
 from shardalg.tables import Answer, Parts, Table, bytes_text, counted, seconds_text
@@ -261,13 +261,11 @@ class SweepComparison(Answer):
         """
         from shardalg.show.sweep_points import write_sweep
 
-        if not isinstance(path, str | Path):
-            raise TableError(f"page() writes a file, and its path is {path!r:.60}: give text.")
         sections = (
             ("Not beaten in both time and memory", self.pareto()._ranking),
             ("All points", self._ranking),
         )
-        return write_sweep(self.draw(), self.conclusion, sections, Path(path))
+        return write_sweep(self.draw(), self.conclusion, sections, page_path(path))
 
     @property
     def _unit(self) -> str:

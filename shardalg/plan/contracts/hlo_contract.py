@@ -10,11 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import ContractError, NotationError
+from shardalg.graph.ir import SHORT, ValueType
 from shardalg.lower.xla_dump.hlo_collectives import HloCollective, collectives
-from shardalg.lower.xla_dump.hlo_text import HloModule, parse
+from shardalg.lower.xla_dump.hlo_text import HloModule, Leaf, parse
 from shardalg.plan.contracts.bound_formulas import formula_of
 from shardalg.plan.contracts.inequalities import Claims, amounts_of, none_of, some_of
 from shardalg.plan.contracts.sent_rows import KINDS, PHASES, ROLES, SentRow, check_word
@@ -26,6 +28,9 @@ from shardalg.plan.contracts.statements import (
     Statement,
 )
 from shardalg.sizes.formula import Formula
+
+if TYPE_CHECKING:
+    from shardalg.plan.plan import Plan
 
 _DEVICES = re.compile(r"\b(num_partitions|replica_count)=(\d+)")
 _MARKERS = ("Sharding", "SPMDFullToShardShape", "xla.sdy.FuncResultSharding")
@@ -58,6 +63,52 @@ def hlo_rows(text: str, mesh: Mesh) -> tuple[SentRow, ...]:
     except NotationError as error:
         raise ContractError(str(error)) from None
     return tuple(_row(one) for one in found)
+
+
+def check_border(text: str, plan: Plan) -> None:
+    """Raise an error unless a program in HLO has the arguments and results of a plan's function.
+
+    A device has a block of each argument, whose sharding XLA may have chosen. Arguments that
+    `jax.jit` leaves out, because nothing reads them, may be missing.
+
+    Raises:
+      ContractError: the program is of another function.
+    """
+    module = parse(text)
+    entry = module.computations[module.entry]
+    parameters = sorted(
+        (one for one in entry.values() if one.opcode == "parameter"),
+        key=lambda one: int(one.literal),
+    )
+    blocks = [leaf for one in parameters for leaf in one.leaves]
+    kinds = [plan.graph.values[value].type for value in plan.graph.arguments]
+    rest = iter(kinds)
+    # Parameters have the order of the arguments, so that each is looked for after the one before.
+    missing = [block for block in blocks if not any(_is_block(block, kind, plan) for kind in rest)]
+    results = module.roots[module.entry].leaves
+    made = [plan.graph.values[value].type for value in plan.graph.results]
+    fits = len(results) == len(made) and all(
+        _is_block(block, kind, plan) for block, kind in zip(results, made, strict=True)
+    )
+    if missing or not fits:
+        what = f"parameter {missing[0]}" if missing else f"results {results}"
+        raise ContractError(
+            f"the HLO text is of another function: its {what} is no block of the contract's "
+            f"function ({', '.join(map(repr, kinds))} -> {', '.join(map(repr, made))})."
+        )
+
+
+def _is_block(block: Leaf, kind: ValueType, plan: Plan) -> bool:
+    """Return whether an array of HLO may be a device's block of a tensor."""
+    name, shape = block
+    return (
+        name == SHORT.get(kind.dtype, kind.dtype)
+        and len(shape) == len(kind.shape)
+        and all(
+            -(-whole // plan.mesh.size) <= size <= whole
+            for size, whole in zip(shape, kind.shape, strict=True)
+        )
+    )
 
 
 def _check_whole(text: str, module: HloModule, mesh: Mesh) -> None:

@@ -198,7 +198,7 @@ def _lines_after(
     several: Iterable[Constraint],
     names: SourceNames,
 ) -> str:
-    """Return lines that put constraints on a name, to stand after a line of the file."""
+    """Return new source lines that constrain a name; they follow a line of the file."""
     # A last line without a newline gets one before the new lines.
     before = "" if file.lines[line - 1].endswith(("\n", "\r")) else file.line_end
     return before + "".join(
@@ -207,7 +207,7 @@ def _lines_after(
 
 
 def _first_import(file: UserFile) -> int:
-    """Return the line before which an import is inserted: that of the first other import.
+    """Return the number of the line before which an import is inserted: the first other import.
 
     Without one, it is the line after the docstring and imports from `__future__`.
     """

@@ -23,12 +23,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardalg.errors import PatchError
-from shardalg.files import write_whole
-from shardalg.graph.source import Sources
-from shardalg.plan.patching.edits import Edit, SourceNames, applied, diff, encoded, imported
+from shardalg.plan.patching.edits import Edit, SourceNames, imported
 from shardalg.plan.patching.probes import Axes, Expression, MarkedPlan, marked_plan
+from shardalg.plan.patching.source_patch import SourcePatch
 from shardalg.plan.patching.user_code import UserFile, replaced
-from shardalg.tables import Answer, Parts, Table
+from shardalg.tables import Parts, Table
 
 if TYPE_CHECKING:
     from shardalg.plan.plan import Plan
@@ -58,18 +57,14 @@ class Fix:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ExplicitPatch(Answer):
+class ExplicitPatch(SourcePatch):
     """The edits under which JAX types a function on a mesh with explicit axes.
 
     Attributes:
-      files: the user's files. expressions: their expressions by number.
       fixes: the edits, in the order in which JAX asked for them.
       left: JAX's last error if no edit answers it; "" if the function is typed.
     """
 
-    files: tuple[UserFile, ...]
-    expressions: Mapping[int, Expression]
-    axes: Mapping[str, int]
     fixes: tuple[Fix, ...]
     left: str
 
@@ -85,40 +80,18 @@ class ExplicitPatch(Answer):
         for fix in self.fixes:
             expression = self.expressions[fix.number]
             names = SourceNames.of(expression.file, self.axes, explicit=True)
-            place = f"{Sources().file(expression.file.path)}:{expression.node.lineno}"
-            rows.append((place, expression.text, names.sharding(fix.spec), fix.error))
+            sharding = names.sharding(fix.spec)
+            rows.append((self.place(fix.number), expression.text, sharding, fix.error))
         return Table(LINE_COLUMNS, tuple(rows))
 
-    @cached_property
-    def texts(self) -> dict[str, str]:
-        """The patched text of each file that changes, by its path."""
-        found = {}
-        for file in self.files:
-            own = [f for f in self.fixes if self.expressions[f.number].file is file]
-            if own:
-                names = SourceNames.of(file, self.axes, explicit=True)
-                made = [e for fix in own for e in _edits(self.expressions[fix.number], fix, names)]
-                made += names.import_edits(file)
-                found[file.path] = applied(file.text, made)
-        return found
-
-    @cached_property
-    def diff(self) -> str:
-        """The edits as a unified diff, which `git apply` accepts; "" if there are none."""
-        return "".join(
-            diff(file, self.texts[file.path]) for file in self.files if file.path in self.texts
-        )
-
-    def write(self, path: str | Path) -> Path:
-        """Write the diff to a file, and return its path.
-
-        Raises:
-          PatchError: there is nothing to add.
-        """
-        if not self.diff:
-            raise PatchError(f"there is nothing to write: {self.conclusion}")
-        write_whole(Path(path), encoded(self.diff, self.files))
-        return Path(path)
+    def edits_of(self, file: UserFile) -> list[Edit]:
+        """Return the edits of a file; [] if it does not change."""
+        own = [fix for fix in self.fixes if self.expressions[fix.number].file is file]
+        if not own:
+            return []
+        names = SourceNames.of(file, self.axes, explicit=True)
+        made = [edit for fix in own for edit in _edits(self.expressions[fix.number], fix, names)]
+        return made + names.import_edits(file)
 
     @property
     def conclusion(self) -> str:
@@ -134,7 +107,24 @@ class ExplicitPatch(Answer):
 
     def parts(self) -> Parts:
         """Return the conclusion, the edits with the errors that they answer, and the diff."""
-        return (self.conclusion, self.table, self.diff) if self.fixes else (self.conclusion,)
+        if not self.fixes:
+            return (self.conclusion,)
+        note = (
+            "Call the function under jax.set_mesh(mesh), with axes of AxisType.Explicit. Results "
+            "have the shardings that JAX infers: jax.jit(fn, **plan.jit_kwargs()) has the plan's."
+        )
+        return (self.conclusion, self.table, self.diff, note)
+
+    def write(self, path: str | Path) -> Path:
+        """Write the diff to a file, and return its path.
+
+        Raises:
+          PatchError: there is nothing to add, or JAX still refuses the function with the edits.
+          OSError: as in `SourcePatch.write`.
+        """
+        if self.left:
+            raise PatchError(self.conclusion)
+        return super().write(path)
 
 
 def explicit_patch(plan: Plan, files: tuple[UserFile, ...]) -> ExplicitPatch:
@@ -149,9 +139,8 @@ def explicit_patch(plan: Plan, files: tuple[UserFile, ...]) -> ExplicitPatch:
     marked = marked_plan(plan, files, names=True)
     search = _ExplicitSearch(plan, files, marked)
     left = search.run()
-    return ExplicitPatch(
-        files, marked.expressions, dict(plan.mesh.axes), tuple(search.fixes.values()), left
-    )
+    axes = dict(plan.mesh.axes)
+    return ExplicitPatch(files, marked.expressions, axes, tuple(search.fixes.values()), left)
 
 
 @dataclass(eq=False)

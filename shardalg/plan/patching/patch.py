@@ -3,65 +3,54 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardalg.errors import PatchError
-from shardalg.files import write_whole
-from shardalg.graph.source import Sources
 from shardalg.graph.tracing.parts import installed_partitioner
-from shardalg.plan.patching.constraint_trials import (
-    Chosen,
-    ConstraintTrials,
-    XlaFigures,
-    xla_figures,
-)
-from shardalg.plan.patching.edits import SourceNames, applied, diff, edits, encoded, imported
+from shardalg.plan.patching.candidates import alternatives, by_difference, grouped
+from shardalg.plan.patching.constraint_trials import Chosen, ConstraintTrials, XlaFigures
+from shardalg.plan.patching.edits import Edit, SourceNames, edits
 from shardalg.plan.patching.explicit_edits import ExplicitPatch, explicit_patch
-from shardalg.plan.patching.minimal import MORE_FLOPS, NEAR, MinimalSearch
-from shardalg.plan.patching.probes import (
-    BORDER,
-    Constraint,
-    MarkedPlan,
-    alternatives,
-    has_open_border,
-    marked_plan,
-    own_annotations,
-    with_border,
-)
-from shardalg.plan.patching.user_code import UserFile, replaced, user_files
-from shardalg.planner.stages import priced
-from shardalg.tables import Answer, Parts, Table, bytes_text, seconds_text
+from shardalg.plan.patching.minimal import NEAR, MinimalSearch
+from shardalg.plan.patching.patch_check import PatchCheck, checked
+from shardalg.plan.patching.probes import BORDER, Constraint, has_open_border, marked_plan
+from shardalg.plan.patching.source_patch import SourcePatch
+from shardalg.plan.patching.user_code import UserFile, user_files
+from shardalg.tables import Parts, Table, bytes_text, seconds_text
 
 if TYPE_CHECKING:
     from shardalg.plan.plan import Plan
 
 LINE_COLUMNS = ("place", "constraint", "worth_bytes", "worth_s")
 LEFT_OUT_COLUMNS = ("place", "constraint", "saved_bytes", "added_s", "reason")
-CHECK_COLUMNS = ("program", *XlaFigures._fields)
 MOST_CONSTRAINTS = 24
 """Constraints that are tried; values of the lines with the largest differences come first."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Patch(Answer):
+class Patch(SourcePatch):
     """The fewest sharding constraints in the user's source under which XLA agrees with a plan.
 
     Attributes:
       plan: the plan.
       trials: the sets of constraints that XLA was asked about.
       chosen: the constraints of the patch.
-      files: the user's files.
+      limit: most sets that XLA was asked about.
     """
 
     plan: Plan
     trials: ConstraintTrials
     chosen: Chosen
-    files: tuple[UserFile, ...]
+    limit: int
+
+    @property
+    def is_limited(self) -> bool:
+        """True if the search ended because XLA was asked about as many sets as allowed."""
+        return len(self.trials.known) >= self.limit
 
     @property
     def plan_bytes(self) -> float:
@@ -109,7 +98,7 @@ class Patch(Answer):
                     without.wire_bytes - self.after.wire_bytes,
                     without.step_s - self.after.step_s,
                 )
-            rows.append((*self._place(each), *worth))
+            rows.append((*self._row(each), *worth))
         return Table(LINE_COLUMNS, tuple(rows))
 
     @cached_property
@@ -125,20 +114,19 @@ class Patch(Answer):
             if saved > 0 and added > 0:
                 (each,) = more
                 reason = f"{seconds_text(added)} more per step for {bytes_text(saved)} less"
-                rows.append((*self._place(each), saved, added, reason))
+                rows.append((*self._row(each), saved, added, reason))
         return Table(LEFT_OUT_COLUMNS, tuple(rows))
 
-    def _place(self, each: Constraint) -> tuple[str, str]:
+    def _row(self, each: Constraint) -> tuple[str, str]:
         """Return the file and line of a constraint, and its text."""
         if each == BORDER:
             return "jax.jit", "in_shardings=..., out_shardings=... (jit_kwargs)"
-        expression = self.trials.marked.expressions[each.expression]
-        file = Sources().file(expression.file.path)
-        names = self._names(expression.file)
-        return f"{file}:{expression.node.lineno}", names.constrained(expression.text, each.spec)
+        expression = self.expressions[each.expression]
+        text = self._names(expression.file).constrained(expression.text, each.spec)
+        return self.place(each.expression), text
 
     def _names(self, file: UserFile) -> SourceNames:
-        return SourceNames.of(file, dict(self.plan.mesh.axes))
+        return SourceNames.of(file, self.axes)
 
     @property
     def jit_kwargs(self) -> dict[str, Any]:
@@ -149,37 +137,9 @@ class Patch(Answer):
         """
         return self.plan.jit_kwargs() if BORDER in self.chosen else {}
 
-    @cached_property
-    def texts(self) -> dict[str, str]:
-        """The patched text of each file that changes, by its path."""
-        found = {}
-        for file in self.files:
-            names = self._names(file)
-            made = edits(file, self.trials.marked.expressions, self.chosen - {BORDER}, names)
-            if made:
-                found[file.path] = applied(file.text, made)
-        return found
-
-    @cached_property
-    def diff(self) -> str:
-        """The patch as a unified diff, which `git apply` accepts; "" if there is nothing to add.
-
-        A cell of a notebook has no file that `git apply` finds: `lines` names its line.
-        """
-        return "".join(
-            diff(file, self.texts[file.path]) for file in self.files if file.path in self.texts
-        )
-
-    def write(self, path: str | Path) -> Path:
-        """Write the diff to a file, and return its path.
-
-        Raises:
-          PatchError: there is nothing to add.
-        """
-        if not self.diff:
-            raise PatchError(f"there is nothing to write: {self.conclusion}")
-        write_whole(Path(path), encoded(self.diff, self.files))
-        return Path(path)
+    def edits_of(self, file: UserFile) -> list[Edit]:
+        """Return the edits of a file; [] if it does not change."""
+        return edits(file, self.expressions, self.chosen - {BORDER}, self._names(file))
 
     def check(self) -> PatchCheck:
         """Run the patched source through JAX and XLA, and compare its program with the plan.
@@ -190,7 +150,9 @@ class Patch(Answer):
         Raises:
           PatchError: JAX or XLA refuses the patched source.
         """
-        return check(self)
+        patched = {file: self.texts[file.path] for file in self.files if file.path in self.texts}
+        has_border = BORDER in self.chosen
+        return checked(self.trials, self.before, patched, has_border=has_border)
 
     @property
     def conclusion(self) -> str:
@@ -203,8 +165,8 @@ class Patch(Answer):
                 return f"Nothing to add: XLA sends {before} per device and step, the plan {plan}."
             return (
                 f"No patch was found: of {len(self.trials.known) - 1} sets of constraints none is "
-                f"better. XLA sends {before} per device and step, the plan {plan}. Run the plan "
-                "with plan.lower()."
+                f"better{self._ended}. XLA sends {before} per device and step, the plan {plan}. "
+                "Run the plan with plan.lower()."
             )
         count = f"{len(self.chosen)} constraint{'s' if len(self.chosen) > 1 else ''}"
         times = " to ".join(seconds_text(each.step_s) for each in (self.before, self.after))
@@ -215,9 +177,16 @@ class Patch(Answer):
         if not self.is_reached:
             said += (
                 f" This is the best of {len(self.trials.known)} sets that were tried, and more "
-                "than 1.05 times the plan's bytes."
+                f"than 1.05 times the plan's bytes{self._ended}."
             )
+        elif self._ended:
+            said += f" There may be fewer constraints{self._ended}."
         return said
+
+    @property
+    def _ended(self) -> str:
+        """A remark if the search ended because of its limit, else ""."""
+        return f" (the search ended at trials={self.limit})" if self.is_limited else ""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -231,7 +200,7 @@ class Patch(Answer):
             )
         if not inside:
             return tuple(found)
-        used = {self.trials.marked.expressions[each.expression].file for each in inside}
+        used = {self.expressions[each.expression].file for each in inside}
         if not all(self._names(file).mesh for file in used):
             found.append(
                 "The constraints name axes of the mesh: call the function under "
@@ -249,64 +218,6 @@ class Patch(Answer):
         left = ("Left out:", self.left_out) if len(self.left_out) else ()
         diff = (self.diff,) if self.diff else ()
         return (self.conclusion, self.lines, *diff, *left, *self.notes)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class PatchCheck(Answer):
-    """XLA's program of the source before and after a patch, next to the plan.
-
-    Attributes:
-      planned: figures of the plan.
-      before, after: figures of XLA's program.
-    """
-
-    planned: XlaFigures
-    before: XlaFigures
-    after: XlaFigures
-
-    @property
-    def ok(self) -> bool:
-        """True if XLA sends at most 1.05 times the plan's bytes, with no more flops than before."""
-        is_near = self.after.wire_bytes <= NEAR * self.planned.wire_bytes
-        return is_near and self.after.flops <= MORE_FLOPS * self.before.flops
-
-    @cached_property
-    def table(self) -> Table:
-        """A row per program: bytes, flops, peak memory, and estimated seconds of a step."""
-        rows = [("XLA before", *self.before), ("XLA after", *self.after)]
-        return Table(CHECK_COLUMNS, (*rows, ("plan", *self.planned)))
-
-    def parts(self) -> Parts:
-        """Return whether the patched program agrees with the plan, and the table."""
-        said = "agrees" if self.ok else "does not agree"
-        return (f"XLA's program of the patched source {said} with the plan.", self.table)
-
-
-def check(patch: Patch) -> PatchCheck:
-    """Return the figures of XLA's program for the patched source; see `Patch.check`."""
-    plan, trials = patch.plan, patch.trials
-    retrace = plan._traced.changed
-    assert retrace is not None, "marked_plan refuses plans without a function"
-    changed = [file for file in patch.files if file.path in patch.texts]
-    texts = [patch.texts[file.path] for file in changed]
-    with replaced(changed, texts, imported()) if changed else nullcontext():
-        try:
-            traced = replace(retrace(lambda fn: fn), first_mesh=plan._traced.first_mesh)
-        except Exception as error:
-            raise PatchError(f"JAX refuses the patched source: {error}") from None
-    given = own_annotations(plan, traced)
-    if BORDER in patch.chosen:
-        given = with_border(plan, given)
-    after = xla_figures(traced, given, plan.options, trials.on, trials.partitioner)
-    at = priced(plan._traced, plan.program, trials.on).at_hints
-    own = XlaFigures(
-        patch.plan_bytes,
-        float(at.flops),
-        None,
-        float(at.step_time_s),
-        float(at.peak_memory_bytes),
-    )
-    return PatchCheck(own, patch.before, after)
 
 
 def patch(
@@ -335,9 +246,9 @@ def patch(
         return explicit_patch(plan, files)
     # The first trace with marks shows which forms each value has; the second has a mark per form.
     whose, first = partitioner or installed_partitioner(), marked_plan(plan, files)
-    ranked = _by_difference(plan, first, whose)
+    ranked = by_difference(plan, first, whose)
     forms: dict[int, list[Constraint]] = {number: [] for number in ranked}
-    forms |= _grouped(first.constraints(), ranked)
+    forms |= grouped(first.constraints(), ranked)
     found = [each for number in ranked for each in forms[number]][:MOST_CONSTRAINTS]
     others = [
         other
@@ -354,46 +265,7 @@ def patch(
     border = [BORDER] * has_open_border(plan)
     chosen = search.run([*border, *found], others)
     say(0, 0.0)
-    return Patch(plan, asked, chosen, files)
-
-
-def _grouped(
-    constraints: Iterable[Constraint], numbers: Sequence[int]
-) -> dict[int, list[Constraint]]:
-    """Return the constraints of each expression with one of these numbers."""
-    found: dict[int, list[Constraint]] = {}
-    for each in constraints:
-        if each.expression in numbers:
-            found.setdefault(each.expression, []).append(each)
-    return found
-
-
-def _by_difference(plan: Plan, marked: MarkedPlan, partitioner: str) -> list[int]:
-    """Return the arrays among the expressions, the largest difference of their line's bytes first.
-
-    Only expressions on lines whose collectives or shardings differ from XLA's are returned.
-    """
-    beside = plan.compare_xla(partitioner)
-    differences: dict[str, float] = {}
-    for row in beside.lines:
-        by = abs((row["xla_wire_bytes"] or 0) - (row["wire_bytes"] or 0))
-        line = row["source"].partition(" (")[0]
-        if row["verdict"] != "agree":
-            differences[line] = differences.get(line, 0.0) + by
-    for value in beside.values:
-        if value["verdict"] != "agree" and "@" in value["value"]:
-            differences.setdefault(value["value"].rpartition("@")[2], 0.0)
-    sources, ranked = Sources(), []
-    for number in marked.shapes:
-        expression = marked.expressions[number]
-        file = sources.file(expression.file.path)
-        on_lines = [
-            differences[n] for n in (f"{file}:{i}" for i in expression.lines) if n in differences
-        ]
-        if on_lines:
-            ranked.append((-max(on_lines), number))
-    # Without a line of the user that differs, every value may be the cause.
-    return [number for _, number in sorted(ranked)] or sorted(marked.shapes)
+    return Patch(files, marked.expressions, dict(plan.mesh.axes), plan, asked, chosen, trials)
 
 
 def _reporter(progress: bool | None, trials: int) -> Callable[[int, float], None]:

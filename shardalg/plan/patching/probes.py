@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import copy
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,15 +22,12 @@ from shardalg.planner.propagate.strategy import Annotations, Strategy, resolve
 from shardalg.planner.stages import Stages, planned
 
 if TYPE_CHECKING:
-    from shardalg.algebra.mesh import Mesh
     from shardalg.algebra.sharding import Sharding
     from shardalg.plan.plan import Plan
     from shardalg.planner.traced import Traced
 
 MARK = "_shardalg_mark"
 _MARKED = (ast.Call, ast.BinOp, ast.UnaryOp, ast.Subscript, ast.Attribute)
-MOST_OTHERS = 8
-"""Shardings of an expression that are tried although the plan has none of them."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 Axes = tuple[str, ...]
 
@@ -231,31 +227,6 @@ class MarkedPlan:
             # Layers that share a line share a constraint: the forms that most of them have.
             for depth, spec in enumerate(forms.most_common(1)[0][0] if forms else ()):
                 yield Constraint(number, depth, spec)
-
-
-def alternatives(
-    number: int, forms: Sequence[Constraint], shape: Sequence[int], mesh: Mesh
-) -> list[Constraint]:
-    """Return other shardings of an expression: the plan's, with axes on another dimension or none.
-
-    XLA may have no short way to the plan's own forms, and one to a neighbour of them.
-
-    Args:
-      number: the number of the expression.
-      forms: its constraints that the plan has. Without any, each axis is tried on each dimension.
-      shape: the shape of its value.
-    """
-    none: tuple[Axes, ...] = ((),) * len(shape)
-    seen = [each.spec for each in forms]
-    pairs = [(spec, axes) for spec in seen for axes in spec if axes]
-    found: list[tuple[Axes, ...]] = []
-    for spec, axes in pairs or [(none, (name,)) for name, size in mesh.axes if size > 1]:
-        whole = tuple(() if each == axes else each for each in spec)
-        parts = math.prod(mesh.shape[name] for name in axes)
-        fitting = [d for d, size in enumerate(shape) if not whole[d] and size % parts == 0]
-        others = [whole, *((*whole[:d], axes, *whole[d + 1 :]) for d in fitting)]
-        found += [other for other in others if other not in (*seen, *found)]
-    return [Constraint(number, len(forms) + n, spec) for n, spec in enumerate(found[:MOST_OTHERS])]
 
 
 def has_open_border(plan: Plan) -> bool:

@@ -17,7 +17,7 @@ AXIS_NAMES = ("a", "b", "c")
 
 @dataclass(frozen=True)
 class Family:
-    """The plans among which `search` finds the fastest: those of some meshes.
+    """The plans among which `search` finds the fastest, on some meshes.
 
     On each mesh, every mesh axis may shard any loop of each operator, and any dimension of each
     argument and value, or none, as long as blocks are even. Equal layers have equal layouts.

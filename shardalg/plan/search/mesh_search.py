@@ -306,7 +306,7 @@ class MeshSearch:
         return MeshSearch(traced, mesh, place, options, given["budget_bytes"] or math.inf, wishes)
 
     def check_table(self, content: Mapping[str, Any]) -> None:
-        """Raise an error unless a certificate's costs are those of this search.
+        """Raise an error unless a certificate has the costs of this search.
 
         Raises:
           CertificateError: the costs differ; the error counts the variables.

@@ -224,7 +224,7 @@ def _limit(memory_bytes: Any, on: Machine) -> float:
 
 
 def _num_devices(devices: int | None, on: Machine, over: Family) -> int:
-    """Return the number of devices that the user gave, or that of the topology or a mesh."""
+    """Return the number of devices: the user's, or the size of the topology or of a mesh."""
     if devices is None:
         devices = on.devices if isinstance(on, Topology) else None
         sizes = {mesh.size for mesh in over.meshes}

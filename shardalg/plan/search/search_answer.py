@@ -14,6 +14,7 @@ from shardalg.costs.calibration.constants import DATASHEET
 from shardalg.costs.topology import arranged
 from shardalg.errors import BudgetError, StrategyError, TableError
 from shardalg.plan.comparing.compared import ComparedStrategy
+from shardalg.plan.comparing.given import page_path
 from shardalg.plan.comparing.largest_batch import BatchSearch
 from shardalg.plan.comparing.ranking import least_memory, ranked, unbeaten
 from shardalg.plan.comparing.step_figures import StrategyFigures
@@ -405,7 +406,7 @@ class SearchAnswer(Answer):
         )
 
     def draw(self) -> Figure:
-        """Draw a bar per mesh: the causes of its step's time; what does not fit is marked."""
+        """Draw a bar per mesh: causes of its step's time, and a mark if it does not fit."""
         from shardalg.show.strategy_bars import draw_comparison
 
         return draw_comparison(self._bars)
@@ -419,13 +420,11 @@ class SearchAnswer(Answer):
         """
         from shardalg.show.strategy_bars import write_comparison
 
-        if not isinstance(path, str | Path):
-            raise TableError(f"page() writes a file, and its path is {path!r:.60}: give text.")
         found = self.best.shardings()[["value", "global_shape", "sharding", "local_shape"]]
         layouts = Table(tuple(found.columns), tuple(map(tuple, found.values.tolist())))
         sections = (("Meshes", self.table), ("Layouts of the fastest plan", layouts))
         return write_comparison(
-            self._bars, self.sentence, sections, Path(path), title="Fastest layouts"
+            self._bars, self.sentence, sections, page_path(path), title="Fastest layouts"
         )
 
     @property

@@ -46,13 +46,18 @@ class SearchDifference(Answer):
 
     @property
     def causes(self) -> Table:
-        """A row per cause of time; the sum of the differences is that of the steps."""
-        return StrategyDifference(self.best, self.given).causes
+        """A row per cause of time; the differences add up to the difference of the steps."""
+        return self._difference.causes
 
     @property
     def table(self) -> Table:
         """A row per module, kind of collective and axes whose bytes differ, the largest first."""
-        return StrategyDifference(self.best, self.given).table
+        return self._difference.table
+
+    @cached_property
+    def _difference(self) -> StrategyDifference:
+        """The difference of the given plan from the best one."""
+        return StrategyDifference(self.best, self.given)
 
     @property
     def sentence(self) -> str:
@@ -76,17 +81,8 @@ class SearchDifference(Answer):
             cause = max(causes, key=lambda row: sign * row["difference_s"])
             lost = seconds_text(sign * cause["difference_s"])
             said += f" The {slower} loses {lost} more to {cause['cause']}."
-        moves = [
-            r for r in self.table if sign * (r["second_wire_bytes"] - r["first_wire_bytes"]) > 0
-        ]
-        if self.difference_s and moves:
-            # The largest difference is the first row.
-            row = moves[0]
-            sent = bytes_text(abs(row["second_wire_bytes"] - row["first_wire_bytes"]))
-            said += (
-                f" It sends {sent} more per device by {row['kind']} along {row['mesh_axes']} in "
-                f"{row['module'] or 'no module'}."
-            )
+        if self.difference_s:
+            said += self._difference.more_sent(sign)
         return said
 
     def parts(self) -> Parts:

@@ -14,6 +14,7 @@ from shardalg import files
 from shardalg.errors import PlanFileError
 from shardalg.files import write_whole
 from shardalg.plan import plan_file
+from shardalg.plan.comparing.given import resumed_file
 from shardalg.plan.search.mesh_search import MeshFigures, MeshSearch
 
 SCHEMA = "shardalg.search/1"
@@ -40,12 +41,8 @@ class SearchFile:
         """
         if path is None:
             return SearchFile(None)
-        if not isinstance(path, str | Path):
-            raise PlanFileError(f"file is {path!r:.60}: give the path of a file as text.")
-        place = Path(path)
+        place = resumed_file(path)
         if not place.exists():
-            if not place.parent.is_dir():
-                raise PlanFileError(f"file={str(path)!r}: the folder {place.parent} is missing.")
             return SearchFile(place)
         try:
             content = json.loads(place.read_text(encoding="utf-8"))

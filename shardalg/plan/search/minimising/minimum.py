@@ -87,7 +87,7 @@ class Minimum:
 
 @dataclass
 class _Best:
-    """The best solution so far, and what is proved.
+    """The best solution so far, and the proved bound.
 
     Attributes:
       labels: one label per variable; None before the first solution.

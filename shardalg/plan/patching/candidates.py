@@ -1,0 +1,84 @@
+"""The constraints that a search tries: forms of the plan, and neighbours of them.
+
+Only expressions on lines where XLA differs from the plan have constraints.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from shardalg.graph.source import Sources
+from shardalg.plan.patching.probes import Axes, Constraint, MarkedPlan
+
+if TYPE_CHECKING:
+    from shardalg.algebra.mesh import Mesh
+    from shardalg.plan.plan import Plan
+
+MOST_OTHERS = 8
+"""Shardings of an expression that are tried although the plan has none of them."""
+
+
+def grouped(
+    constraints: Iterable[Constraint], numbers: Sequence[int]
+) -> dict[int, list[Constraint]]:
+    """Return the constraints of each expression with one of these numbers."""
+    found: dict[int, list[Constraint]] = {}
+    for each in constraints:
+        if each.expression in numbers:
+            found.setdefault(each.expression, []).append(each)
+    return found
+
+
+def by_difference(plan: Plan, marked: MarkedPlan, partitioner: str) -> list[int]:
+    """Return the arrays among the expressions, the largest difference of their line's bytes first.
+
+    Only expressions on lines whose collectives or shardings differ from XLA's are returned.
+    """
+    beside = plan.compare_xla(partitioner)
+    differences: dict[str, float] = {}
+    for row in beside.lines:
+        by = abs((row["xla_wire_bytes"] or 0) - (row["wire_bytes"] or 0))
+        line = row["source"].partition(" (")[0]
+        if row["verdict"] != "agree":
+            differences[line] = differences.get(line, 0.0) + by
+    for value in beside.values:
+        if value["verdict"] != "agree" and "@" in value["value"]:
+            differences.setdefault(value["value"].rpartition("@")[2], 0.0)
+    sources, ranked = Sources(), []
+    for number in marked.shapes:
+        expression = marked.expressions[number]
+        file = sources.file(expression.file.path)
+        on_lines = [
+            differences[n] for n in (f"{file}:{i}" for i in expression.lines) if n in differences
+        ]
+        if on_lines:
+            ranked.append((-max(on_lines), number))
+    # Without a line of the user that differs, every value may be the cause.
+    return [number for _, number in sorted(ranked)] or sorted(marked.shapes)
+
+
+def alternatives(
+    number: int, forms: Sequence[Constraint], shape: Sequence[int], mesh: Mesh
+) -> list[Constraint]:
+    """Return other shardings of an expression: the plan's, with axes on another dimension or none.
+
+    XLA may have no short way to the plan's own forms, and one to a neighbour of them.
+
+    Args:
+      number: the number of the expression.
+      forms: its constraints that the plan has. Without any, each axis is tried on each dimension.
+      shape: the shape of its value.
+    """
+    none: tuple[Axes, ...] = ((),) * len(shape)
+    seen = [each.spec for each in forms]
+    pairs = [(spec, axes) for spec in seen for axes in spec if axes]
+    found: list[tuple[Axes, ...]] = []
+    for spec, axes in pairs or [(none, (name,)) for name, size in mesh.axes if size > 1]:
+        whole = tuple(() if each == axes else each for each in spec)
+        parts = math.prod(mesh.shape[name] for name in axes)
+        fitting = [d for d, size in enumerate(shape) if not whole[d] and size % parts == 0]
+        others = [whole, *((*whole[:d], axes, *whole[d + 1 :]) for d in fitting)]
+        found += [other for other in others if other not in (*seen, *found)]
+    return [Constraint(number, len(forms) + n, spec) for n, spec in enumerate(found[:MOST_OTHERS])]
