@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from shardalg.errors import NotationError
 from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule, parse
+from shardalg.xla.audit.block_checks import blocks_of, check_block
 from shardalg.xla.audit.hlo_attributes import shardings_of
 from shardalg.xla.audit.instruction_walk import (
     InstructionAnswer,
     Walk,
-    blocks_of,
-    check_block,
     leaves_of,
 )
 from shardalg.xla.audit.operators.operator_table import OperatorTable

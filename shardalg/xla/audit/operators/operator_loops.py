@@ -207,27 +207,46 @@ def _reduce_window(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops
     return OperatorLoops((tuple(range(rank)), ()), (result,), windows=windows)
 
 
+_PART = 200
+"""Added to a dimension's number: the number of the loop over the part of it that is selected.
+
+Operators have fewer dimensions, so that no other loop has this number.
+"""
+
+
+def _index_loops(
+    operand: Sequence[int], index: Sequence[int], batch: Sequence[int], other: str | None
+) -> list[int]:
+    """Return the loop of each dimension of the indices of a gather or scatter.
+
+    Args:
+      batch: batch dimensions of the operand, whose loops the indices share.
+      other: the same dimensions of the indices, as the attribute lists them.
+    """
+    loops = [len(operand) + dim for dim in range(len(index))]
+    for dim, place in zip(batch, integers(other), strict=True):
+        loops[place] = dim
+    return loops
+
+
 def _gather(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
     a, (operand, index) = instruction.attributes, shapes
     sizes = integers(a["slice_sizes"])
     batch = integers(a.get("operand_batching_dims"))
-    index_batch = integers(a.get("start_indices_batching_dims"))
     own = tuple(range(len(operand)))
-    indices = [len(operand) + d for d in range(len(index))]
-    for dim, other in zip(batch, index_batch, strict=True):
-        indices[other] = dim
+    indices = _index_loops(operand, index, batch, a.get("start_indices_batching_dims"))
     vector = int(a["index_vector_dim"])
     needed = {d for d in own if d not in batch and sizes[d] != operand[d]}
     needed |= {d for d in integers(a.get("start_index_map")) if sizes[d] != operand[d]}
     # A dimension that is taken whole is one loop; a part of it is another loop in the result.
     gone = {*integers(a.get("collapsed_slice_dims")), *batch}
-    window = [d if sizes[d] == operand[d] else 200 + d for d in own if d not in gone]
+    window = [d if sizes[d] == operand[d] else _PART + d for d in own if d not in gone]
     offset = integers(a.get("offset_dims"))
     lead = [loop for d, loop in enumerate(indices) if d != vector]
     rest, inside = iter(lead), iter(window)
     rank = len(instruction.leaves[0][1])
     result = tuple(next(inside) if d in offset else next(rest) for d in range(rank))
-    whole = {*needed, *(loop for loop in window if loop >= 200)}
+    whole = {*needed, *(loop for loop in window if loop >= _PART)}
     if vector < len(index):
         whole.add(indices[vector])
     return OperatorLoops((own, tuple(indices)), (result,), whole=tuple(sorted(whole)))
@@ -238,22 +257,19 @@ def _scatter(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
         return _whole(instruction, shapes)
     a, (operand, index, update) = instruction.attributes, shapes
     batch = integers(a.get("input_batching_dims"))
-    index_batch = integers(a.get("scatter_indices_batching_dims"))
     own = tuple(range(len(operand)))
-    indices = [len(operand) + d for d in range(len(index))]
-    for dim, other in zip(batch, index_batch, strict=True):
-        indices[other] = dim
+    indices = _index_loops(operand, index, batch, a.get("scatter_indices_batching_dims"))
     vector = int(a["index_vector_dim"])
     gone = {*integers(a.get("inserted_window_dims")), *batch}
     window = integers(a.get("update_window_dims"))
     kept = [d for d in own if d not in gone]
     spans = {d: update[w] for d, w in zip(kept, window, strict=True)}
-    inside = iter([d if spans[d] == operand[d] else 200 + d for d in kept])
+    inside = iter([d if spans[d] == operand[d] else _PART + d for d in kept])
     lead = [loop for d, loop in enumerate(indices) if d != vector]
     rest = iter(lead)
     updates = tuple(next(inside) if d in window else next(rest) for d in range(len(update)))
     whole = {d for d in own if d not in batch and spans.get(d) != operand[d]}
-    whole |= {loop for loop in updates if loop >= 200}
+    whole |= {loop for loop in updates if loop >= _PART}
     if vector < len(index):
         whole.add(indices[vector])
     reduced = tuple(loop for loop in lead if loop not in own)
