@@ -91,6 +91,15 @@ def test_a_contract_that_holds(repository, capsys):
     assert read_file(again) == given
 
 
+def test_a_misspelt_name_is_an_error(repository, capsys):
+    path = repository / "model.py"
+    path.write_text(MODEL.replace("in_shardings =", "in_sharding ="))
+    assert main(["check", "step.contract.toml"]) == 2
+    assert "defines in_sharding: write in_shardings, or rename it" in capsys.readouterr().err
+    assert main(["check", "step.contract.toml", "--update", "--hlo", "step.txt"]) == 2
+    assert "--update writes plan files" in capsys.readouterr().err
+
+
 def test_edits_that_do_not_matter_change_nothing(repository):
     path = repository / "model.py"
     path.write_text("# a comment\n\n" + MODEL.replace("    def loss", "    # why\n    def loss"))
@@ -188,6 +197,7 @@ def test_the_page_about_ci_runs():
 
 WRONG = (
     ("", "no version"),
+    ('version = "1"', "has version = '1': write the line version = 1"),
     ("version = 2\n", "later shardalg"),
     ("version = 1\n", "no \\[\\[statement\\]\\]"),
     ("version = 1\n[[statement]]\n", "give one"),

@@ -145,6 +145,13 @@ def test_peak_classes_seconds_and_idle_devices(plan):
     assert not sa.contract(sa.no_idle_devices()).check(idle).ok
 
 
+def test_a_phase_that_the_function_does_not_have():
+    x = jax.ShapeDtypeStruct((8, 8), "float32")
+    plan = sa.plan(lambda x: x.sum(0), x, mesh=sa.Mesh({"X": 2}), in_shardings=(P("X"),))
+    with pytest.raises(sa.ContractError, match=r"no backward phase.*Known are forward"):
+        plan.require(sa.no("all_gather", phase="backward"))
+
+
 TRUE = (
     sa.no("all_gather", axis="Y", role="weight"),
     sa.no(axis="Y", role="gradient", phase="update"),

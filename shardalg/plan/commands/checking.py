@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardalg.algebra.notation.read import mesh_of
-from shardalg.errors import ContractError, ShardalgError, TraceError
+from shardalg.errors import CommandError, ContractError, ShardalgError, TraceError
 from shardalg.plan.commands.function import loaded, plan_of
 from shardalg.plan.commands.messages import (
     PROGRAM_FAILED,
@@ -102,10 +102,12 @@ def run(options: argparse.Namespace) -> int:
 
     Raises:
       ContractError, PlanFileError: a file that cannot be read, or that fits nothing.
-      CommandError: the function of a contract cannot be loaded or fails.
+      CommandError: the function of a contract cannot be loaded or fails; or --hlo and --update.
     """
     # Planning needs no accelerator, and starting one takes seconds.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if options.hlo is not None and options.update:
+        raise CommandError("--update writes plan files, which --hlo does not make: omit one.")
     checked = [_outcome(path, options) for path in options.files]
     if options.json:
         print_json({"files": [_data(one) for one in checked]})

@@ -98,11 +98,13 @@ def plan_of(function: Callable[..., Any], specs: ModuleType, options: argparse.N
       specs: the module of the user that defines `args()` and, if needed, shardings and roles.
 
     Raises:
-      CommandError: the strategy of the specs has another mesh than --mesh.
+      CommandError: the specs have a misspelt name such as `in_sharding`, or their strategy has
+        another mesh than --mesh.
       HardwareError: the chip has no peak for the item type of a product.
     """
     import shardalg as sa
 
+    _check_names(specs)
     mesh = None if options.mesh is None else mesh_of(options.mesh)
     given = {name: getattr(specs, name) for name in SPECS if hasattr(specs, name)}
     own = getattr(given.get("strategy"), "mesh", None)
@@ -118,6 +120,20 @@ def plan_of(function: Callable[..., Any], specs: ModuleType, options: argparse.N
     if options.hardware:
         check_products(plan.graph, machine(options.hardware).chip)
     return plan
+
+
+def _check_names(specs: ModuleType) -> None:
+    """Raise an error if the specs have a name that is nearly one of `SPECS`, and not that one.
+
+    Otherwise `in_sharding = ...` would be ignored, and the plan would have other layouts.
+
+    Raises:
+      CommandError: such a name.
+    """
+    for name in SPECS:
+        near = difflib.get_close_matches(name, vars(specs), 1, cutoff=0.9)
+        if near and not hasattr(specs, name) and near[0] not in SPECS:
+            raise CommandError(f"{specs.__file__} defines {near[0]}: write {name}, or rename it.")
 
 
 def machine_data(cost: Cost, mesh: Mesh) -> dict[str, Any]:

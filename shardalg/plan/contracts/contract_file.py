@@ -136,7 +136,8 @@ def _of(data: Mapping[str, Any], path: Path) -> ContractFile:
     """
     version = data.get("version")
     if type(version) is not int:
-        raise ContractError(f"{path} has no version: its first line is version = {VERSION}.")
+        found = "no version" if version is None else f"version = {version!r:.20}"
+        raise ContractError(f"{path} has {found}: write the line version = {VERSION}.")
     if version != VERSION:
         raise ContractError(
             f"{path} has version {version}, and this shardalg reads version {VERSION}: "

@@ -142,12 +142,18 @@ def check_subject(subject: Subject, plan: Plan) -> None:
     Otherwise "no all_gather along modle" would hold for every plan.
 
     Raises:
-      ContractError: an unknown kind, axis, phase, role, region or module; or a role although the
-        plan was made without roles.
+      ContractError: an unknown kind, axis, phase, role, region or module; a phase that the function
+        does not have; or a role although the plan was made without roles.
     """
     check_word("kind", subject.kind, KINDS)
     check_word("axis", subject.axis, plan.mesh.axis_names)
     check_word("phase", subject.phase, PHASES)
+    phases = {node.phase for node in plan.graph.nodes}
+    if subject.phase is not None and subject.phase not in phases:
+        raise ContractError(
+            f"the function has no {subject.phase} phase: the statement would hold for every plan. "
+            f"{near(subject.phase, sorted(phases))}"
+        )
     check_word("role", subject.role, ROLES)
     if subject.role is not None and not any(plan._traced.argument_roles):
         raise ContractError(

@@ -25,7 +25,7 @@ from shardalg.tables import Parts, Table, bytes_text, seconds_text
 if TYPE_CHECKING:
     from shardalg.plan.plan import Plan
 
-LINE_COLUMNS = ("place", "constraint", "worth_bytes", "worth_s")
+LINE_COLUMNS = ("place", "constraint", "worth_bytes", "worth_s", "worth_flops")
 LEFT_OUT_COLUMNS = ("place", "constraint", "saved_bytes", "added_s", "reason")
 MOST_CONSTRAINTS = 24
 """Constraints that are tried; values of the lines with the largest differences come first."""
@@ -87,16 +87,18 @@ class Patch(SourcePatch):
     def lines(self) -> Table:
         """A row per constraint: its place, its text, and its worth to XLA's program.
 
-        `worth_bytes` are bytes, and `worth_s` estimated seconds, per device and step.
+        `worth_bytes` are bytes, `worth_s` estimated seconds, and `worth_flops` floating-point
+        operations, per device and step: XLA's program needs so many more without the line.
         """
         rows = []
         for each in sorted(self.chosen):
             without = self.trials.figures(self.chosen - {each})
-            worth: tuple[float | None, float | None] = (None, None)
+            worth: tuple[float | None, ...] = (None, None, None)
             if without is not None:
                 worth = (
                     without.wire_bytes - self.after.wire_bytes,
                     without.step_s - self.after.step_s,
+                    without.flops - self.after.flops,
                 )
             rows.append((*self._row(each), *worth))
         return Table(LINE_COLUMNS, tuple(rows))
