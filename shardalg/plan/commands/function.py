@@ -98,7 +98,7 @@ def plan_of(function: Callable[..., Any], specs: ModuleType, options: argparse.N
       specs: the module of the user that defines `args()` and, if needed, shardings and roles.
 
     Raises:
-      CommandError: the specs have a misspelt name such as `in_sharding`, or their strategy has
+      CommandError: the specs have a misspelt name, or their strategy has
         another mesh than --mesh.
       HardwareError: the chip has no peak for the item type of a product.
     """
@@ -125,7 +125,7 @@ def plan_of(function: Callable[..., Any], specs: ModuleType, options: argparse.N
 def _check_names(specs: ModuleType) -> None:
     """Raise an error if the specs have a name that is nearly one of `SPECS`, and not that one.
 
-    Otherwise `in_sharding = ...` would be ignored, and the plan would have other layouts.
+    Otherwise "in_sharding = ..." would be ignored, and the plan would have other layouts.
 
     Raises:
       CommandError: such a name.
