@@ -3,7 +3,6 @@
 import doctest
 import json
 import re
-import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.plan.rules.findings import KINDS
+from tests.calls_made import calls_made
 
 HERE = Path(__file__).parent
 SMALL = json.loads((HERE / "cases/small_rules.json").read_text())
@@ -267,7 +267,7 @@ def test_names_of_dimensions_are_text(names):
         sa.logical_rules([("mlp", "model")], MESH).spec(names)
 
 
-def test_a_model_of_a_billion_parameters_takes_less_than_two_seconds():
+def test_a_model_of_a_billion_parameters_needs_little_work():
     """24 layers of width 1792, by MaxText's own rules."""
     width, ff, heads = 1792, 7168, 14
     case = next(c for c in PUBLIC["rules"] if c["name"] == "maxtext base, fsdp and tensor")
@@ -284,9 +284,8 @@ def test_a_model_of_a_billion_parameters_takes_less_than_two_seconds():
         f"layer{i}": {k: (s, "bfloat16", n) for k, (s, n) in kinds.items()} for i in range(24)
     }
     arrays["table"] = ((131072, width), "bfloat16", ("vocab", "embed_vocab"))
-    start = time.perf_counter()
-    found = rules.lint(arrays)
-    assert time.perf_counter() - start < 2
+    found, calls = calls_made(lambda: rules.lint(arrays))
+    assert calls <= 400_000
     # 14 heads are not divisible by 4 devices along tensor: that is so.
     assert {(one.kind, one.name) for one in found} == {
         ("not_divisible", "q_heads"), ("not_divisible", "kv_heads"), ("not_divisible", "heads"),
