@@ -117,7 +117,8 @@ class Table(metaclass=TableType):
         """Return the values of one column.
 
         Raises:
-          TableError: the column does not exist; the message lists the columns or the new name.
+          TableError: the column does not exist. The message lists the columns, and the new name if
+            the column was renamed.
         """
         if column not in self.columns:
             new = new_name(column, self.columns)

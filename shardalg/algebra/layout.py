@@ -258,7 +258,8 @@ def spelled(digits: Digits, mesh: Mesh) -> Digits:
     >>> spelled(Mesh.unnamed(8).digits([""]), mesh) == mesh.digits("xy")
     True
     """
-    # Canonical first, so that neighbours of several axes are one digit that `refs` cuts at axes.
+    # `canonical` joins adjacent digits, also of several axes. `refs` cuts the result at the borders
+    # of axes.
     try:
         return tuple(mesh.ref_digit(ref) for ref in mesh.refs(canonical(digits)))
     except MeshError:

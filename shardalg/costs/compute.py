@@ -112,7 +112,7 @@ def rule_executions(
             found.append(Executed(rule, sizes, flops(rule, sizes)))
             continue
         named = has_formula(size for shape in shapes for size in shape)
-        own = row or (rule if named else local_row(signature, shapes, params))
+        own = row or (rule if named else local_rule(signature, shapes, params))
         # A dimension that is read through a window has index `stride*o + dilation*r - padding`. Its
         # size determines neither the loop over the image nor the loop over the window.
         through_window = read_dims(own)
@@ -133,7 +133,7 @@ def windows(signature: Signature) -> bool:
 
 
 @lru_cache(maxsize=65536)
-def local_row(signature: Signature, shapes: Shapes, params: Params) -> Rule:
+def local_rule(signature: Signature, shapes: Shapes, params: Params) -> Rule:
     """Return the rule of an operator with a sliding window, for the local shapes of a device.
 
     Args:
@@ -144,6 +144,7 @@ def local_row(signature: Signature, shapes: Shapes, params: Params) -> Rule:
     local = tuple(ValueType(shape, t.dtype) for shape, t in zip(shapes, types, strict=True))
     merged = tuple((dict(signature.params) | dict(params)).items())
     made = rules(Signature(signature.primitive, merged, local[:count], local[count:]))
+    # Other rules of the operator, such as that of an index computation, have no arithmetic.
     (found,) = [rule for rule in made or () if rule.flops]
     return found
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from shardalg.algebra.digits import Digit, Digits, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
-from shardalg.costs.compute import local_row, windows
+from shardalg.costs.compute import local_rule, windows
 from shardalg.costs.walk import walk
 from shardalg.graph.ir import Graph
 from shardalg.graph.ops.rule import Rule
@@ -162,7 +162,7 @@ class Symbolised:
                 signature = self.graph.nodes[made.node].signature
                 if windows(signature):
                     shapes = tuple(held[v].shape for v in (*made.operands, *made.results))
-                    row = local_row(signature, shapes, made.attributes.params)
+                    row = local_rule(signature, shapes, made.attributes.params)
                     found[made.results[0]] = row
         return found
 

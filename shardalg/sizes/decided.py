@@ -476,7 +476,8 @@ def _same_except_sizes(recorded: Any, found: Any, pairs: list[tuple[Any, Any]]) 
         if isinstance(recorded, tuple) and len(recorded) != len(found):
             return False
         return all(
-            # Equal parts that are one object have equal sizes; most parts have none.
+            # If both are the same object, no sizes have to be compared. This is the common case,
+            # because most parts contain no sizes.
             a is b or _same_except_sizes(a, b, pairs)
             for a, b in zip(_parts(recorded), _parts(found), strict=False)
         )

@@ -149,7 +149,8 @@ class Least:
         return code.step("min", *map(code.polynomial, self.of.pair))
 
 
-# A difference with more terms is not rewritten in sizes minus 1, because the result is long.
+# The sign of a difference is found by writing each size as 1 plus a rest, such as `H = 1 + h`. A
+# difference with more terms than this is not rewritten, because the products get too many terms.
 _SHIFTED_TERMS = 8
 
 

@@ -330,10 +330,13 @@ class _EntryRows:
     def by(
         self, executor: Executor, entries: Sequence[_Entry], say: Progress | None
     ) -> Iterator[ComparedStrategy]:
-        """Yield a row per entry; the workers of an executor plan and price those in numbers.
+        """Yield a row per entry, planned and priced by the workers of an executor.
+
+        Workers return numbers. So entries with named sizes, whose figures are formulas, are planned in
+        this process. Rows are yielded after all workers have ended.
 
         Raises:
-          StrategyError: the executor fails for all of them.
+          StrategyError: every entry that was sent to the executor failed.
         """
         waiting: list[tuple[_Entry, Strategy, PlanInputs]] = []
         rows: list[ComparedStrategy] = []
@@ -346,7 +349,7 @@ class _EntryRows:
                     waiting.append((entry, strategy, inputs))
             except ShardalgError as error:
                 rows.append(self.refused(entry, reason(error)))
-        jobs = ((place, place[2].job("strategy")) for place in waiting)
+        jobs = ((sent, sent[2].job("strategy")) for sent in waiting)
         failures = []
         done = enumerate(results(executor, jobs), 1 + len(rows))
         for number, ((entry, strategy, inputs), found) in done:

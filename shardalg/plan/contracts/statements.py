@@ -163,7 +163,7 @@ def no(
     module: str | None = None,
     region: str | None = None,
 ) -> NoCollective:
-    """Return the statement that a plan has no such collective, for `Plan.require`.
+    """Return the statement that a plan has no collective with these properties.
 
     Args:
       kind: as in `plan.collectives()`, such as "all_gather"; None: every kind.
@@ -184,10 +184,10 @@ def some(
     module: str | None = None,
     region: str | None = None,
 ) -> SomeCollective:
-    """Return the statement that a plan has at least one such collective, for `Plan.require`.
+    """Return the statement that a plan has at least one collective with these properties.
 
     Args:
-      kind, axis, phase, role, module, region: as of `no`.
+      kind, axis, phase, role, module, region: the same as for `no`.
 
     >>> print(some("reduce_scatter", role="gradient"))
     some reduce_scatter of the role gradient

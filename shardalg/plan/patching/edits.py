@@ -54,7 +54,7 @@ class SourceNames:
         modules = {path: sys.modules[path] for path in paths}
         # Names of the user that are a module or a class of JAX. Private ones are no good style, and
         # a name that some function binds is another value there.
-        mine = {
+        names_of_user = {
             id(value): name
             for name, value in reversed(space.items())
             if not name.startswith("_") and name not in file.local_names
@@ -64,14 +64,19 @@ class SourceNames:
         imports: list[str] = []
 
         def reached(path: str, attribute: str) -> str:
-            """Return the expression for an attribute of a module of JAX."""
+            """Return the expression by which the file can name an attribute of a module of JAX.
+
+            The first of these that the file has: its own name for the attribute, for the module,
+            and for `jax`. Else it is the path from `jax`, and `imports` gets an import of jax.
+            """
             whole: Any = getattr(modules[path], attribute)
-            if id(whole) in mine:
-                return mine[id(whole)]
+            if id(whole) in names_of_user:
+                return names_of_user[id(whole)]
             for known in (path, "jax"):
-                if id(modules[known]) in mine:
+                own = names_of_user.get(id(modules[known]))
+                if own is not None:
                     rest = path.removeprefix(known).removeprefix(".")
-                    return ".".join(filter(None, (mine[id(modules[known])], rest, attribute)))
+                    return ".".join(filter(None, (own, rest, attribute)))
             imports.append(line)
             return f"{root}{path.removeprefix('jax')}.{attribute}"
 

@@ -58,7 +58,8 @@ class PartitionOptions:
             defer_in_loops=switches.defer_in_loops,
             finite_sums=switches.finite_sums,
             pad_blocks=switches.pad_blocks,
-            # XLA gathers dimension by dimension. A ring of a product needs a gather of one, too.
+            # XLA gathers one dimension at a time, and a collective matmul replaces a gather of a
+            # single dimension. In both cases gathers of several dimensions are not joined.
             join_gathers=(
                 switches.join_gathers and options.way == "paper" and not switches.collective_matmul
             ),

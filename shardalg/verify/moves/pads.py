@@ -221,11 +221,12 @@ def _split_rows(
     """Return the dimensions into which a run of flat elements is split, and the claims to prove.
 
     The new dimensions have the global sizes `sizes`. A device holds a part of dimension `first`,
-    one index of each dimension before it, and all indices of the dimensions after it. A run that
-    continues in the next row has elements there that do not count as elements of the dimension.
+    one index of each dimension before it, and all indices of the dimensions after it. If the run
+    goes past the end of dimension `first`, the elements past the end are not its elements.
 
     Args:
       flat: the run of elements of the flattened dimension that a device holds.
+      first: the number of the new dimension that the devices share out.
     """
     # The new dimensions behind `first` are whole rows of `inner` elements. For sizes (4, 3), where
     # `first` is dimension 0, a run of 6 flat elements from element 6 on is rows 2 and 3:
@@ -240,8 +241,8 @@ def _split_rows(
     dims = [DimensionContents(Number(), size, size) for size in sizes]
     row = flat.start // inner
     if first > leading(sizes):
-        # Before `first`, the block is one row of each dimension, whose index is a digit of the row
-        # number.
+        # Before `first`, the block has one index of each dimension, which is a digit of the row
+        # number. Dimensions before the first one that is larger than 1 (`leading`) have index 0.
         for d in range(leading(sizes), first):
             own = row // prod(sizes[d + 1 : first + 1])
             dims[d] = DimensionContents(own if d == leading(sizes) else own % sizes[d], 1, sizes[d])

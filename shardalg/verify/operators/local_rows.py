@@ -237,7 +237,10 @@ def _is_device_independent(
 def _read_claim(
     run: LocalOperator, place: tuple[int, int], maps: tuple[Index, Index], span: DimensionContents
 ) -> IntegerClaim:
-    """Return the claim that a local read finds the global read's element, or nothing.
+    """Return the claim that a local read gets the same element as the global read.
+
+    If the global read is outside of the operand, the local read must be outside as well, or get a
+    neutral element.
 
     Args:
       place: (operand number, dimension) that is read.
@@ -246,13 +249,16 @@ def _read_claim(
     """
     index, local = maps
     operand, dim = place
-    hit, element = _element(index, run.iterations, span.size)
-    found, position = _element(local, run.places, span.length)
-    holds = equal(position + span.start, element * span.base)
-    here = All((found, holds, span.exists(element)))
-    empty = _is_empty(run, operand, span, found, position)
+    is_inside, element = _element(index, run.iterations, span.size)
+    is_local, position = _element(local, run.places, span.length)
+    # Element e of the dimension is at place e * base, where base is its dilation.
+    same_element = equal(position + span.start, element * span.base)
+    here = All((is_local, same_element, span.exists(element)))
+    empty = _is_empty(run, operand, span, is_local, position)
     # Padding iterations may read anything here: `padding_claims` are about them.
-    goal = implies(run.exists(index.variables), All((implies(hit, here), implies(Not(hit), empty))))
+    goal = implies(
+        run.exists(index.variables), All((implies(is_inside, here), implies(Not(is_inside), empty)))
+    )
     words = f"operand {operand}, dimension {dim}: {local} of the block is {index}"
     return run.claim(words, goal, index.variables)
 

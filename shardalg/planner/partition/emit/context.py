@@ -266,7 +266,8 @@ class PartitionContext(BlockListing):
 
     def hold_remade(self, value: int, make: Callable[[Sharding, Cause], int]) -> None:
         """Record that `make` computes `value` in any sharding without communication."""
-        # The choice of its readers sees a replicated copy, of which every sharding is a slice.
+        # Every sharding is a slice of the replicated value. So a replicated copy is recorded as
+        # available, and choices of layouts count no communication for this value.
         result_sharding = self.sources(value)[0]
         self.remade[value] = make
         self.available[value] = self.tuples.number((result_sharding, whole(result_sharding)))

@@ -37,25 +37,31 @@ ENTER = ("const", "init", "xs")
 class SweepIndex:
     """Steps (nodes with a rule, region arguments, then one step per result) in sweep order.
 
-    Each result of the function has a stand-in, a value numbered after the graph's. The stand-in has
-    the result's annotation, while the value itself stays free.
+    Each result of the function has a stand-in: an extra value, whose number follows the numbers of
+    the graph's values. It has the result's annotation, while the value itself stays free.
 
     Attributes:
-      kinds: the distinct operator classes; kind_of_step: per step, the number of its class;
-        steps_of_kind: the reverse.
-      tensors: per step, its values; pick: the same as a function of a list of layouts.
+      kinds: the distinct operator classes.
+      kind_of_step: per step, the number of its class.
+      steps_of_kind: per class, its steps.
+      tensors: per step, its values.
+      pick: per step, a function from the layouts of all values to those of the step's values.
       nodes: per step, its node (the call for a region argument, None for a result).
       readers: per value, (step, operand position) of every read, in order.
       steps_of: per value, the steps that it is a tensor of.
       operand_places: per value, the places of those steps' operands.
-      order: values by first appearance, computation by computation; place: per step, the places of
-        its values in this order; reads: per place, the reads by the steps of its computation.
-      shapes, shape_of: the distinct shapes, and per value the number of its shape.
+      order: values by first appearance, computation by computation.
+      place: per step, the places of its values in this order.
+      reads: per place, the reads by the steps of its computation.
+      shapes: the distinct shapes.
+      shape_of: per value, the number of its shape.
       result_count: the number of the function's results.
       spans: per computation (first step, end, first place, end), in the order of sweeps.
-      names: per value, the value of the graph that names it in texts.
+      names: per value, the value of the graph whose name stands for it in messages: a stand-in has
+        the name of its result.
       related: per value, the others that always have its sharding.
-      late_backward: values that take nothing from their readers below the level of broadcasts.
+      late_backward: values to which readers pass no sharding before the level of a sweep that
+        includes broadcasts.
       tuple_groups: per step from one tuple to another, all steps between these two tuples.
       notified: per value, the steps that are visited after a change of it, the next one last.
       seeded: values that have the annotation of a node that reads them, with this node.
