@@ -332,8 +332,8 @@ class _EntryRows:
     ) -> Iterator[ComparedStrategy]:
         """Yield a row per entry, planned and priced by the workers of an executor.
 
-        Workers return numbers. So entries with named sizes, whose figures are formulas, are planned in
-        this process. Rows are yielded after all workers have ended.
+        Workers return numbers. So entries with named sizes, whose figures are formulas, are planned
+        in this process. Rows are yielded after all workers have ended.
 
         Raises:
           StrategyError: every entry that was sent to the executor failed.
