@@ -174,6 +174,7 @@ def test_every_class_that_makes_html_is_tried(folder):
     assert makers <= tried, makers - tried
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_names_make_no_elements(kind, folder):
     (ours, pages), (harmless, harmless_pages) = (

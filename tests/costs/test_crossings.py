@@ -46,8 +46,8 @@ BOTH = (P("X", "Y"), P("Y", "X"), P("X", "Y"))
 UNEVEN = ((P(("X", "Y")), P("X", "Y"), P("X")), (P(("X", "Y")), P(None, ("X", "Y")), P(None, "X")))
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("specs", "hints"),
     [(FSDP, (64, 32, 128)), (TENSOR, (64, 32, 128)), (BOTH, (64, 32, 128)), (BOTH, (61, 33, 127)),

@@ -69,6 +69,7 @@ def test_a_train_step_costs_at_each_point_what_its_plan_there_costs(step):
     assert moved
 
 
+@pytest.mark.slow
 def test_what_is_in_doubt_is_a_question_for_holds(step):
     found = step.sweep("tpu_v3", L=np.array([2, 4, 64]))
     assert found.doubtful.tolist() == [True, False, False]

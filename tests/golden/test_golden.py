@@ -8,7 +8,7 @@ from tests.golden import record
 from tests.golden.programs import POLICIES, programs
 from tests.golden.structure import instructions, structure
 
-EVERY = 59
+EVERY = 127
 """One of so many programs is planned again here. A prime leaves out no family of programs."""
 
 

@@ -41,6 +41,7 @@ def close(got, want, bound=2e-5):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("strategy", "mesh", "changed"), RUNS)
 def test_eight_devices_are_one(strategy, mesh, changed):
@@ -66,6 +67,7 @@ def test_an_axis_of_size_1_changes_nothing(one):
     assert rows[0] == rows[1]
 
 
+@pytest.mark.slow
 def test_microbatches_kinds_of_attention_and_remat_have_the_same_gradients():
     params, _, *data = arguments(SMALL)
     want = jax.jit(SMALL.gradients)(params, *data)

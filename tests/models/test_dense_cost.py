@@ -26,7 +26,7 @@ DEEP = (
 )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("strategy", "mesh", "chip", "changed"), DEEP)
 def test_two_shallow_plans_are_the_deep_one(strategy, mesh, chip, changed):
     """Seconds of every cause, operations, bytes and the peak of memory."""
@@ -70,6 +70,7 @@ def test_nothing_hidden_is_no_faster_than_what_was_measured(chip):
     assert full <= measured <= none
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("strategy", "mesh", "chip", "changed"), DEEP)
 def test_the_price_of_the_model_is_that_of_its_plan(strategy, mesh, chip, changed):
     """One cost path: of the model, of its plan, and of the work that constants are fitted on."""
@@ -102,6 +103,7 @@ def test_a_topology_and_a_chip_alone_are_one_machine():
     assert "dcn" in of_chip.seconds_by_cause
 
 
+@pytest.mark.slow
 def test_what_the_host_keeps_is_not_on_the_device():
     kept, offloaded, full = (
         replace(SMALL, remat=remat).cost({"fsdp": 4}, "v5e", strategy="fsdp")
@@ -206,6 +208,7 @@ def test_what_planning_refuses_names_the_row(changed):
         calibrate([ROW, {**ROW, **changed}], ["exposed"])
 
 
+@pytest.mark.slow
 def test_each_row_has_its_own_error():
     """Rows of one chip, mesh and length are named by their differences, or numbered."""
     changes = ({}, {"batch": 16}, {"optimizer": "sgd"}, {"remat": "full"}, {"microbatches": 2})

@@ -22,6 +22,7 @@ def test_is_proved_on_the_mesh_of_the_figure(plan):
     assert plan.verify().ok
 
 
+@pytest.mark.slow
 def test_both_sides_are_pipelines_forward_and_backward(plan):
     loops = pipeline_loops(plan.graph).values()
     assert [loop.stages for loop in loops] == [4] * 4

@@ -62,6 +62,7 @@ def test_two_images_a_core_take_the_rows_of_eight(show):
     assert measured[0] / measured[1] == pytest.approx(2, abs=0.3)  # memory is padded alike
 
 
+@pytest.mark.slow
 def test_prefix_sums_of_the_gating_are_why_2048_experts_take_longer(show):
     """Prefix sums grow with the experts; the column is far below the measurement without them."""
     few, many = (anchored._planned(f"sparse-bench.{name}") for name in ("c2", "c4"))

@@ -75,6 +75,7 @@ def test_each_column_by_the_twelve_others(show):
     assert max(sizes) <= 0.12
 
 
+@pytest.mark.slow
 def test_the_datasheet_alone_is_a_lower_bound_of_every_column(show):
     """Both without overlap and with full overlap, which gives the paper's utilisation."""
     measured = {c.id: c.measured[STEP] for c in COLUMNS}

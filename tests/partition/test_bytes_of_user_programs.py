@@ -84,7 +84,7 @@ CASES = {
 MESH = sa.Mesh({"X": 2, "Y": 2})
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_no_more_bytes_than_xla(name):
     fn, arguments, specs, out, most = CASES[name]
@@ -103,6 +103,7 @@ WEIGHTS = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("weights", "most"), WEIGHTS, ids=str)
 def test_merged_tokens_send_no_more_than_xla(weights, most):
     mesh, specs = sa.Mesh({"X": 2, "Y": 4}), (P("X", "Y"), *weights)

@@ -106,6 +106,7 @@ def test_readers_count(monkeypatch):
     assert after.flops < 0.95 * before.flops
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("activation", ["relu", "none"])
 def test_the_step_equals_jax(activation):
     plan = planned(activation, 2, 32, width=8, hidden=16)

@@ -13,7 +13,7 @@ SEED = 20
 LAYOUTS = 10
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("group", fuzz.GROUPS, ids=lambda group: group.__name__)
 def test_random_layouts_are_right(group, show):
     *_, drawn = fuzz.functions(group, SEED)
@@ -84,6 +84,7 @@ def test_a_fault_is_excused_by_what_xla_makes_of_the_function_itself():
 ENDS = (cases.reductions, random_cases.waiting)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("group", ENDS, ids=lambda group: group.__name__)
 def test_largest_and_smallest_numbers_of_every_type(group, show):

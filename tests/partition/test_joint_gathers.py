@@ -82,6 +82,7 @@ def test_one_reduce_scatter_of_two_dimensions_is_right(sizes, dtype):
     np.testing.assert_array_equal(np.asarray(simulated, np.float32), expected)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("combine", "dtype"),
     [("sum", "float32"), ("max", "float32"), ("pick", "float32"), ("sum", "bool"), ("or", "uint8"),

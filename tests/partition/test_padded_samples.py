@@ -72,7 +72,7 @@ def planned(function, w, x, devices, out=SPLIT, **switches):
     return sa.plan(function, w, x, mesh=sa.Mesh({"x": devices}), **specs)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("samples", "devices"), SAMPLES)
 @pytest.mark.parametrize("name", CASES)
 def test_uneven_samples_send_nothing(name, samples, devices):

@@ -47,6 +47,7 @@ FUNCTIONS = (
 """One operator of each family. Not `argmax`: beside a slice it fuses two reads of one operand."""
 
 
+@pytest.mark.slow
 def test_choices_at_random_nodes_have_the_order_of_their_costs(tmp_path, show):
     """Nothing but formatting that fuses across an operator's border is not in both prices."""
     one = sa.Mesh({"X": 1})

@@ -246,6 +246,7 @@ def dense_experts(x, up, down, choice):
     return jnp.einsum("tf,tfm->tm", hidden, down[choice])
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_experts_on_devices_equal_all_experts_on_one(seed, show):

@@ -87,7 +87,7 @@ def numbers(tree):
     return [np.asarray(jax.random.key_data(x) if is_key else x) for x, is_key in pairs]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("result", [None, X], ids=["", "cut"])
 @pytest.mark.parametrize("name", CASES)
 def test_keys_are_one_devices(name, result):

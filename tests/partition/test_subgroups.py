@@ -154,7 +154,7 @@ ALONG = {
 BLOCKS = {(8, 16): P("a", "b"), (8, 8): P("b"), (4, 32): P(None, ("b", "a"))}
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", BLOCKS)
 @pytest.mark.parametrize("name", ALONG)
 def test_what_is_sent_along_one_of_two_axes(name, shape):
@@ -379,6 +379,7 @@ def laid_out(mesh, own=None):
 OTHER = [{"L": 2, "Y": 2}, {"L": 8, "Y": 1}, {"L": 4, "Y": 2}]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("sizes", OTHER, ids=str)
 def test_another_size_of_a_manual_axis_is_another_trace(sizes):
     """The trace belonged to the first mesh, with blocks of another size."""
@@ -483,6 +484,7 @@ GRADIENTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients_of_branches_by_place_and_of_regions_in_regions(name):

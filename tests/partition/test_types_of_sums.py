@@ -105,6 +105,7 @@ def in_own_type(blocks):
     return reduce(np.add, steps).astype(np.float64).sum(1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NARROW)
 def test_a_device_adds_up_in_float32(name, show):
     """The error comes from rounding eight parts and their sum, not from 4,096 additions."""

@@ -144,7 +144,7 @@ def plan_of(case):
     return plan, fn, arguments
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_windows_are_right_proved_and_fetched(name):
     plan, fn, arguments = plan_of(CASES[name])
@@ -186,6 +186,7 @@ def test_windows_that_do_not_meet_are_selected_from_in_place():
     assert not kinds(plan) & {"HaloExchange", "MaskAt", "SliceAt"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "count", [8, pytest.param(200, marks=pytest.mark.slow)], ids=["sample", "all"]
 )

@@ -339,6 +339,12 @@ def calibrate(
     '0.7'
     """
     pairs = _pairs(table)
+    is_read = isinstance(table, tuple) and all(isinstance(r, MeasuredStep) for r in table)
+    rows = told_apart(table if is_read else read(table)) if pairs is None else ()
+    # Wrong names and values are found before any step is planned, which takes seconds.
+    free = _chosen(constants, len(rows if pairs is None else pairs))
+    if given is not None:
+        _base("", name, given)
     measured_steps: list[Measured] = []
     if pairs is not None:
         if hardware is None:
@@ -349,14 +355,12 @@ def calibrate(
             step = Measured(f"step {number}", on.chip.name, work, float(seconds))
             measured_steps.append(step)
     else:
-        is_read = isinstance(table, tuple) and all(isinstance(r, MeasuredStep) for r in table)
-        for number, row in enumerate(told_apart(table if is_read else read(table))):
+        for number, row in enumerate(rows):
             # The error keeps its type, so that a caller can catch a HardwareError of one row.
             try:
                 measured_steps.append(measured(row))
             except ShardalgError as error:
                 raise type(error)(f"row {number}: {error}") from None
-    free = _chosen(constants, len(measured_steps))
     chips = tuple(dict.fromkeys(step.chip for step in measured_steps))
     base = {chip: _base(chip, name, given) for chip in chips}
     found = fit(measured_steps, base, [Free(names, chips) for names in free])
