@@ -211,7 +211,7 @@ def test_a_plan_in_numbers_holds_nowhere_else():
 
 
 STEP = Config(B=12, S=20, M=32, H=224, N=8, D=6, V=80, L=2)
-FORMS = {"unrolled": {}, "scanned": {"scan": True}, "remat": {"scan": True, "remat": True}}
+FORMS = {"scanned": {"scan": True}, "remat": {"scan": True, "remat": True}, "unrolled": {}}
 
 
 @pytest.mark.sampled(1)
