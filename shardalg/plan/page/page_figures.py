@@ -1,0 +1,186 @@
+"""The three figures on top of a plan's page, as HTML: step time, memory, and bytes per axis."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+
+from shardalg.costs.analyses.limits import EXPOSED
+from shardalg.plan.overview import Overview
+from shardalg.plan.page.page_memory import MemoryCurve
+from shardalg.tables import bytes_text, counted, seconds_text
+
+AXIS_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""Colours of the mesh axes in their order (Okabe and Ito, "Color Universal Design", 2008)."""
+CAUSES = {
+    "matrix products": ("#3d5a80", "matrix products"),
+    "memory traffic": ("#8fa9c9", "memory-bound operators"),
+    "recomputation": ("#8a9099", "recomputation"),
+    "pipeline bubbles": ("#b8b8b8", "pipeline bubbles"),
+    "padding": ("#c2185b", "padding"),
+    "idle devices": ("#7a5c4f", "repeated work"),
+}
+"""Colour and name of each cause of a step's time; communication has the colour of its axis."""
+CLASS_COLOURS = {
+    "parameters": "#3d5a80",
+    "optimizer state": "#7c9fd0",
+    "data": "#56b4e9",
+    "arguments": "#3d5a80",
+    "constants": "#8a9099",
+    "results": "#009e73",
+    "activations": "#e69f00",
+    "gradients": "#cc79a7",
+    "intermediate values": "#d55e00",
+}
+WIDTH, HEIGHT = 600, 110
+"""Size of the memory curve in units of its drawing."""
+
+
+def axis_colours(seen: Overview) -> dict[str, str]:
+    """Return the colour of each mesh axis, by its name."""
+    names = seen.plan.mesh.axis_names
+    return {name: AXIS_COLOURS[i % len(AXIS_COLOURS)] for i, name in enumerate(names)}
+
+
+def _fill(axes: Sequence[str], colours: dict[str, str]) -> str:
+    """Return the CSS background for a set of mesh axes: stripes if there are several."""
+    used = [colours.get(axis, "#555") for axis in axes] or ["#555"]
+    if len(used) == 1:
+        return used[0]
+    stops = ",".join(f"{c} {6 * i}px {6 * i + 6}px" for i, c in enumerate(used))
+    return f"repeating-linear-gradient(45deg,{stops})"
+
+
+def _key(rows: Iterable[tuple[str, str, str, str]]) -> str:
+    """Return a legend; a row is (background, name, amount, share)."""
+    cells = "".join(
+        f'<i style="background:{fill}"></i><span>{html.escape(name)}</span>'
+        f"<b>{amount}</b><span>{share}</span>"
+        for fill, name, amount, share in rows
+    )
+    return f'<div class="key">{cells}</div>'
+
+
+def time_figure(seen: Overview, hidden_s: float) -> str:
+    """Return the step time as one stacked bar with its parts, and its limit.
+
+    Args:
+      hidden_s: seconds of communication that computation hides.
+    """
+    cost, colours = seen.priced, axis_colours(seen)
+    limits = cost.limits
+    rows = []
+    for name, seconds, share in limits.table().rows:
+        kind, _, axes = name.partition(" along ")
+        names = axes.split(",") if axes else []
+        if kind == EXPOSED:
+            fill, text = _fill(names, colours), f"exposed communication: {axes}"
+        else:
+            fill, text = CAUSES.get(kind, ("#555", kind))
+            text += f" along {axes}" if axes else ""
+        rows.append((fill, text, seconds, share))
+    bars = "".join(
+        f'<i style="width:{100 * share:.3f}%;background:{fill}"'
+        f' title="{html.escape(text)}: {seconds_text(seconds)}"></i>'
+        for fill, text, seconds, share in rows
+    )
+    legend = _key((f, text, seconds_text(s), f"{share:.0%}") for f, text, s, share in rows)
+    # The time of a step without communication and memory traffic is its lower limit.
+    ideal = limits.model_s / seen.plan.mesh.size
+    step = seconds_text(cost.at_hints.step_time_s)
+    limit = ""
+    if ideal:
+        limit = (
+            f"Limit: {seconds_text(ideal)}, if every device multiplied at its peak rate all the "
+            f"time. This step reaches {cost.mfu:.0%} of it (MFU). "
+        )
+    if hidden_s > 0:
+        limit += f"A further {seconds_text(hidden_s)} of communication run beside computation."
+    return (
+        f'<section class="card"><h2>Step time</h2><div class="big">{step}</div>'
+        f'<div class="stack" role="img" aria-label="Parts of the step time">{bars}</div>{legend}'
+        f'<p class="faint small">{limit}</p></section>'
+    )
+
+
+def memory_figure(seen: Overview, curve: MemoryCurve) -> str:
+    """Return the memory of a device over the program by class, with its peak and capacity."""
+    peak = curve.totals[curve.peak]
+    share = peak / curve.capacity if curve.capacity else 0.0
+    free = curve.capacity - peak
+    over = f"{bytes_text(-free)} too much: does NOT fit" if free < 0 else f"{bytes_text(free)} free"
+    count, base, paths = len(curve.totals), [0] * len(curve.totals), []
+    # Each class is an area on top of the classes before it, in steps of one point.
+    for name, sizes in curve.by_class.items():
+        top = [low + size for low, size in zip(base, sizes, strict=True)]
+        there = [(x, y) for i, y in enumerate(top) for x in (i, i + 1)]
+        back = [(x, y) for i, y in enumerate(base) for x in (i, i + 1)][::-1]
+        line = " ".join(
+            f"{WIDTH * x / count:.1f},{HEIGHT - 0.92 * HEIGHT * y / (peak or 1):.1f}"
+            for x, y in there + back
+        )
+        paths.append(f'<polygon fill="{CLASS_COLOURS[name]}" points="{line}"/>')
+        base = top
+    at = 100 * (curve.peak + 0.5) / count
+    side = f"right:{100 - at:.2f}%" if at > 50 else f"left:{at:.2f}%"
+    rows = (
+        (CLASS_COLOURS[name], name, bytes_text(sizes[curve.peak]), f"{sizes[curve.peak] / peak:.0%}")
+        for name, sizes in curve.by_class.items()
+        if sizes[curve.peak] >= 0.005 * peak
+    )
+    return (
+        f'<section class="card"><h2>Peak memory of a device</h2><div class="big">'
+        f"{bytes_text(peak)} <small>of {bytes_text(curve.capacity)}: {over}</small></div>"
+        f'<div class="meter" role="img" aria-label="{share:.0%} of the capacity"><i '
+        f'class="{"over" if share > 1 else ""}" style="width:{min(100, 100 * share):.2f}%"></i></div>'
+        f'<div class="curve" tabindex="0" role="slider" aria-label="Memory over the program: arrow '
+        f'keys move, the values alive are listed" aria-valuemin="0" aria-valuemax="{count - 1}" '
+        f'aria-valuenow="{curve.peak}">'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" aria-hidden="true">'
+        f'{"".join(paths)}</svg><div class="mark" style="left:{at:.2f}%"></div>'
+        f'<span class="tag" style="{side}">&nbsp;peak {bytes_text(peak)}&nbsp;</span></div>'
+        f'{_phases(curve)}{_key(rows)}<p class="faint small">First to last of '
+        f"{counted(curve.instructions, 'instruction')}. Click the curve to list the values alive "
+        f'there.</p><details class="alivehere"><summary>Values alive at the peak</summary>'
+        f'<div class="alive"></div></details></section>'
+    )
+
+
+def _phases(curve: MemoryCurve) -> str:
+    """Return a strip below the memory curve that names the phase of the instructions above it."""
+    runs: list[tuple[str, int]] = []
+    for phase in curve.phases:
+        before, count = runs[-1] if runs else ("", 0)
+        # Constants and the start of the program have no phase, and get the one of their neighbour.
+        if runs and (not phase or before in ("", phase)):
+            runs[-1] = phase or before, count + 1
+        else:
+            runs.append((phase, 1))
+    # In an interleaved program the names would be too short to read.
+    if len(runs) > 9:
+        return ""
+    cells = "".join(f'<span style="flex:{count} 0 0">{name}</span>' for name, count in runs)
+    return f'<div class="phases">{cells}</div>'
+
+
+def bytes_figure(seen: Overview) -> str:
+    """Return the bytes that a device sends along each set of mesh axes, and its links' load."""
+    colours, step = axis_colours(seen), float(seen.priced.at_hints.step_time_s)
+    rows = seen.numbers.rows
+    most = max((float(row[3]) for row in rows), default=0) or 1
+    parts = []
+    for axes, devices, count, sent, seconds in rows:
+        busy = f"{float(seconds) / step:.0%} of the step" if step else "no time"
+        fill = _fill(axes.split(","), colours)
+        parts.append(
+            f'<div class="axis"><div><b>{html.escape(axes)}</b><span>{bytes_text(sent)}</span></div>'
+            f'<div class="meter"><i style="width:{100 * float(sent) / most:.2f}%;background:{fill}">'
+            f'</i></div><div class="faint small">groups of {devices:,} devices, '
+            f"{counted(count, 'collective')}; links busy {seconds_text(seconds)}, {busy}</div></div>"
+        )
+    total = bytes_text(seen.priced.at_hints.wire_bytes)
+    body = "".join(parts) or "<p>No device sends anything: there are no collectives.</p>"
+    return (
+        f'<section class="card"><h2>Bytes sent per mesh axis</h2><div class="big">{total} '
+        f"<small>per device and step</small></div>{body}</section>"
+    )
