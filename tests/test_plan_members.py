@@ -13,7 +13,7 @@ from shardalg.dataframe import Frame
 from shardalg.plan.plan import OLD_NAMES, Plan
 
 MEMBERS = {
-    "overview": ("overview", "draw"),
+    "overview": ("overview", "page", "draw"),
     "shardings": ("shardings", "text", "listing", "stages"),
     "collectives": ("collectives", "gathers", "formatting"),
     "cost": ("cost", "timeline", "memory"),
@@ -41,7 +41,7 @@ MEMBERS = {
     ),
 }
 MADE = ("options", "changes", "program", "mesh", "graph")
-OTHERS = ("replan", "at", "holds", "diff", "require")
+OTHERS = ("replan", "at", "holds", "diff", "require", "patch")
 ROOM = Path(sa.__file__).parent / "plan"
 
 

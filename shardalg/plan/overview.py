@@ -212,19 +212,18 @@ def headline(plan: Plan) -> str:
     )
 
 
-def plan_page(plan: Plan) -> str:
-    """Return HTML with the overview of a plan and its program, in groups that open by click."""
+def program_html(plan: Plan) -> str:
+    """Return the program of a plan as HTML, in groups that open by click."""
     from shardalg.show.program_view import ProgramView
 
     # Several plans can be on one page: the key keeps their elements apart.
     key = f"p{id(plan):x}"
     path = partial(path_of, plan)
-    view = ProgramView(plan.program, plan.graph, plan.listing(), path, key)
-    return f"{plan.overview()._repr_html_()}\n{view.to_html()}"
+    return ProgramView(plan.program, plan.graph, plan.listing(), path, key).to_html()
 
 
 def path_of(plan: Plan, instruction: Instruction) -> tuple[str, ...]:
-    """Return the names of the groups around an instruction on `plan_page`, outermost first.
+    """Return the names of the groups around an instruction on `program_html`, outermost first.
 
     They are its phase, the modules of its operator, and its source line.
     """

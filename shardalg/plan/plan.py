@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import StrategyError
+from shardalg.files import check_place, write_whole
 from shardalg.graph.ir import Graph
 from shardalg.plan import plan_file
 from shardalg.plan.planning import (
@@ -350,9 +351,30 @@ class Plan:
         return overview(self, hardware)
 
     def _repr_html_(self) -> str:
-        from shardalg.plan.overview import plan_page
+        from shardalg.plan.page.plan_html import function_name, plan_element
 
-        return plan_page(self)
+        return plan_element(self.overview(), function_name(self))
+
+    def page(self, path: str | Path, hardware: str | Hardware | None = None) -> None:
+        """Write the plan as one HTML file that loads nothing and opens in any browser.
+
+        It shows step time, memory and bytes with their limits, the source with seconds and bytes
+        per line, the modules with repeated layers folded, and the mesh. A click on a line or a
+        module shows its collectives and the shardings of its values on the mesh, with their
+        reasons. The address of the page keeps the selection.
+
+        Args:
+          path: the file, which is written atomically.
+          hardware: the chip whose prices are shown; None: the chip of the plan's options.
+
+        Raises:
+          HardwareError: as `cost` does.
+          OSError: the folder does not exist, or is not writable.
+        """
+        from shardalg.plan.page.plan_html import plan_document
+
+        check_place(Path(path))
+        write_whole(Path(path), plan_document(self, hardware=hardware))
 
     def draw(
         self,

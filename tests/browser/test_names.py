@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 import shardalg as sa
 from shardalg.drawing import Drawing
 from shardalg.models.ranking.ranked import Ranking
-from shardalg.plan.commands.questions import page
+from shardalg.plan.page.plan_html import plan_document as page
 from shardalg.show.html import Page, Section, tables_tex
 from shardalg.tables import Table
 from tests.browser.test_program_view import CHROMIUM, FLAGS, browser

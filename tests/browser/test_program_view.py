@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.plan.commands.questions import page
+from shardalg.plan.overview import program_html
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = (
@@ -31,6 +31,11 @@ def plan():
     w, x = (jax.ShapeDtypeStruct(s, "float32") for s in ((3, 16, 16), (8, 16)))
     mesh = sa.Mesh({"X": 2, "Y": 4})
     return sa.plan(step, w, x, mesh=mesh, in_shardings=(P(None, "X", "Y"), P("X", "Y")))
+
+
+def page(plan, title):
+    head = f'<meta charset="utf-8"><title>{title}</title>'
+    return f'<!doctype html>\n<html lang="en">{head}\n<body>{program_html(plan)}</body></html>\n'
 
 
 def dom(plan, tmp_path, script=""):

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import html
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,16 +58,10 @@ def run_plan(options: argparse.Namespace) -> int:
         if report is not None:
             print(f"\n{report}")
     if options.html is not None:
-        write_whole(options.html, page(plan, options.function))
+        plan.page(options.html, options.hardware)
     if options.save is not None:
         plan.save(options.save)
     return REFUTED if report is not None and report.refuted else 0
-
-
-def page(plan: Plan, title: str) -> str:
-    """Return the plan as a complete HTML page."""
-    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title>'
-    return f'<!doctype html>\n<html lang="en">{head}\n<body>{plan._repr_html_()}</body></html>\n'
 
 
 def _plan_data(plan: Plan, hardware: str | None, report: Report | None) -> dict[str, Any]:

@@ -47,7 +47,9 @@
     const place = (row, column) => turned ? column * rows + row : row * columns + column;
     return {columns, rows, across, down, place};
   })();
-  const SVG = "http://www.w3.org/2000/svg";
+  const holder = document.createElement("div");
+  holder.innerHTML = "<svg></svg>";
+  const SVG = holder.firstChild.namespaceURI;
   const draw = (tag, fields, text) => {
     const made = document.createElementNS(SVG, tag);
     for (const [name, value] of Object.entries(fields)) made.setAttribute(name, value);
@@ -235,7 +237,8 @@
       else box.append(make("p", {text: "The program has no collectives."}));
     } else {
       const group = data[now.kind === "line" ? "lines" : "modules"][now.number];
-      const own = make("div", {}, make("h2", {class: "mono", text: group.name}));
+      const own = make("div", {}, make("h2", {text: group.name}));
+      if (group.text) own.append(make("p", {}, make("code", {text: group.text})));
       own.append(make("p", {text: `${seconds(group.s + group.x)} per step: ${seconds(group.s)} compute, `
         + `${seconds(group.x)} waiting for communication. Sends ${bytes(group.b)} in `
         + `${group.n.toLocaleString("en")} collectives. At the memory peak its values hold `

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from shardalg.costs.analyses.limits import EXPOSED
 from shardalg.costs.collectives import MovedValue
 from shardalg.costs.step_time import Timed, timed
 from shardalg.graph.modules import modules
@@ -96,7 +97,10 @@ class PageData:
             if not each.axes:
                 continue
             axes, count = ",".join(each.axes), each.step.count
-            (shown, whole), wanted = sums[axes], limits.get(f"exposed communication along {axes}", 0)
+            (shown, whole), wanted = (
+                sums[axes],
+                limits.get(f"{EXPOSED} along {axes}", 0.0),
+            )
             # If a step exposes more than the chip's share, the rest is distributed by whole time.
             share = each.exposed_s / shown if shown else each.seconds / whole if whole else 0.0
             found[id(each.step.instruction)] = share * count * wanted
@@ -191,9 +195,9 @@ class PageData:
         rows: dict[tuple[Any, ...], list[Any]] = {}
         seen: set[tuple[int, int]] = set()
         for node in graph.walk():
-            line = names.get(self.line(node))
+            line = names.get(self.line(node), -1)
             read = [v for v in node.operands if graph.producer[v] is None]
-            for value in (*read, *node.results) if line is not None else ():
+            for value in (*read, *node.results) if line >= 0 else ():
                 if (line, value) in seen:
                     continue
                 seen.add((line, value))
@@ -204,10 +208,13 @@ class PageData:
                 row[3] += 1
         return [*rows.values()]
 
-    def collectives(self) -> list[dict[str, Any]]:
+    def collectives(self, *, explained: bool) -> list[dict[str, Any]]:
         """Return a row per group of equal collectives, the slowest first.
 
         Collectives are equal if line, module, kind, axes, bytes, phase and reason agree.
+
+        Args:
+          explained: whether the slowest ones get the effect of changes that would remove them.
         """
         plan, names = self.plan, {name: place for place, name in enumerate(self.lines)}
         groups: dict[tuple[Any, ...], list[MovedValue]] = {}
@@ -221,11 +228,14 @@ class PageData:
         rows = [self._group(members, *key[:3]) for key, members in groups.items()]
         rows.sort(key=lambda row: (-row["s"], -row["b"]))
         operators = len(plan.graph.nodes)
-        for row in rows[: 3 if operators <= FEW else 1 if operators <= SOME else 0]:
+        tried = 3 if operators <= FEW else 1 if operators <= SOME else 0
+        for row in rows[: tried if explained else 0]:
             row["tried"] = str(plan.explain(row["first"]).parts()[2])
         return rows
 
-    def _group(self, members: list[MovedValue], line: int, module: int, phase: str) -> dict[str, Any]:
+    def _group(
+        self, members: list[MovedValue], line: int, module: int, phase: str
+    ) -> dict[str, Any]:
         """Return the row of a group of equal collectives."""
         plan, first = self.plan, members[0]
         has, needs = disagreement(plan._sharded, plan._stages.traffic, first)
@@ -257,9 +267,3 @@ def _place(line: str) -> tuple[bool, str, int]:
     """Return the key by which lines are ordered: by file and number, `BORDER` last."""
     file, _, place = line.rpartition(":")
     return line == BORDER, file, int(place) if place.isdecimal() else 0
-
-
-def largest(rows: Iterable[tuple[str, Amounts]], count: int) -> list[tuple[str, Amounts]]:
-    """Return the lines or modules that take the most seconds, the slowest first."""
-    ordered = sorted(rows, key=lambda row: -row[1].seconds)
-    return [row for row in ordered[:count] if row[1].seconds > 0]

@@ -24,13 +24,13 @@ CAUSES = {
 CLASS_COLOURS = {
     "parameters": "#3d5a80",
     "optimizer state": "#7c9fd0",
-    "data": "#56b4e9",
+    "data": "#a5c3e8",
     "arguments": "#3d5a80",
     "constants": "#8a9099",
-    "results": "#009e73",
-    "activations": "#e69f00",
-    "gradients": "#cc79a7",
-    "intermediate values": "#d55e00",
+    "results": "#6b8e6b",
+    "activations": "#c9a227",
+    "gradients": "#9b6aa8",
+    "intermediate values": "#a8765a",
 }
 WIDTH, HEIGHT = 600, 110
 """Size of the memory curve in units of its drawing."""
@@ -61,6 +61,15 @@ def _key(rows: Iterable[tuple[str, str, str, str]]) -> str:
     return f'<div class="key">{cells}</div>'
 
 
+def _share(share: float) -> str:
+    """Return a share as text in per cent; a small one is "<1%".
+
+    >>> _share(0.004), _share(0.25), _share(0.0)
+    ('&lt;1%', '25%', '0%')
+    """
+    return "&lt;1%" if 0 < share < 0.005 else f"{share:.0%}"
+
+
 def time_figure(seen: Overview, hidden_s: float) -> str:
     """Return the step time as one stacked bar with its parts, and its limit.
 
@@ -84,7 +93,7 @@ def time_figure(seen: Overview, hidden_s: float) -> str:
         f' title="{html.escape(text)}: {seconds_text(seconds)}"></i>'
         for fill, text, seconds, share in rows
     )
-    legend = _key((f, text, seconds_text(s), f"{share:.0%}") for f, text, s, share in rows)
+    legend = _key((f, text, seconds_text(s), _share(share)) for f, text, s, share in rows)
     # The time of a step without communication and memory traffic is its lower limit.
     ideal = limits.model_s / seen.plan.mesh.size
     step = seconds_text(cost.at_hints.step_time_s)
@@ -107,7 +116,7 @@ def memory_figure(seen: Overview, curve: MemoryCurve) -> str:
     """Return the memory of a device over the program by class, with its peak and capacity."""
     peak = curve.totals[curve.peak]
     share = peak / curve.capacity if curve.capacity else 0.0
-    free = curve.capacity - peak
+    free, kind = curve.capacity - peak, "over" if share > 1 else "within"
     over = f"{bytes_text(-free)} too much: does NOT fit" if free < 0 else f"{bytes_text(free)} free"
     count, base, paths = len(curve.totals), [0] * len(curve.totals), []
     # Each class is an area on top of the classes before it, in steps of one point.
@@ -124,15 +133,20 @@ def memory_figure(seen: Overview, curve: MemoryCurve) -> str:
     at = 100 * (curve.peak + 0.5) / count
     side = f"right:{100 - at:.2f}%" if at > 50 else f"left:{at:.2f}%"
     rows = (
-        (CLASS_COLOURS[name], name, bytes_text(sizes[curve.peak]), f"{sizes[curve.peak] / peak:.0%}")
+        (
+            CLASS_COLOURS[name],
+            name,
+            bytes_text(sizes[curve.peak]),
+            _share(sizes[curve.peak] / peak),
+        )
         for name, sizes in curve.by_class.items()
         if sizes[curve.peak] >= 0.005 * peak
     )
     return (
         f'<section class="card"><h2>Peak memory of a device</h2><div class="big">'
         f"{bytes_text(peak)} <small>of {bytes_text(curve.capacity)}: {over}</small></div>"
-        f'<div class="meter" role="img" aria-label="{share:.0%} of the capacity"><i '
-        f'class="{"over" if share > 1 else ""}" style="width:{min(100, 100 * share):.2f}%"></i></div>'
+        f'<div class="meter" role="img" aria-label="{share:.0%} of the capacity">'
+        f'<i class="{kind}" style="width:{min(100, 100 * share):.2f}%"></i></div>'
         f'<div class="curve" tabindex="0" role="slider" aria-label="Memory over the program: arrow '
         f'keys move, the values alive are listed" aria-valuemin="0" aria-valuemax="{count - 1}" '
         f'aria-valuenow="{curve.peak}">'
@@ -170,13 +184,17 @@ def bytes_figure(seen: Overview) -> str:
     most = max((float(row[3]) for row in rows), default=0) or 1
     parts = []
     for axes, devices, count, sent, seconds in rows:
-        busy = f"{float(seconds) / step:.0%} of the step" if step else "no time"
+        busy = f", {_share(float(seconds) / step)} of the step" if step else ""
         fill = _fill(axes.split(","), colours)
+        width = f"width:{100 * float(sent) / most:.2f}%;background:{fill}"
+        text = (
+            f"groups of {devices:,} devices, {counted(count, 'collective')}; "
+            f"{seconds_text(seconds)} at full link speed{busy}"
+        )
         parts.append(
-            f'<div class="axis"><div><b>{html.escape(axes)}</b><span>{bytes_text(sent)}</span></div>'
-            f'<div class="meter"><i style="width:{100 * float(sent) / most:.2f}%;background:{fill}">'
-            f'</i></div><div class="faint small">groups of {devices:,} devices, '
-            f"{counted(count, 'collective')}; links busy {seconds_text(seconds)}, {busy}</div></div>"
+            f'<div class="axis"><div><b>{html.escape(axes)}</b><span>{bytes_text(sent)}</span>'
+            f'</div><div class="meter"><i style="{width}"></i></div>'
+            f'<div class="faint small">{text}</div></div>'
         )
     total = bytes_text(seen.priced.at_hints.wire_bytes)
     body = "".join(parts) or "<p>No device sends anything: there are no collectives.</p>"

@@ -74,9 +74,7 @@ def memory_curve(plan: Plan, cost: Cost) -> MemoryCurve:
     count = len(curve.totals)
     width = max(1, -(-count // MOST_POINTS))
     starts = range(0, count, width)
-    kept = [
-        max(range(at, min(at + width, count)), key=curve.totals.__getitem__) for at in starts
-    ]
+    kept = [max(range(at, min(at + width, count)), key=curve.totals.__getitem__) for at in starts]
     scan = Scan(program, graph, traced.roles, rebuild)
     classes, changes = [*CLASSES], {name: [0] * (len(kept) + 1) for name in CLASSES}
     made = {r: step.instruction for step in walk(program) for r in step.instruction.results}

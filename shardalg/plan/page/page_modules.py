@@ -65,8 +65,10 @@ def folded_modules(names: Iterable[str]) -> tuple[list[ModuleNode], dict[str, in
       names: paths of modules, such as `net/layers_3/mlp`; "" is no module.
 
     >>> nodes, of = folded_modules(["layers_0/mlp", "layers_1/mlp", "head"])
-    >>> [(node.label, node.parent) for node in nodes], of
-    ([('layers[0:2]', -1), ('mlp', 0), ('head', -1)], {'layers_0/mlp': 1, 'layers_1/mlp': 1, 'head': 2})
+    >>> [(node.label, node.parent) for node in nodes]
+    [('layers[0:2]', -1), ('mlp', 0), ('head', -1)]
+    >>> of
+    {'layers_0/mlp': 1, 'layers_1/mlp': 1, 'head': 2}
     """
     nodes: dict[tuple[Part, ...], ModuleNode] = {}
     of: dict[str, tuple[Part, ...]] = {}

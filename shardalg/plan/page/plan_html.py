@@ -8,13 +8,12 @@ import json
 import linecache
 import sys
 from collections.abc import Iterable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardalg.algebra.digits import Digits
+from shardalg.costs.walk import walk
 from shardalg.graph.source import Sources, own_line
-from shardalg.plan.overview import Overview, overview
+from shardalg.plan.overview import Overview, overview, program_html
 from shardalg.plan.page.page_data import BORDER, Amounts, PageData, alike
 from shardalg.plan.page.page_figures import (
     CLASS_COLOURS,
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     from shardalg.costs.hardware import Hardware
     from shardalg.plan.plan import Plan
 
+MOST_INSTRUCTIONS = 1500
+"""A longer program is not on the page: its part would be larger than all others together."""
 NEAR = 2
 """At most so many lines without an operator are shown between two lines with operators."""
 
@@ -41,13 +42,14 @@ def plan_document(plan: Plan, title: str = "", hardware: str | Hardware | None =
       hardware: the chip whose prices are shown; None: the chip of the plan's options.
     """
     name = title or function_name(plan)
+    body = plan_element(overview(plan, hardware), name, is_linked=True)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{html.escape(name)}: sharding plan</title>"
         f"<style>html {{ color-scheme: light dark; }} body {{ margin: 0; }} "
-        f"@media (prefers-color-scheme: dark) {{ body {{ background: #14181d; }} }}</style></head>\n"
-        f"<body>{plan_element(overview(plan, hardware), name, is_linked=True)}</body></html>\n"
+        f"@media (prefers-color-scheme: dark) {{ body {{ background: #14181d; }} }}</style>"
+        f"</head>\n<body>{body}</body></html>\n"
     )
 
 
@@ -56,7 +58,8 @@ def plan_element(seen: Overview, title: str, *, is_linked: bool = False) -> str:
 
     Args:
       seen: the plan's overview, with its prices.
-      is_linked: whether the address of the page keeps the selection.
+      is_linked: whether the element is a page of its own: its address keeps the selection, and the
+        slowest collectives have remedies, which take time to plan.
     """
     data = PageData(seen.plan, seen)
     curve = memory_curve(seen.plan, seen.priced)
@@ -73,12 +76,21 @@ def plan_element(seen: Overview, title: str, *, is_linked: bool = False) -> str:
         for text in (seen.counted_once, seen.assumed, seen.beside, seen.cheaper)
         if text
     )
+    here = Path(__file__)
+    style, script = (
+        here.with_name(name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
+    )
+    program = ""
+    if sum(1 for _ in walk(seen.plan.program)) <= MOST_INSTRUCTIONS:
+        shown = program_html(seen.plan)
+        program = f"<details><summary>Program that every device runs</summary>{shown}</details>"
     return (
-        f'<div class="sa-page"><style>{_file("page.css")}</style>'
+        f'<div class="sa-page"><style>{style}</style>'
         f"<header><h1>{html.escape(title)}</h1><p>{html.escape(_about(seen))}</p>{notes}</header>"
         f'<div class="figures">{figures}</div>'
-        f'<p class="tools"><span class="faint small">Choose a line or a module. Arrow keys move in a '
-        f'list, Escape clears.</span><button type="button" data-reset>Clear the selection</button></p>'
+        f'<p class="tools"><span class="faint small">Choose a line or a module. Arrow keys move '
+        f"in a list, Escape clears.</span>"
+        f'<button type="button" data-reset>Clear the selection</button></p>'
         f'<div class="cols"><section class="pane"><header><h2>Source</h2></header>'
         f'<div class="heads"><span>line</span><span></span><span class="num">time</span>'
         f'<span class="num">sent</span></div><div class="list">{_lines(data)}</div></section>'
@@ -90,15 +102,9 @@ def plan_element(seen: Overview, title: str, *, is_linked: bool = False) -> str:
         f"{html.escape(repr(seen.plan.mesh))}</p></div>"
         f'<div class="detail" aria-live="polite"><noscript>This part needs JavaScript.</noscript>'
         f"</div></section></div>"
-        f"<script>\n{_file('page.js').strip()}(document.currentScript.parentElement, {content});"
+        f"{program}<script>\n{script.strip()}(document.currentScript.parentElement, {content});"
         f"</script></div>"
     )
-
-
-@cache
-def _file(name: str) -> str:
-    """Return the text of a file that belongs to the page: its style, or its script."""
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def function_name(plan: Plan) -> str:
@@ -112,7 +118,8 @@ def function_name(plan: Plan) -> str:
 def _script_data(data: PageData, curve: MemoryCurve, *, is_linked: bool) -> dict[str, Any]:
     """Return the data of the script: values, collectives, shardings, the mesh, and the memory."""
     plan, lines = data.plan, [*data.lines]
-    values, collectives = data.values(), data.collectives()
+    texts = _line_texts(data.lines, source_texts(plan))
+    values, collectives = data.values(), data.collectives(explained=is_linked)
     names = dict.fromkeys(row[0] for row in curve.values)
     place = {name: number for number, name in enumerate(names)}
     classes, kinds = [*CLASSES.values()], dict[str, int]()
@@ -121,9 +128,13 @@ def _script_data(data: PageData, curve: MemoryCurve, *, is_linked: bool) -> dict
         """Return the name and the costs of a line or a module."""
         found = amounts or Amounts()
         return {
-            "name": name, "s": found.compute_s, "x": found.exposed_s, "b": found.wire_bytes,
-            "n": found.collectives, "m": int(found.held_bytes),
-        }  # fmt: skip
+            "name": name,
+            "s": found.compute_s,
+            "x": found.exposed_s,
+            "b": found.wire_bytes,
+            "n": found.collectives,
+            "m": int(found.held_bytes),
+        }
 
     modules = []
     for number, node in enumerate(data.modules):
@@ -134,11 +145,13 @@ def _script_data(data: PageData, curve: MemoryCurve, *, is_linked: bool) -> dict
     warned = [
         {
             "line": lines.index(line) if (line := own_line(row["source"])) in data.lines else -1,
-            "where": row["source"], "op": row["op"], "warning": row["warning"],
+            "where": row["source"],
+            "op": row["op"],
+            "warning": row["warning"],
             "remedy": row["remedy"],
         }
         for row in data.seen.warned
-    ]  # fmt: skip
+    ]
     order = plan.mesh.order
     return {
         "linked": is_linked,
@@ -146,32 +159,36 @@ def _script_data(data: PageData, curve: MemoryCurve, *, is_linked: bool) -> dict
             "axes": plan.program.mesh.axes,
             "ids": None if [*order] == [*range(plan.mesh.size)] else [int(i) for i in order],
         },
-        "lines": [group(name, amounts) for name, amounts in data.lines.items()],
+        "lines": [
+            {**group(name, amounts), "text": texts.get(name, "")}
+            for name, amounts in data.lines.items()
+        ],
         "modules": modules,
         "values": values,
         "collectives": collectives,
         "remedies": warned,
         "layouts": [
             {
-                "text": sharding.text(), "shape": sharding.shape, "dims": sharding.dims,
-                "shard": sharding.shard_shape, "parts": sharding.unreduced,
-                "split": _is_split(sharding.dims),
+                "text": sharding.text(),
+                "shape": sharding.shape,
+                "dims": sharding.dims,
+                "shard": sharding.shard_shape,
+                "parts": sharding.unreduced,
+                "split": any(sharding.dims),
             }
             for sharding in data.layouts
-        ],  # fmt: skip
+        ],
         "memory": {
-            "peak": curve.peak, "totals": curve.totals, "phases": curve.phases,
-            "names": [*names], "alike": [_number(kinds, alike(name)) for name in names],
+            "peak": curve.peak,
+            "totals": curve.totals,
+            "phases": curve.phases,
+            "names": [*names],
+            "alike": [kinds.setdefault(alike(name), len(kinds)) for name in names],
             "classes": classes,
             "colours": [CLASS_COLOURS[name] for name in classes],
             "values": [(place[name], *row) for name, *row in curve.values],
         },
-    }  # fmt: skip
-
-
-def _number(known: dict[str, int], name: str) -> int:
-    """Return the number of a name among the known ones, which get it if it is new."""
-    return known.setdefault(name, len(known))
+    }
 
 
 def _about(seen: Overview) -> str:
@@ -180,13 +197,8 @@ def _about(seen: Overview) -> str:
     named = " Named sizes have their hints." if plan._stages.is_named else ""
     return (
         f"{counted(len(plan.graph.nodes), 'operator')} on {plan.mesh!r}, priced on {seen.machine}. "
-        f"Shardings {plan.options.followed}.{named} Numbers are predictions for one device and step."
+        f"Shardings {plan.options.followed}.{named} Predicted, per device and step."
     )
-
-
-def _is_split(dims: tuple[Digits, ...]) -> bool:
-    """Return whether a sharding partitions a dimension."""
-    return any(dims)
 
 
 def _cells(amounts: Amounts, most: Amounts) -> str:
@@ -195,9 +207,13 @@ def _cells(amounts: Amounts, most: Amounts) -> str:
     sent = 100 * amounts.wire_bytes / most.wire_bytes if most.wire_bytes else 0
     seconds = seconds_text(amounts.seconds) if amounts.seconds else ""
     wire = bytes_text(amounts.wire_bytes) if amounts.wire_bytes else ""
-    return (
-        f'<span class="cell">{seconds}<i style="width:{time:.1f}%"></i></span>'
-        f'<span class="cell">{wire}<i class="b" style="width:{sent:.1f}%"></i></span>'
+    bars = (
+        f'<i class="{kind}" style="width:{share:.1f}%"></i>' if share >= 1 else ""
+        for kind, share in (("a", time), ("b", sent))
+    )
+    return "".join(
+        f'<span class="cell">{text}{bar}</span>'
+        for text, bar in zip((seconds, wire), bars, strict=True)
     )
 
 
@@ -225,19 +241,40 @@ def _lines(data: PageData) -> str:
         elif at - last > NEAR + 1 or (at - last > 1 and not texts.get(name)):
             made.append('<div class="gap" aria-hidden="true">⋯</div>')
         else:
-            made += [_context(texts[name], n, indents[name]) for n in range(last + 1, at)]
+            for n, known in enumerate(texts[name][last : at - 1], last + 1):
+                shown = html.escape(_dedented(known, indents[name]))
+                made.append(
+                    f'<div class="code"><span class="num small">{n}</span>'
+                    f'<code class="text">{shown}</code></div>'
+                )
         file, last = name, at
         found = texts.get(name, ())
         # Without the file, the names of the operators on the line are shown.
-        indent = indents.get(name, 0)
-        text = found[at - 1].rstrip()[indent:] if 0 < at <= len(found) else ", ".join(operators.get(line, ()))
-        text = BORDER.strip("()") if line == BORDER else text
+        text = BORDER.strip("()") if line == BORDER else ", ".join(operators.get(line, ()))
+        if 0 < at <= len(found):
+            text = _dedented(found[at - 1], indents.get(name, 0))
         made.append(
             f'<button type="button" class="row" aria-pressed="false" data-pick="line:{number}">'
-            f'<span class="num faint small">{at or ""}</span><code class="text">{html.escape(text)}'
-            f"</code>{_cells(amounts, most)}</button>"
+            f'<span class="num faint small">{at or ""}</span><code class="text" '
+            f'title="{html.escape(text.strip())}">{html.escape(text)}</code>'
+            f"{_cells(amounts, most)}</button>"
         )
     return "".join(made)
+
+
+def _line_texts(lines: Iterable[str], texts: Mapping[str, list[str]]) -> dict[str, str]:
+    """Return the text of each line, such as `model.py:41`, if its file is known.
+
+    Args:
+      texts: the lines of each file.
+    """
+    found: dict[str, str] = {}
+    for line in lines:
+        name, _, place = line.rpartition(":")
+        known = texts.get(name, ())
+        if place.isdecimal() and 0 < int(place) <= len(known):
+            found[line] = known[int(place) - 1].rstrip()
+    return found
 
 
 def _indents(lines: Iterable[str], texts: Mapping[str, list[str]]) -> dict[str, int]:
@@ -247,24 +284,20 @@ def _indents(lines: Iterable[str], texts: Mapping[str, list[str]]) -> dict[str, 
       lines: the shown lines, such as `model.py:41`. texts: the lines of each file.
     """
     found: dict[str, int] = {}
-    for line in lines:
-        name, _, place = line.rpartition(":")
-        known = texts.get(name, ())
-        if place.isdecimal() and 0 < int(place) <= len(known):
-            text = known[int(place) - 1]
-            spaces = len(text) - len(text.lstrip())
-            found[name] = min(found.get(name, spaces), spaces)
+    for line, text in _line_texts(lines, texts).items():
+        name, spaces = line.rpartition(":")[0], len(text) - len(text.lstrip())
+        found[name] = min(found.get(name, spaces), spaces)
     return found
 
 
-def _context(lines: list[str], number: int, indent: int) -> str:
-    """Return a line of source without operators; `indent` spaces at its start are left out."""
-    line = lines[number - 1].rstrip() if number <= len(lines) else ""
-    text = html.escape(line[indent:] if line[:indent].isspace() else line)
-    return (
-        f'<div class="code"><span class="num small">{number}</span><code class="text">{text}</code>'
-        "</div>"
-    )
+def _dedented(line: str, indent: int) -> str:
+    """Return a line of source with half of its indentation beyond `indent` spaces.
+
+    >>> _dedented("            x = 1", 4)
+    '    x = 1'
+    """
+    text = line.strip()
+    return " " * (max(0, len(line.rstrip()) - len(text) - indent) // 2) + text
 
 
 def _modules(data: PageData) -> str:
@@ -284,7 +317,7 @@ def _modules(data: PageData) -> str:
     # Without named scopes there is one row, which needs an explanation.
     hint = ""
     if len(data.per_module) == 1:
-        hint = '<p class="small faint pad">jax.named_scope and modules of frameworks give names.</p>'
+        hint = '<p class="small faint pad">jax.named_scope gives parts of a function a name.</p>'
     return "".join(made) + hint
 
 
