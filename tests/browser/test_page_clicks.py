@@ -38,7 +38,8 @@ PLANS = {
 # Errors are collected before the page's own script runs.
 HEAD = "<script>window.errors=[];window.onerror=text=>{window.errors.push(text)};</script>"
 SCRIPT = """
-const one = name => document.querySelector(name), all = name => [...document.querySelectorAll(name)];
+const one = name => document.querySelector(name);
+const all = name => [...document.querySelectorAll(name)];
 const said = {}, wait = () => new Promise(done => setTimeout(done, 60));
 (async () => {
   said.cells = all(".mesh rect").length;
