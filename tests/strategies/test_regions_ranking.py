@@ -160,6 +160,7 @@ def differing(name, seed, batches, axes, hardware=lambda mesh: CHIP):
     return len(first) * len(second), wrong, found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", CASES)
 def test_regions_are_the_ranking_of_plans(name, show):
     count, wrong, _ = differing(name, SEED, 2, 2)
@@ -176,6 +177,7 @@ def test_regions_are_the_ranking_of_plans_at_many_points(name, show):
     show(f"{name}: the map equals plans at {count} points, seed {SEED + 1}")
 
 
+@pytest.mark.slow
 def test_a_topology_is_arranged_for_the_number_of_devices(show):
     """On H100, 8 GPUs are an island; more of them reach each other over the network."""
     on = lambda mesh: f"h100:{mesh.size}"  # noqa: E731

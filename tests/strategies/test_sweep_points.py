@@ -58,6 +58,7 @@ def check_points(found, hardware, count, seed):
     return {row.source for row in rows}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("hardware", ["h100:64", "v5e"])
 def test_points_equal_plans_made_there(hardware):
     found = plan().sweep(
