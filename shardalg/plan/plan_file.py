@@ -133,6 +133,13 @@ def parsed(text: str, path: object) -> PlanFile:
     whole = read_json(path, text)
     schema = whole.pop("schema", None) if isinstance(whole, dict) else None
     if schema not in (SCHEMA, *EARLIER):
+        start, _, version = str(schema).partition("/")
+        own, _, known = SCHEMA.partition("/")
+        if start == own and version.isdigit() and int(version) > int(known):
+            raise PlanFileError(
+                f"{path} has schema {schema!r}, and this shardalg reads {SCHEMA!r}: install a "
+                "later shardalg."
+            )
         raise PlanFileError(f"{path} is not a plan file: its schema is {schema!r}, not {SCHEMA!r}.")
     told = whole.pop("sha256", None)
     if schema == SCHEMA:

@@ -100,6 +100,13 @@ def test_a_misspelt_name_is_an_error(repository, capsys):
     assert "--update writes plan files" in capsys.readouterr().err
 
 
+def test_errors_name_their_file(repository, capsys):
+    path = repository / "step.contract.toml"
+    path.write_text(CONTRACT.replace('axis = "model"', 'axis = "modle"'))
+    assert main(["check", "step.contract.toml"]) == 2
+    assert "step.contract.toml: axis is 'modle'. Did you mean model?" in capsys.readouterr().err
+
+
 def test_edits_that_do_not_matter_change_nothing(repository):
     path = repository / "model.py"
     path.write_text("# a comment\n\n" + MODEL.replace("    def loss", "    # why\n    def loss"))

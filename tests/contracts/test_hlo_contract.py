@@ -188,8 +188,12 @@ def test_incomplete_or_foreign_text_is_an_error_and_never_holds(texts, show):
         contract.hlo(before, MESH)
     with pytest.raises(sa.ContractError, match="for 8 devices"):
         contract.hlo(text, {"data": 4})
-    for wrong in ("", "hello", None, "HloModule f\n", text[::-1]):
-        with pytest.raises(sa.ContractError):
+    for wrong, message in (
+        ("", "is empty"), ("a\0b", "is no text"), ("hello", "without an ENTRY"),
+        (None, "give compiled"), ("HloModule f\n", "without an ENTRY"), (text[::-1], "HLO text"),
+        (text.partition("\n")[2], "first line, HloModule ..., is missing"),
+    ):  # fmt: skip
+        with pytest.raises(sa.ContractError, match=message):
             contract.hlo(wrong, MESH)
     lines = text.splitlines()
     refused = 0

@@ -151,11 +151,17 @@ def _checked(path: Path, options: argparse.Namespace) -> CheckedFile:
     from shardalg.plan.contracts.contract_file import read_file
 
     given = read_file(path)
-    if options.hlo is not None:
-        return CheckedFile(path, _on_hlo(given, options.hlo, path))
-    plan = planned(given, path)
-    updated = tuple(_update(given, plan)) if options.update else ()
-    return CheckedFile(path, given.contract.check(plan), updated=updated)
+    try:
+        if options.hlo is not None:
+            return CheckedFile(path, _on_hlo(given, options.hlo, path))
+        plan = planned(given, path)
+        updated = tuple(_update(given, plan)) if options.update else ()
+        return CheckedFile(path, given.contract.check(plan), updated=updated)
+    except ContractError as error:
+        # Errors about statements do not know the file that they come from.
+        if str(path) in str(error):
+            raise
+        raise ContractError(f"{path}: {error}") from None
 
 
 def planned(given: ContractFile, path: Path) -> Plan:

@@ -78,7 +78,10 @@ class StatementVerdict:
         amount, bound = self.claim.amount.number, self.claim.bound.number
         if amount is None or bound is None or float(bound) == 0:
             return ""
-        return f"{float(amount):,.6g} instead of at most {float(bound):,.6g};"
+        texts = [
+            f"{n:,.0f}" if abs(n) >= 1000 else f"{n:.6g}" for n in (float(amount), float(bound))
+        ]
+        return f"{texts[0]} instead of at most {texts[1]};"
 
     def __str__(self) -> str:
         text = f"{self.verdict}: {self.statement}. {self.where}"

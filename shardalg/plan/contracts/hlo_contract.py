@@ -56,6 +56,9 @@ def hlo_rows(text: str, mesh: Mesh) -> tuple[SentRow, ...]:
     """
     if not isinstance(text, str):
         raise ContractError(f"HLO text is {text!r:.60}: give compiled.as_text(), or a dump.")
+    if not text.strip() or "\0" in text:
+        what = "no text" if text.strip() else "empty"
+        raise ContractError(f"the HLO text is {what}: give compiled.as_text(), or a dump.")
     try:
         module = parse(text)
         _check_whole(text, module, mesh)
@@ -146,6 +149,8 @@ def _check_whole(text: str, module: HloModule, mesh: Mesh) -> None:
                     f"the HLO text is not partitioned yet: {instruction.name} has a sharding. Pass "
                     "compiled.as_text(), or a dump after partitioning."
                 )
+    if not text.lstrip().startswith("HloModule"):
+        raise ContractError("the HLO text is cut short: its first line, HloModule ..., is missing.")
     devices = 1
     for _, number in _DEVICES.findall(text.partition("\n")[0]):
         devices *= int(number)
@@ -210,7 +215,7 @@ def hlo_claims(
       ContractError: the statement names an unknown kind, axis, phase or role.
     """
     if not isinstance(statement, NoCollective | SomeCollective | AtMost):
-        return Claims((), f"HLO text does not say whether {statement}")
+        return Claims((), f"HLO text does not decide this: {statement}")
     if isinstance(statement, AtMost) and statement.measure not in OF_COLLECTIVES:
         return Claims((), f"HLO text has no {statement.measure}")
     subject = statement.subject
@@ -225,6 +230,11 @@ def hlo_claims(
     point = {**mesh.shape, **sizes}
     claims = amounts_of(statement, rows, formula_of(statement.bound, point).subs(point))
     loops = [row for row in rows if not row.is_exact and row.is_of(subject) is not False]
+    if statement.measure != "executions" and any(
+        row.kind == "all_reduce" and row.is_of(subject) is not False for row in rows
+    ):
+        more = "; an all-reduce counts whole, also where devices read only a block of it"
+        claims = replace(claims, claims=tuple(replace(c, at=c.at + more) for c in claims.claims))
     # A loop of unknown length counts once, so that the amount is a lower bound.
     if loops and statement.measure != "largest_bytes":
         return replace(claims, unknown=f"a loop of unknown length has {loops[0].at}")

@@ -138,7 +138,7 @@ def _at_most(statement: AtMost, plan: Plan, place: Place) -> Claims:
         totals = memory.totals
         peaks = totals.peaks() if totals.peaks else (totals.peak_bytes,)
         # The peak is the largest of these, so each of them is at most the bound.
-        made = tuple(Inequality(_exact(peak), bound, "the peak") for peak in peaks)
+        made = tuple(Inequality(_exact(peak), bound, "bytes at the peak") for peak in peaks)
         return Claims(made, about_memory=True)
     check_word("memory_class", statement.memory_class, MEMORY_CLASSES)
     return _held(str(statement.memory_class), plan, memory, bound)
@@ -225,7 +225,9 @@ def _unchanged(statement: Unchanged, plan: Plan, place: Place) -> Claims:
 
     path = place.folder / statement.path
     if not path.exists():
-        raise ContractError(f"{path} does not exist: write it with plan.save, or check --update.")
+        raise ContractError(
+            f"{path} does not exist: write it with plan.save, or run shardalg check with --update."
+        )
     saved, _, _ = planned_file(plan_file.read(path), path)
     if saved.mesh.shape != plan.mesh.shape:
         here, there = plan.mesh, saved.mesh
@@ -237,7 +239,8 @@ def _unchanged(statement: Unchanged, plan: Plan, place: Place) -> Claims:
         Inequality(
             ONE,
             ZERO,
-            f"{row['what']} {row['place']}: {row['this']} in {path.name}, {row['other']} here",
+            f"{row['what']} {row['place']}: {row['this'] or 'absent'} in {path.name}, "
+            f"{row['other'] or 'absent'} here",
         )
         for row in rows
     ]
@@ -298,12 +301,14 @@ def amounts_of(statement: AtMost, rows: Iterable[SentRow], bound: Formula) -> Cl
         amount = _total(one.executions for one in found)
     else:
         amount = _total(one.executions * one.bytes for one in found)
-    # The sum has no one place: the collective that sends most stands first in a failure.
+    # The sum has no one place, so a failure names the collective that contributes most.
     # Formulas are compared where every size is large.
     sizes = [one.executions * one.bytes for one in found]
     values = [float(size.at(dict.fromkeys(size.names, 64))) for size in sizes]
     largest = found[values.index(max(values))] if found else None
-    at = "" if largest is None else f"{len(found)} of them, the first is {_named(largest)}"
+    at = ""
+    if largest is not None:
+        at = f"the most of {len(found)} is {_named(largest)}" if found[1:] else _named(largest)
     return Claims(
         (Inequality(amount, bound, at, None if largest is None else largest.number),), unknown
     )

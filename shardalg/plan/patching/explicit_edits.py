@@ -111,7 +111,8 @@ class ExplicitPatch(SourcePatch):
             return (self.conclusion,)
         note = (
             "Call the function under jax.set_mesh(mesh), with axes of AxisType.Explicit. Results "
-            "have the shardings that JAX infers: jax.jit(fn, **plan.jit_kwargs()) has the plan's."
+            "have the shardings that JAX infers. For the plan's, give jax.jit out_shardings: "
+            "NamedSharding(mesh, each.spec) for each of plan.named_shardings()[1]."
         )
         return (self.conclusion, self.table, self.diff, note)
 
