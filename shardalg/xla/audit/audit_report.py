@@ -13,7 +13,8 @@ from shardalg.tables import Table
 PROVED, REFUTED, UNKNOWN, BEHIND = "proved", "refuted", "not understood", "behind"
 EQUAL = "equal"
 _COLUMNS = (
-    "instruction", "computation", "opcode", "status", "why", "device", "element", "op", "source",
+    "instruction", "computation", "opcode", "status", "why", "device", "element", "expected",
+    "found", "op", "source",
 )  # fmt: skip
 _MOST = 8
 
@@ -30,6 +31,8 @@ class AuditedInstruction:
       why: the reason of a status other than "proved".
       device, element: of a refuted instruction, a place that shows it; element has an index per
         dimension of the device's value.
+      expected, found: the contents of this place: elements of tensors before partitioning, numbers,
+        or parts of a sum.
       op: JAX's name of the operation. source: the user's line, or "".
     """
 
@@ -42,13 +45,21 @@ class AuditedInstruction:
     element: tuple[int, ...] = ()
     op: str = ""
     source: str = ""
+    expected: str = ""
+    found: str = ""
+
+    @property
+    def witness(self) -> str:
+        """The expected and the found content of the place, in words; "" if nothing is refuted."""
+        return f"expected {self.expected}, found {self.found}" if self.expected else ""
 
     def __str__(self) -> str:
         at = f", on device {self.device}" if self.device is not None else ""
         place = f" at {list(self.element)}" if self.element else ""
         name = f" ({self.op})" if self.op else ""
         line = f", {self.source}" if self.source else ""
-        return f"{self.opcode} {self.instruction}{name}{line}: {self.why}{at}{place}"
+        shown = f": {self.witness}" if self.witness else ""
+        return f"{self.opcode} {self.instruction}{name}{line}: {self.why}{at}{place}{shown}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -97,7 +108,7 @@ class Audit:
         rows = (
             (
                 one.instruction, one.computation, one.opcode, one.status, one.why, one.device,
-                ",".join(map(str, one.element)), one.op, one.source,
+                ",".join(map(str, one.element)), one.expected, one.found, one.op, one.source,
             )
             for one in self.instructions
         )  # fmt: skip

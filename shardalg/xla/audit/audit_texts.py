@@ -12,6 +12,7 @@ from pathlib import Path
 from shardalg.errors import NotationError
 from shardalg.xla.audit.audit_report import Audit, AuditedInstruction, source_lines
 from shardalg.xla.audit.instruction_walk import InstructionAnswer
+from shardalg.xla.audit.operators.operator_table import OperatorTable
 from shardalg.xla.audit.program_pair import ProgramPair, read_pair, walk_pair
 from shardalg.xla.audit.referee.field_verdict import field_verdict
 
@@ -39,7 +40,7 @@ def audit_hlo(before: str | Path, after: str | Path) -> Audit:
     pair = read_pair(*texts)
     _, walked = walk_pair(pair)
     lines = source_lines(texts[1])
-    rows = tuple(_audited(where, row, lines) for where, row in walked.rows.items())
+    rows = tuple(_audited(where, row, lines, walked.table) for where, row in walked.rows.items())
     found = Audit(pair.devices, rows)
     if found.verdict == "not understood":
         found = decided_by_field(pair, found)
@@ -69,8 +70,9 @@ def decided_by_field(pair: ProgramPair, found: Audit) -> Audit:
             root = pair.after.roots[pair.after.entry]
             why = "differs from the program before partitioning on random elements"
             row = AuditedInstruction(
-                name, root.computation, root.opcode, "refuted", why, run.device, run.element
-            )
+                name, root.computation, root.opcode, "refuted", why, run.device, run.element,
+                expected=run.expected, found=run.found,
+            )  # fmt: skip
             kept = tuple(one for one in found.instructions if one.instruction != name)
             return replace(found, instructions=(*kept, row))
     open_ = ("not understood", "behind")
@@ -101,11 +103,15 @@ def _text(given: str | Path, name: str) -> str:
 
 
 def _audited(
-    where: tuple[str, str], row: InstructionAnswer, lines: Mapping[str, str]
+    where: tuple[str, str],
+    row: InstructionAnswer,
+    lines: Mapping[str, str],
+    table: OperatorTable,
 ) -> AuditedInstruction:
     one, finding = row.instruction, row.finding
     frame = re.search(r"stack_frame_id=(\d+)", one.attributes.get("metadata", ""))
     is_refuted = row.status == "refuted" and finding is not None
+    contents = (finding.shown.expected, finding.shown.found) if is_refuted and finding else ()
     return AuditedInstruction(
         one.name if where[0] != "result" else f"result {where[1]}",
         one.computation,
@@ -116,4 +122,5 @@ def _audited(
         finding.place if is_refuted and finding else (),
         one.op_name,
         lines.get(frame[1], "") if frame else "",
+        *(table.words(x) for x in contents),
     )

@@ -15,10 +15,18 @@ from shardalg.xla.audit.values.element_views import (
     Known,
     Value,
     View,
+    content,
     numbers_differ,
+    parts_of,
     picked,
 )
-from shardalg.xla.audit.values.per_device import ArrayPool, PerDevice, RefutedError, UnknownError
+from shardalg.xla.audit.values.per_device import (
+    ArrayPool,
+    PerDevice,
+    RefutedError,
+    Shown,
+    UnknownError,
+)
 
 Tree = Value | tuple["Tree", ...] | None
 """A value, the elements of a tuple, or None for a value that is not understood."""
@@ -53,22 +61,30 @@ def check_block(
     wanted = block_of(pool, theirs, blocks)
     if mine.shape != wanted.shape:
         why = f"{what} has the shape {list(mine.shape)} in place of {list(wanted.shape)}"
-        raise RefutedError(why)
+        shapes = (str(list(x.shape)) for x in (wanted, mine))
+        raise RefutedError(why, shown=Shown((), *shapes))
     if isinstance(mine, Known) and isinstance(wanted, Known):
         wrong = pool.applied("differ", numbers_differ, mine.cells, wanted.cells)
-        bad = wrong.rows.reshape(len(wrong.rows), -1)
-        if bad.any():
-            row, place = map(int, np.argwhere(bad)[0])
-            raise RefutedError(f"{what} differs", wrong.device(row), (place,))
+        if wrong.rows.any():
+            row, *place = map(int, np.argwhere(wrong.rows)[0])
+            device = wrong.device(row)
+            shape = wrong.rows.shape[1:]
+            cells = (np.broadcast_to(x.cells.of(device), shape) for x in (wanted, mine))
+            shown = Shown((), *(str(x[tuple(place)].item()) for x in cells))
+            raise RefutedError(f"{what} differs", device, tuple(place), shown=shown)
         return
     if isinstance(mine, Known) or isinstance(wanted, Known):
         raise UnknownError(f"{what} is known on one side only")
     if mine.change is not None:
         raise UnknownError(f"{what} has shifted indices, or a gather without its mask")
     if mine.pending is not None:
-        raise RefutedError(f"{what} is a pending reduction that no all-reduce has completed")
+        why = f"{what} is a pending reduction that no all-reduce has completed"
+        raise RefutedError(why, 0, (0,) * len(mine.lines), shown=parts_of(mine.pending))
     if mine.base != wanted.base:
-        raise RefutedError(f"{what} has elements of another tensor")
+        assert isinstance(wanted, View)
+        spot = (0,) * len(mine.lines)
+        shown = _both(mine, wanted, 0, spot)
+        raise RefutedError(f"{what} has elements of another tensor", 0, spot, shown=shown)
     has_fill = isinstance(theirs, View) and theirs.is_partly_void
     if mine.same_places(replace(wanted, fill=mine.fill)) and not has_fill:
         return
@@ -81,9 +97,9 @@ def check_block(
     wrong = pool.applied("unequal", unequal, mine.shift, wanted.shift, dead)
     if wrong.rows.any():
         device = wrong.device(int(np.argmax(wrong.rows)))
-        element = int(wanted.shift.of(device))
-        missed = ((wanted.base, element),) if element > LOW else ()
-        raise refuted(f"{what} differs", device, origin=mine.origin, wanted=missed)
+        spot = (0,) * len(mine.lines)
+        shown = _both(mine, wanted, device, spot)
+        raise refuted(f"{what} differs", device, spot, origin=mine.origin, shown=shown)
     dead = pool.applied("no element", lambda d, s: d | (s < LOW), dead, wanted.shift)
     for dim, (got, want) in enumerate(zip(mine.lines, wanted.lines, strict=True)):
         steps = blocks[dim] if blocks else pool.same(np.zeros(got.rows.shape[1], np.int64))
@@ -92,14 +108,20 @@ def check_block(
             row, index = map(int, np.argwhere(wrong.rows)[0])
             spot = tuple(index if d == dim else 0 for d in range(len(mine.lines)))
             device = wrong.device(row)
-            step = int(want.of(device)[index])
-            element = int(wanted.shift.of(device)) + step
-            missed = ((wanted.base, element),) if step > LOW else ()
-            raise refuted(f"{what} differs", device, spot, origin=mine.origin, wanted=missed)
+            shown = _both(mine, wanted, device, spot)
+            raise refuted(f"{what} differs", device, spot, origin=mine.origin, shown=shown)
     if isinstance(theirs, View) and has_fill and mine.fill != theirs.fill:
         if mine.fill in (ANYTHING, MIXED, None):
             raise UnknownError(f"{what} has padding that is not known")
-        raise RefutedError(f"{what} has {mine.fill} in place of the padding {theirs.fill}")
+        shown = Shown(expected=f"padding {theirs.fill}", found=f"padding {mine.fill}")
+        why = f"{what} has {mine.fill} in place of the padding {theirs.fill}"
+        raise RefutedError(why, shown=shown)
+
+
+def _both(mine: View, wanted: View, device: int, place: tuple[int, ...]) -> Shown:
+    """Return the expected and the found content of a place."""
+    right = content(wanted, device, place)
+    return Shown((right,) if isinstance(right, tuple) else (), right, content(mine, device, place))
 
 
 def unequal(

@@ -50,6 +50,7 @@ from shardalg.xla.audit.values.per_device import (
     AuditFinding,
     PerDevice,
     RefutedError,
+    Shown,
     UnknownError,
 )
 
@@ -124,7 +125,7 @@ class Walk:
                     made = self._step(one, operands)
             except RefutedError as error:
                 status, finding = "refuted", error
-                for operand in one.operands if error.wanted else ():
+                for operand in one.operands if error.shown.wanted else ():
                     self.trace(name, operand, error)
             except UnknownError as error:
                 status, finding = "not understood", error
@@ -154,7 +155,7 @@ class Walk:
         """Refute the instruction that first had the wrong elements of a refuted value."""
         key, fault = (origin.computation, origin.instruction), origin.fault
         if key in self.rows:
-            error = RefutedError(fault.why, fault.device, fault.place, wanted=fault.wanted)
+            error = RefutedError(fault.why, fault.device, fault.place, shown=fault.shown)
             self.rows[key] = replace(self.rows[key], status="refuted", finding=error)
             for operand in self.module.computations[key[0]][key[1]].operands:
                 self.trace(key[0], operand, error)
@@ -173,12 +174,13 @@ class Walk:
             row = self.rows.get((computation, name))
             return row.holds if row else None
 
-        for base, element in error.wanted:
+        for base, element in error.shown.wanted:
             wanted = (base, element, error.device)
             move = losing_move(body, value_of, start, wanted, self.pool.devices)
             if move is not None:
                 why = "loses an element that a later instruction needs"
-                lost = RefutedError(why, error.device)
+                shown = Shown((), (base, element), "no place with this element")
+                lost = RefutedError(why, error.device, shown=shown)
                 key = (computation, move.name)
                 if self.rows[key].status != "refuted":
                     self.rows[key] = replace(self.rows[key], status="refuted", finding=lost)

@@ -18,8 +18,14 @@ from shardalg.xla.audit.hlo_attributes import combination, integers
 from shardalg.xla.audit.operators.operator_matching import candidates
 from shardalg.xla.audit.operators.operator_table import Entry, OperatorTable
 from shardalg.xla.audit.operators.reductions import covered
-from shardalg.xla.audit.values.element_views import Known, Pending, Value, View
-from shardalg.xla.audit.values.per_device import ArrayPool, PerDevice, RefutedError, UnknownError
+from shardalg.xla.audit.values.element_views import Known, Pending, Value, View, content
+from shardalg.xla.audit.values.per_device import (
+    ArrayPool,
+    PerDevice,
+    RefutedError,
+    Shown,
+    UnknownError,
+)
 
 _NEITHER = (-np.inf, np.inf)
 
@@ -224,7 +230,12 @@ def _block(
     if shifted.rows.any():
         row = int(np.argmax(shifted.rows))
         why = "the indices are not shifted by the offset of the block"
-        raise RefutedError(why, shifted.device(row))
+        device = shifted.device(row)
+        begin = int(place.of(device)[0]) if isinstance(place, PerDevice) else 0
+        shown = Shown(
+            expected=f"shifted by {begin}", found=f"shifted by {change.offset.of(device)}"
+        )
+        raise RefutedError(why, device, shown=shown)
 
     def cover(at: np.ndarray) -> np.ndarray:
         made = np.zeros((len(at), size), bool)
@@ -262,11 +273,17 @@ def _select(
     if not isinstance(mask, View) or not isinstance(mask.change, RangeMask):
         return None
     if not isinstance(hidden, Known) or hidden.number != 0:
-        raise RefutedError("elements of other devices are replaced by another number than 0")
+        number = hidden.number if isinstance(hidden, Known) else None
+        shown = Shown(expected="0", found="a computed value" if number is None else f"{number}")
+        why = "elements of other devices are replaced by another number than 0"
+        raise RefutedError(why, shown=shown)
     if mask.change != x.change.mask:
-        raise RefutedError("the mask of a gather is for another range than the device's block")
+        shown = Shown(expected=f"mask {x.change.mask}", found=f"mask {mask.change}")
+        why = "the mask of a gather is for another range than the device's block"
+        raise RefutedError(why, shown=shown)
     if not replace(mask, change=None).same_places(x.change.index):
-        raise RefutedError("the mask of a gather is of other indices")
+        shown = Shown((), content(x.change.index, 0), content(mask, 0))
+        raise RefutedError("the mask of a gather is of other indices", shown=shown)
     return replace(x, change=None, pending=Pending("add", (x.change.cover,)))
 
 

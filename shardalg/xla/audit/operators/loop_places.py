@@ -16,14 +16,17 @@ from shardalg.xla.audit.values.element_views import (
     Known,
     Value,
     View,
+    along,
     find_places,
     numbers_differ,
+    unread,
 )
 from shardalg.xla.audit.values.per_device import (
     ArrayPool,
     ClassError,
     PerDevice,
     RefutedError,
+    Shown,
     UnknownError,
 )
 
@@ -77,7 +80,9 @@ def loop_places(
                     found.setdefault(dims[dim], []).append((place, void))
                     readers.setdefault(dims[dim], []).append((mine, theirs, dim, place))
             for dim, fault in faults.items():
-                made.faults.setdefault(dims[dim], fault)
+                spot = along(mine, dim, *fault.place)
+                shown = unread(mine, fault.device, spot)
+                made.faults.setdefault(dims[dim], replace(fault, place=spot, shown=shown))
         elif isinstance(mine, View) or isinstance(theirs, View):
             raise UnknownError("a known number against a computed one")
     for mine, theirs, dims in zip(operands, entry.operands, loops.operands, strict=True):
@@ -91,17 +96,15 @@ def loop_places(
     for loop, parts in found.items():
         made.at[loop], conflict = _one_place(pool, loop, parts)
         if conflict is not None:
-            conflict = replace(conflict, wanted=_wanted(conflict, readers[loop]))
+            conflict = replace(conflict, shown=_shown(conflict, readers[loop]))
             made.faults.setdefault(loop, conflict)
     return made
 
 
-def _wanted(
-    fault: Fault, readers: Sequence[tuple[View, View, int, PerDevice]]
-) -> tuple[tuple[int, int], ...]:
+def _shown(fault: Fault, readers: Sequence[tuple[View, View, int, PerDevice]]) -> Shown:
     """Return the elements that one operand should have if the other one is right."""
     (place,) = fault.place
-    found = []
+    found, got = [], None
     indices = {int(at.of(fault.device)[place]) for *_, at in readers}
     for mine, theirs, dim, at in readers:
         own = int(at.of(fault.device)[place])
@@ -110,7 +113,8 @@ def _wanted(
         for other in indices - {own}:
             if min(own, other, element) >= 0:
                 found.append((mine.base, element + int(line[other] - line[own])))
-    return tuple(found)
+                got = got or (mine.base, element)
+    return Shown(tuple(found), found[0] if found else "", got or "")
 
 
 def _one_place(
@@ -216,7 +220,10 @@ def check_known(
             if wrong.any():
                 at_class, *place = map(int, np.argwhere(wrong)[0])
                 why = "a mask or another known number differs from the operator's"
-                raise ClassError(RefutedError, why, at_class, tuple(place))
+                both = (np.broadcast_to(x, wrong.shape) for x in (cells, mine_cells))
+                expected, got = (str(x[at_class, *place].item()) for x in both)
+                shown = Shown(expected=expected, found=got)
+                raise ClassError(RefutedError(why, 0, tuple(place), shown=shown), at_class)
             return np.zeros(len(wrong), bool)
 
         parts = [p for p in at if isinstance(p, PerDevice)]

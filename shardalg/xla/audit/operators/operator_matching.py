@@ -38,12 +38,14 @@ from shardalg.xla.audit.values.element_views import (
     Pending,
     Value,
     View,
+    parts_of,
     shares,
 )
 from shardalg.xla.audit.values.per_device import (
     ArrayPool,
     AuditFinding,
     RefutedError,
+    Shown,
     UnknownError,
 )
 
@@ -108,7 +110,8 @@ def _matched(
     fresh = covered(pool, module, instruction, entry, operands, places)
     if fresh is not None and pending is not None:
         if fresh.combine != pending.combine:
-            raise RefutedError(f"{fresh.combine} of a pending {pending.combine}")
+            shown = Shown(expected=pending.combine, found=fresh.combine)
+            raise RefutedError(f"{fresh.combine} of a pending {pending.combine}", shown=shown)
         fresh = Pending(fresh.combine, (*pending.covers, *fresh.covers))
     results = table.results(entry, places.at, fresh or pending)
     alone = [
@@ -136,12 +139,13 @@ def _check_direction(
         other = replace(instruction, attributes={**instruction.attributes, "direction": direction})
         for entry, _ in table.similar(module, other, operands):
             if entry.instruction.op_name == instruction.op_name != "":
-                raise RefutedError(f"compares by {own} in place of {direction}")
+                why = f"compares by {own} in place of {direction}"
+                raise RefutedError(why, shown=Shown(expected=direction, found=own or ""))
 
 
 def refuted_by(fault: Fault) -> RefutedError:
     """Return the error of a wrong element."""
-    return RefutedError(fault.why, fault.device, fault.place, wanted=fault.wanted)
+    return RefutedError(fault.why, fault.device, fault.place, shown=fault.shown)
 
 
 def candidates(
@@ -274,9 +278,13 @@ def _windowed(
             raise UnknownError("a part of a window")
         if fault is None and made.faults.rows.any():
             row, at = map(int, np.argwhere(made.faults.rows)[0])
-            words = ("", "joins elements of other windows", "lacks elements (halo or mask)")
-            why = f"a window {words[made.faults.rows[row, at]]}"
-            fault = Fault(why, made.faults.device(row), (at,))
+            kinds = ("", "joins elements of other windows", "lacks elements (halo or mask)")
+            words = kinds[made.faults.rows[row, at]]
+            why = f"a window {words}"
+            shown = Shown(
+                expected="each element of the window once", found=f"a window that {words}"
+            )
+            fault = Fault(why, made.faults.device(row), (at,), shown)
     return fault
 
 
@@ -334,13 +342,17 @@ def _pending_of(instruction: HloInstruction, operands: Sequence[Value]) -> Pendi
     pending, opcode = waiting[0].pending, instruction.opcode
     assert pending is not None
     if opcode == "convert":
-        raise RefutedError("a pending sum is converted before it is complete")
+        raise RefutedError(
+            "a pending sum is converted before it is complete", shown=parts_of(pending)
+        )
     if opcode == "reduce" and len(waiting) == 1:
         return pending
     if opcode not in _LINEAR:
-        raise RefutedError("reads a pending reduction that no all-reduce has completed")
+        why = "reads a pending reduction that no all-reduce has completed"
+        raise RefutedError(why, shown=parts_of(pending))
     if len(waiting) < len(operands):
-        raise RefutedError("joins a pending reduction with a complete value")
+        why = "joins a pending reduction with a complete value"
+        raise RefutedError(why, shown=parts_of(pending))
     if any(x.pending != pending for x in waiting) or pending.combine != "add":
         raise UnknownError("a sum of reductions that are pending differently")
     return pending

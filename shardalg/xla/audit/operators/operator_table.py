@@ -6,6 +6,7 @@ its result. Equal operators share an entry, because the partitioner merges equal
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +18,7 @@ from shardalg.xla.audit.hlo_attributes import groups_of, signature
 from shardalg.xla.audit.operators.operator_loops import COMMUTATIVE, OperatorLoops, loops_of
 from shardalg.xla.audit.values.element_views import Known, Pending, Value, View, placed
 from shardalg.xla.audit.values.manual_regions import stacked
-from shardalg.xla.audit.values.per_device import ArrayPool, PerDevice
+from shardalg.xla.audit.values.per_device import ArrayPool, Content, PerDevice
 
 Indices = dict[int, PerDevice | int]
 """Per loop, the indices on each device; a number of iterations if nothing varies along it."""
@@ -75,6 +76,18 @@ class OperatorTable:
         """Return the number of a new base."""
         self.bases.append(Base(tuple(shape), dtype, text))
         return len(self.bases) - 1
+
+    def words(self, content: Content) -> str:
+        """Return the content of a place for messages.
+
+        An element is named by its index per dimension, and by the operator that computes it.
+        """
+        if isinstance(content, str):
+            return content
+        base, element = self.bases[content[0]], content[1]
+        inside = element < math.prod(base.shape)
+        index = list(map(int, np.unravel_index(element, base.shape))) if inside else element
+        return f"{index} of {base.text}" if base.shape else base.text
 
     def record(
         self, module: HloModule, instruction: HloInstruction, operands: Sequence[Value]

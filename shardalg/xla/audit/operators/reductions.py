@@ -16,6 +16,7 @@ from shardalg.xla.audit.values.per_device import (
     ClassError,
     PerDevice,
     RefutedError,
+    Shown,
     UnknownError,
 )
 
@@ -48,7 +49,7 @@ def covered(
         place, (size, varies) = places[loop], entry.extents[loop]
         if loop in found.faults:
             fault = found.faults[loop]
-            raise RefutedError(fault.why, fault.device, fault.place)
+            raise RefutedError(fault.why, fault.device, fault.place, shown=fault.shown)
         if isinstance(place, int) or not varies:
             lengths = place if isinstance(place, int) else (place.rows >= 0).sum(1)
             if np.any(lengths != size):
@@ -70,7 +71,9 @@ def covered(
         if combine not in ("add", "maximum", "minimum", "and", "or"):
             raise UnknownError(f"a partial reduction by {combine or 'a program'}")
         if not is_identity(combine, instruction.leaves[0][0], number):
-            raise RefutedError("a partial reduction begins with a number that is added again")
+            shown = Shown(expected=f"the identity of {combine}", found=f"{number}")
+            why = "a partial reduction begins with a number that is added again"
+            raise RefutedError(why, shown=shown)
     if opcode == "scatter":
         start = operands[0]
         if combine != "add":
@@ -118,7 +121,8 @@ def check_fills(
         worst = next(x for x, is_good in zip(fills, good, strict=True) if not is_good)
         if worst.origin or isinstance(worst.fill, float):
             why = f"padding that is not the identity of {combine} enters a reduction"
-            raise RefutedError(why, device, origin=worst.origin)
+            shown = Shown(expected=f"the identity of {combine}", found=f"padding {worst.fill}")
+            raise RefutedError(why, device, origin=worst.origin, shown=shown)
         raise UnknownError("padding that may not be 0 enters a reduction", device)
 
 
@@ -153,7 +157,8 @@ def _counted(size: int, combine: str) -> Callable[[np.ndarray], np.ndarray]:
             found[row] = np.bincount(line[line >= 0], minlength=size)
         if combine == "add" and (found > 1).any():
             row, at = map(int, np.argwhere(found > 1)[0])
-            raise ClassError(RefutedError, "an element enters the sum twice", row, (at,))
+            shown = Shown(expected=f"index {at} of the sum once", found=f"{found[row, at]} times")
+            raise ClassError(RefutedError("an element enters the sum twice", shown=shown), row)
         return found > 0
 
     return count

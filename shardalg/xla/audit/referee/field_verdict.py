@@ -23,6 +23,7 @@ class FieldVerdict:
     Attributes:
       is_equal: whether every element of every result is the one before partitioning.
       result, device, element: the first place that differs.
+      expected, found: the elements of the field at this place.
       reason: the operator that the interpreter does not have; then nothing is compared.
     """
 
@@ -31,6 +32,8 @@ class FieldVerdict:
     device: int = 0
     element: tuple[int, ...] = ()
     reason: str = ""
+    expected: str = ""
+    found: str = ""
 
 
 def field_verdict(pair: ProgramPair, seed: int = 0) -> FieldVerdict:
@@ -63,7 +66,9 @@ def _verdict(pair: ProgramPair, seed: int) -> FieldVerdict:
         wrong = (mine != block) & exists
         if wrong.any():
             device, *element = map(int, np.argwhere(wrong)[0])
-            return FieldVerdict(False, number, device, tuple(element))
+            at = (device, *element)
+            words = (f"{x[at]} in the field" for x in (block, mine))
+            return FieldVerdict(False, number, device, tuple(element), "", *words)
     return FieldVerdict(True)
 
 

@@ -202,7 +202,7 @@ def agreed(alive: np.ndarray, lines: np.ndarray) -> np.ndarray:
     chosen = np.take_along_axis(lines, first[:, None, None], 1)
     bad = ((lines != chosen).any(2) & alive).any(1)
     if bad.any():
-        raise ClassError(UnknownError, "parts that differ in more than their place", _one(bad))
+        raise ClassError(UnknownError("parts that differ in more than their place"), _one(bad))
     return chosen[:, 0]
 
 
@@ -290,7 +290,7 @@ def _split(size: int, part: int) -> Callable[[np.ndarray], np.ndarray]:
         wrong = (np.where(void, VOID, table) != both).any((1, 2)) & ~dead
         if wrong.any():
             why = "a reshape that splits a dimension with padding"
-            raise ClassError(UnknownError, why, _one(wrong))
+            raise ClassError(UnknownError(why), _one(wrong))
         if part == 0:
             return np.where(row_void, VOID, major)
         return np.where(column_void, VOID, minor - first)

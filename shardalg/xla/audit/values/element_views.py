@@ -21,9 +21,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardalg.xla.audit.values.per_device import (
+    NOT_SHOWN,
     ArrayPool,
+    Content,
     PerDevice,
     RefutedError,
+    Shown,
     UnknownError,
 )
 
@@ -51,18 +54,27 @@ class Pending:
     covers: tuple[PerDevice, ...]
 
 
+def parts_of(pending: Pending, device: int = 0) -> Shown:
+    """Return the expected and the found indices of a reduction that is not complete."""
+    rows = [cover.of(device) for cover in pending.covers]
+    sizes = " x ".join(str(len(row)) for row in rows)
+    parts = " x ".join(f"{int(row.sum())} of {len(row)}" for row in rows)
+    name = "sum" if pending.combine == "add" else pending.combine
+    return Shown(expected=f"the {name} over {sizes} indices", found=f"the {name} over {parts}")
+
+
 @dataclass(frozen=True)
 class Fault:
     """A place at which a value is not the expected element: the reason, device and place.
 
     Attributes:
-      wanted: the bases and elements of which one was expected there, if they are known.
+      shown: the expected and the found content of the place.
     """
 
     why: str
     device: int = 0
     place: tuple[int, ...] = ()
-    wanted: tuple[tuple[int, int], ...] = ()
+    shown: Shown = NOT_SHOWN
 
 
 @dataclass(frozen=True)
@@ -142,6 +154,22 @@ class Known:
 
 
 Value = View | Known
+
+
+def content(x: View, device: int, place: Sequence[int] = ()) -> Content:
+    """Return the content of a place: the base and the element, or a fill in words.
+
+    Args:
+      place: an index per dimension; missing ones are 0.
+    """
+    spot = (*place, *[0] * len(x.lines))
+    total = int(x.shift.of(device))
+    for index, line in zip(spot, x.lines, strict=False):
+        row = line.of(device)
+        total += int(row[min(index, len(row) - 1)]) if len(row) else 0
+    if total >= 0:
+        return x.base, total
+    return "no element" if x.fill in (None, ANYTHING, MIXED) else f"padding {x.fill}"
 
 
 def view(pool: ArrayPool, like: View, shift: PerDevice, lines: Sequence[PerDevice]) -> View:
@@ -320,16 +348,29 @@ def _found(pool: ArrayPool, whole_view: View, part: View) -> Found:
             found = pool.applied("lost", lambda p: np.where(p == -4, -1, p), found)
         places[k] = found
     if not live and rest.rows.any():
-        raise RefutedError(why, rest.device(int(np.argmax(rest.rows != 0))))
+        device = rest.device(int(np.argmax(rest.rows != 0)))
+        spot = (0,) * len(part.lines)
+        raise RefutedError(why, device, spot, shown=unread(part, device, spot))
     for k in set(range(rank)) - set(live):
         if not part.varies(k):
             continue
         steps = part.lines[k].rows
         if steps[steps > LOW].any():
             row, place = map(int, np.argwhere((steps > LOW) & (steps != 0))[0])
-            raise RefutedError(why, part.lines[k].device(row), (place,))
+            device, spot = part.lines[k].device(row), along(part, k, place)
+            raise RefutedError(why, device, spot, shown=unread(part, device, spot))
         places[k] = pool.applied("void only", lambda v: np.where(v < LOW, -1, 0), part.lines[k])
     return tuple(places), faults
+
+
+def unread(part: View, device: int, place: tuple[int, ...]) -> Shown:
+    """Return the content of a place that the operator before partitioning does not read there."""
+    return Shown((), "an element that the operator reads", content(part, device, place))
+
+
+def along(x: View, dim: int, index: int) -> tuple[int, ...]:
+    """Return the place with an index along a dimension, and 0 along the others."""
+    return tuple(index if d == dim else 0 for d in range(len(x.lines)))
 
 
 def shares(whole_view: View, part: View) -> bool:

@@ -20,6 +20,7 @@ from shardalg.xla.audit.values.element_views import (
     Pending,
     Value,
     View,
+    content,
     view,
 )
 from shardalg.xla.audit.values.per_device import (
@@ -27,6 +28,7 @@ from shardalg.xla.audit.values.per_device import (
     ClassError,
     PerDevice,
     RefutedError,
+    Shown,
     UnknownError,
 )
 
@@ -187,21 +189,31 @@ def all_reduce(pool: ArrayPool, combine: str, groups: np.ndarray, x: Value) -> V
         if combine in ("maximum", "minimum", "and", "or") and equal:
             return x
         if combine == "add" and x.fill is None:
-            raise RefutedError("an all-reduce adds values that are complete already")
+            times = f"the sum of {groups.shape[1]} devices' elements"
+            shown = Shown((), content(x, int(groups[0, 0])), times)
+            raise RefutedError(
+                "an all-reduce adds values that are complete already", int(groups[0, 0]),
+                (0,) * len(x.lines), shown=shown,
+            )  # fmt: skip
         raise UnknownError("an all-reduce of values that are no pending reduction")
     if x.pending.combine != combine:
-        raise RefutedError(f"an all-reduce by {combine} of a pending {x.pending.combine}")
+        shown = Shown(expected=f"combined by {x.pending.combine}", found=f"combined by {combine}")
+        why = f"an all-reduce by {combine} of a pending {x.pending.combine}"
+        raise RefutedError(why, shown=shown)
 
     def equal_blocks(part: np.ndarray) -> np.ndarray:
         differ = (part != part[:, :1]).reshape(*part.shape[:2], -1).any(2)
         if differ.any():
             row, member = map(int, np.argwhere(differ)[0])
             why = "the members of a group hold different blocks of the result"
-            raise ClassError(RefutedError, why, row, member=member)
+            raise ClassError(RefutedError(why), row, member)
         return part
 
-    for part in (x.shift, *x.lines):
-        pool.in_groups(("equal blocks", name), equal_blocks, groups, part)
+    try:
+        for part in (x.shift, *x.lines):
+            pool.in_groups(("equal blocks", name), equal_blocks, groups, part)
+    except RefutedError as error:
+        raise _other_block(groups, x, error) from None
     is_sum = combine not in ("maximum", "minimum", "and", "or")
 
     def join(at: int) -> Callable[..., np.ndarray]:
@@ -213,6 +225,18 @@ def all_reduce(pool: ArrayPool, combine: str, groups: np.ndarray, x: Value) -> V
     )
     done = all(cover.rows.all() for cover in covers)
     return replace(x, pending=None if done else Pending(combine, covers))
+
+
+def _other_block(groups: np.ndarray, x: View, error: RefutedError) -> RefutedError:
+    """Return the error with the first element in which a device differs from its group's first."""
+    (group,) = groups[(groups == error.device).any(1)]
+    first = int(group[0])
+    place = [0] * len(x.lines)
+    for dim, line in enumerate(x.lines):
+        differ = np.argwhere(line.of(first) != line.of(error.device))
+        place[dim] = int(differ[0, 0]) if len(differ) else 0
+    shown = Shown((), content(x, first, place), content(x, error.device, place))
+    return RefutedError(error.why, error.device, tuple(place), shown=shown)
 
 
 def _joined_cover(at: int, covers: Sequence[Any], *, is_sum: bool) -> np.ndarray:
@@ -245,11 +269,12 @@ def _joined_cover(at: int, covers: Sequence[Any], *, is_sum: bool) -> np.ndarray
                 )
             if twice:
                 why = "parts of a sum are added more than once"
-                raise ClassError(RefutedError, why, group, member=members - 1)
+                shown = Shown(expected=f"a sum of {full} parts", found=f"a sum of {total} parts")
+                raise ClassError(RefutedError(why, shown=shown), group, members - 1)
             if total != full:
-                raise ClassError(UnknownError, "an all-reduce whose parts fill no box", group)
+                raise ClassError(UnknownError("an all-reduce whose parts fill no box"), group)
         elif len(vary) > 1:
-            raise ClassError(UnknownError, "a reduction along two dimensions", group)
+            raise ClassError(UnknownError("a reduction along two dimensions"), group)
     return np.repeat(union[at][:, None], members, 1)
 
 
@@ -291,8 +316,8 @@ def _owned(pool: ArrayPool, groups: np.ndarray, x: View) -> View:
             return shift
         many = (shift > LOW).sum(1) > 1
         if many.any():
-            why = "an element is added more than once"
-            raise ClassError(RefutedError, why, int(np.argmax(many)), member=1)
+            row = int(np.argmax(many))
+            raise ClassError(_added(int((shift[row] > LOW).sum())), row, 1)
         return shift
 
     pool.in_groups(("once", bool(partly), name), once, groups, x.shift)
@@ -303,8 +328,8 @@ def _owned(pool: ArrayPool, groups: np.ndarray, x: View) -> View:
         steps = counted(line, apart)
         many = ((steps > LOW).sum(1) > 1).any(1)
         if many.any():
-            why = "an element is added more than once"
-            raise ClassError(RefutedError, why, int(np.argmax(many)), member=1)
+            row = int(np.argmax(many))
+            raise ClassError(_added(int((steps[row] > LOW).sum(0).max())), row, 1)
         return np.repeat(steps.max(1)[:, None], steps.shape[1], 1)
 
     def common(shift: np.ndarray, line: np.ndarray) -> np.ndarray:
@@ -318,6 +343,12 @@ def _owned(pool: ArrayPool, groups: np.ndarray, x: View) -> View:
     ]
     summed = view(pool, x, lead, lines)
     return summed if summed.is_partly_void else replace(summed, fill=None)
+
+
+def _added(times: int) -> RefutedError:
+    """Return the error of an element that several members add."""
+    shown = Shown(expected="the element of one device", found=f"the sum of {times} devices")
+    return RefutedError("an element is added more than once", shown=shown)
 
 
 def reduce_scatter(pool: ArrayPool, combine: str, instruction: HloInstruction, x: Value) -> View:

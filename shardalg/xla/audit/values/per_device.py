@@ -123,8 +123,7 @@ class ArrayPool:
                 found = self.made(rows, classes)
             except ClassError as error:
                 # The function knows the class; the message names the first device of the class.
-                device = int(np.argmax(classes == error.row))
-                found = error.kind(error.why, device, error.place)
+                found = error.on(int(np.argmax(classes == error.row)))
             self._results[key] = found
         if isinstance(found, Exception):
             raise found
@@ -161,7 +160,7 @@ class ArrayPool:
                 found = self.made(rows.reshape(-1, *rows.shape[2:]), classes)
             except ClassError as error:
                 group = int(np.argmax(which == error.row))
-                found = error.kind(error.why, int(groups[group, error.member]), error.place)
+                found = error.on(int(groups[group, error.member]))
             self._results[key] = found
         if isinstance(found, Exception):
             raise found
@@ -174,13 +173,33 @@ class ArrayPool:
         return self._values[key]
 
 
+Content = str | tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The expected and the found content of a place that shows a wrong instruction.
+
+    Attributes:
+      wanted: the bases and elements of which one is searched for in the operands.
+      expected, found: the contents, as a base and an element, or in words.
+    """
+
+    wanted: tuple[tuple[int, int], ...] = ()
+    expected: Content = ""
+    found: Content = ""
+
+
+NOT_SHOWN = Shown()
+
+
 class AuditFinding(Exception):
     """A reason why an instruction is not proved.
 
     Attributes:
       why: the reason. device: the device where it shows. place: the element of the device.
       origin: the instruction at which the wrong elements first were wrong, if it is another one.
-      wanted: the bases and elements of which one was expected at the place, if they are known.
+      shown: the expected and the found content of the place.
     """
 
     def __init__(
@@ -190,11 +209,11 @@ class AuditFinding(Exception):
         place: tuple[int, ...] = (),
         *,
         origin: object = None,
-        wanted: tuple[tuple[int, int], ...] = (),
+        shown: Shown = NOT_SHOWN,
     ) -> None:
         super().__init__(why)
         self.why, self.device, self.place = why, device, place
-        self.origin, self.wanted = origin, wanted
+        self.origin, self.shown = origin, shown
 
 
 class RefutedError(AuditFinding):
@@ -209,16 +228,14 @@ class ClassError(Exception):
     """A finding about a class of devices, raised inside of `ArrayPool.applied`.
 
     Attributes:
-      kind: the finding to raise. row: the class. member: the member of a group.
+      finding: the finding, without its device. row: the class. member: the member of a group.
     """
 
-    def __init__(
-        self,
-        kind: type[AuditFinding],
-        why: str,
-        row: int,
-        place: tuple[int, ...] = (),
-        member: int = 0,
-    ) -> None:
-        super().__init__(why)
-        self.kind, self.why, self.row, self.place, self.member = kind, why, row, place, member
+    def __init__(self, finding: AuditFinding, row: int, member: int = 0) -> None:
+        super().__init__(finding.why)
+        self.finding, self.row, self.member = finding, row, member
+
+    def on(self, device: int) -> AuditFinding:
+        """Return the finding on a device."""
+        one = self.finding
+        return type(one)(one.why, device, one.place, origin=one.origin, shown=one.shown)
