@@ -1,4 +1,4 @@
-"""Witnesses of refuted instructions: a simulation of the devices has the contents that they name."""
+"""Witnesses of refuted instructions: a simulation of the devices has the same contents."""
 
 import json
 import random
@@ -34,7 +34,7 @@ def check(name, text):
     """Return how many witnesses of results a simulation has, and how many it cannot show."""
     whole = read_pair(**pairs()[name])
     pair = ProgramPair(whole.before, parse(text), whole.devices)
-    first, second = walk_pair(pair)
+    _, second = walk_pair(pair)
     rows = [
         (where, row) for where, row in second.rows.items()
         if row.status == "refuted" and where[0] == "result"
@@ -43,7 +43,8 @@ def check(name, text):
         return Counter()
     for row in second.rows.values():
         if row.status == "refuted":
-            assert row.finding.shown.expected and row.finding.shown.found, row.finding.why
+            assert row.finding.shown.expected, row.finding.why
+            assert row.finding.shown.found, row.finding.why
     try:
         given, before, after = simulated(pair)
     except UnknownError:

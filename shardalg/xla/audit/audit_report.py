@@ -14,7 +14,7 @@ PROVED, REFUTED, UNKNOWN, BEHIND = "proved", "refuted", "not understood", "behin
 EQUAL = "equal"
 _COLUMNS = (
     "instruction", "computation", "opcode", "status", "why", "device", "element", "expected",
-    "found", "op", "source",
+    "found", "op", "source", "issue",
 )  # fmt: skip
 _MOST = 8
 
@@ -33,6 +33,7 @@ class AuditedInstruction:
         dimension of the device's value.
       expected, found: the contents of this place: elements of tensors before partitioning, numbers,
         or parts of a sum.
+      issue: number and title of the known issue of XLA or JAX with the same idiom, or "".
       op: JAX's name of the operation. source: the user's line, or "".
     """
 
@@ -47,6 +48,7 @@ class AuditedInstruction:
     source: str = ""
     expected: str = ""
     found: str = ""
+    issue: str = ""
 
     @property
     def witness(self) -> str:
@@ -109,6 +111,7 @@ class Audit:
             (
                 one.instruction, one.computation, one.opcode, one.status, one.why, one.device,
                 ",".join(map(str, one.element)), one.expected, one.found, one.op, one.source,
+                one.issue,
             )
             for one in self.instructions
         )  # fmt: skip
@@ -131,6 +134,8 @@ class Audit:
         yield f"{self.verdict}: {total} instructions on {self.devices} devices ({shares})"
         for one in self.refuted[:_MOST]:
             yield f"refuted: {one}"
+            if one.issue:
+                yield f"  known issue with this idiom: {one.issue}"
         for why, n in Counter(
             f"{one.opcode}: {one.why}" for one in self.not_understood
         ).most_common(_MOST):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from shardalg.errors import NotationError
 from shardalg.xla.audit.audit_report import Audit, AuditedInstruction, source_lines
-from shardalg.xla.audit.instruction_walk import InstructionAnswer
-from shardalg.xla.audit.operators.operator_table import OperatorTable
+from shardalg.xla.audit.instruction_walk import InstructionAnswer, Walk
+from shardalg.xla.audit.known_issues import known_issue
 from shardalg.xla.audit.program_pair import ProgramPair, read_pair, walk_pair
 from shardalg.xla.audit.referee.field_verdict import field_verdict
 
@@ -40,7 +40,7 @@ def audit_hlo(before: str | Path, after: str | Path) -> Audit:
     pair = read_pair(*texts)
     _, walked = walk_pair(pair)
     lines = source_lines(texts[1])
-    rows = tuple(_audited(where, row, lines, walked.table) for where, row in walked.rows.items())
+    rows = tuple(_audited(where, row, lines, walked) for where, row in walked.rows.items())
     found = Audit(pair.devices, rows)
     if found.verdict == "not understood":
         found = decided_by_field(pair, found)
@@ -106,11 +106,12 @@ def _audited(
     where: tuple[str, str],
     row: InstructionAnswer,
     lines: Mapping[str, str],
-    table: OperatorTable,
+    walked: Walk,
 ) -> AuditedInstruction:
     one, finding = row.instruction, row.finding
     frame = re.search(r"stack_frame_id=(\d+)", one.attributes.get("metadata", ""))
     is_refuted = row.status == "refuted" and finding is not None
+    table, body = walked.table, walked.module.computations[one.computation]
     contents = (finding.shown.expected, finding.shown.found) if is_refuted and finding else ()
     return AuditedInstruction(
         one.name if where[0] != "result" else f"result {where[1]}",
@@ -123,4 +124,5 @@ def _audited(
         one.op_name,
         lines.get(frame[1], "") if frame else "",
         *(table.words(x) for x in contents),
+        issue=known_issue(finding.why, one, body) if is_refuted and finding else "",
     )

@@ -21,6 +21,7 @@ from shardalg.xla.audit.values.element_views import (
     picked,
 )
 from shardalg.xla.audit.values.per_device import (
+    NOT_COMPLETED,
     ArrayPool,
     PerDevice,
     RefutedError,
@@ -78,7 +79,7 @@ def check_block(
     if mine.change is not None:
         raise UnknownError(f"{what} has shifted indices, or a gather without its mask")
     if mine.pending is not None:
-        why = f"{what} is a pending reduction that no all-reduce has completed"
+        why = f"{what} is {NOT_COMPLETED}"
         raise RefutedError(why, 0, (0,) * len(mine.lines), shown=parts_of(mine.pending))
     if mine.base != wanted.base:
         assert isinstance(wanted, View)

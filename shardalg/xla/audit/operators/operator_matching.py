@@ -42,6 +42,7 @@ from shardalg.xla.audit.values.element_views import (
     shares,
 )
 from shardalg.xla.audit.values.per_device import (
+    NOT_COMPLETED,
     ArrayPool,
     AuditFinding,
     RefutedError,
@@ -348,7 +349,7 @@ def _pending_of(instruction: HloInstruction, operands: Sequence[Value]) -> Pendi
     if opcode == "reduce" and len(waiting) == 1:
         return pending
     if opcode not in _LINEAR:
-        why = "reads a pending reduction that no all-reduce has completed"
+        why = f"reads {NOT_COMPLETED}"
         raise RefutedError(why, shown=parts_of(pending))
     if len(waiting) < len(operands):
         why = "joins a pending reduction with a complete value"

@@ -24,6 +24,8 @@ from shardalg.xla.audit.values.element_views import (
     view,
 )
 from shardalg.xla.audit.values.per_device import (
+    COMPLETE_ALREADY,
+    OTHER_BLOCKS,
     ArrayPool,
     ClassError,
     PerDevice,
@@ -192,7 +194,7 @@ def all_reduce(pool: ArrayPool, combine: str, groups: np.ndarray, x: Value) -> V
             times = f"the sum of {groups.shape[1]} devices' elements"
             shown = Shown((), content(x, int(groups[0, 0])), times)
             raise RefutedError(
-                "an all-reduce adds values that are complete already", int(groups[0, 0]),
+                COMPLETE_ALREADY, int(groups[0, 0]),
                 (0,) * len(x.lines), shown=shown,
             )  # fmt: skip
         raise UnknownError("an all-reduce of values that are no pending reduction")
@@ -205,8 +207,7 @@ def all_reduce(pool: ArrayPool, combine: str, groups: np.ndarray, x: Value) -> V
         differ = (part != part[:, :1]).reshape(*part.shape[:2], -1).any(2)
         if differ.any():
             row, member = map(int, np.argwhere(differ)[0])
-            why = "the members of a group hold different blocks of the result"
-            raise ClassError(RefutedError(why), row, member)
+            raise ClassError(RefutedError(OTHER_BLOCKS), row, member)
         return part
 
     try:

@@ -174,6 +174,9 @@ class ArrayPool:
 
 
 Content = str | tuple[int, int]
+NOT_COMPLETED = "a pending reduction that no all-reduce has completed"
+OTHER_BLOCKS = "the members of a group hold different blocks of the result"
+COMPLETE_ALREADY = "an all-reduce adds values that are complete already"
 
 
 @dataclass(frozen=True)
