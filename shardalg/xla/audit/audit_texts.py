@@ -110,19 +110,22 @@ def _audited(
 ) -> AuditedInstruction:
     one, finding = row.instruction, row.finding
     frame = re.search(r"stack_frame_id=(\d+)", one.attributes.get("metadata", ""))
-    is_refuted = row.status == "refuted" and finding is not None
-    table, body = walked.table, walked.module.computations[one.computation]
-    contents = (finding.shown.expected, finding.shown.found) if is_refuted and finding else ()
-    return AuditedInstruction(
+    made = AuditedInstruction(
         one.name if where[0] != "result" else f"result {where[1]}",
         one.computation,
         one.opcode,
         row.status,
         finding.why if finding else "",
-        finding.device if is_refuted and finding else None,
-        finding.place if is_refuted and finding else (),
-        one.op_name,
-        lines.get(frame[1], "") if frame else "",
-        *(table.words(x) for x in contents),
-        issue=known_issue(finding.why, one, body) if is_refuted and finding else "",
+        op=one.op_name,
+        source=lines.get(frame[1], "") if frame else "",
+    )
+    if row.status != "refuted" or finding is None:
+        return made
+    return replace(
+        made,
+        device=finding.device,
+        element=finding.place,
+        expected=walked.table.words(finding.shown.expected),
+        found=walked.table.words(finding.shown.found),
+        issue=known_issue(finding.why, one, walked.module.computations[one.computation]),
     )
