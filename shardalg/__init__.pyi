@@ -99,8 +99,8 @@ from shardalg.sizes.formula import FormulaError as FormulaError
 from shardalg.tables import Table as Table
 from shardalg.xla.audit.audit_calls import audit as audit
 from shardalg.xla.audit.audit_report import Audit as Audit
-from shardalg.xla.audit.audit_report import AuditedInstruction as AuditedInstruction
 from shardalg.xla.audit.audit_texts import audit_hlo as audit_hlo
+from shardalg.xla.audit.audited_rows import AuditedInstruction as AuditedInstruction
 from shardalg.xla.stablehlo.read_text import read_stablehlo as read_stablehlo
 
 __version__: str

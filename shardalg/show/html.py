@@ -74,7 +74,15 @@ class Listing:
         return _listing(self)
 
 
-Part = str | Table | Picture | Listing
+@dataclass(frozen=True)
+class Folded:
+    """A table that a reader opens with a click on its summary."""
+
+    summary: str
+    table: Table
+
+
+Part = str | Table | Picture | Listing | Folded
 
 
 @dataclass(frozen=True)
@@ -232,12 +240,16 @@ _HTML: dict[type, Callable[[Any], str]] = {
     Table: _table,
     Picture: _picture,
     Listing: _listing,
+    Folded: lambda part: (
+        f"<details><summary>{_inline(part.summary)}</summary>{_table(part.table)}</details>"
+    ),
 }
 _MARKDOWN: dict[type, Callable[[Any], str]] = {
     str: str,
     Table: lambda table: table.to_markdown(),
     Picture: lambda picture: f"![{picture.caption}]({picture.name}.png)\n\n*{picture.caption}*",
     Listing: lambda listing: f"```\n{listing.text}\n```",
+    Folded: lambda part: f"{part.summary}\n\n{part.table.to_markdown()}",
 }
 
 

@@ -40,6 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="Python file with args() and in_shardings (default: the function's own module)",
     )  # fmt: skip
     option("--table", action="store_true", help="print every instruction")
+    option("--page", type=Path, metavar="FILE", help="write the answer as a page to FILE")
     option("--save", type=Path, metavar="FILE", help="write the answer as JSON to FILE")
     add_json(parser)
 
@@ -76,6 +77,8 @@ def run(options: argparse.Namespace) -> int:
         print(found.table())
     if options.save is not None:
         write_whole(options.save, found.to_json())
+    if options.page is not None:
+        found.page(options.page)
     return 0 if found.ok else REFUTED if found.verdict == "refuted" else UNDECIDED
 
 

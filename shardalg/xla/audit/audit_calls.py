@@ -25,6 +25,7 @@ def audit(
     mesh: Mesh | None = None,
     in_shardings: Any = None,
     out_shardings: Any = None,
+    progress: bool | None = None,
 ) -> Audit:
     """Return the verdict on XLA's partitioned program of a function.
 
@@ -34,6 +35,7 @@ def audit(
       args: arrays or `jax.ShapeDtypeStruct`s.
       mesh: names the axes of the shardings; None takes it from a `NamedSharding` among them.
       in_shardings, out_shardings: as for `jax.jit`; a `PartitionSpec` is one on the mesh.
+      progress: True for a line with counts on stderr; None for a line if stderr is a terminal.
 
     Raises:
       LoweringError: XLA ends without an answer, or partitions nothing.
@@ -44,7 +46,7 @@ def audit(
             "XLA partitioned nothing: there is no dump of its partitioner. Audit a program for two "
             "devices or more, with a mesh and in_shardings."
         )
-    return audit_hlo(dump.before, dump.after)
+    return audit_hlo(dump.before, dump.after, progress=progress)
 
 
 def partitioned(

@@ -7,61 +7,21 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
+from shardalg.errors import TableError
+from shardalg.files import write_whole
 from shardalg.tables import Table
+from shardalg.xla.audit.audit_page import audit_page
+from shardalg.xla.audit.audited_rows import AuditedInstruction
 
 PROVED, REFUTED, UNKNOWN, BEHIND = "proved", "refuted", "not understood", "behind"
-EQUAL = "equal"
+EQUAL, UNEXAMINED = "equal", "not examined"
 _COLUMNS = (
     "instruction", "computation", "opcode", "status", "why", "device", "element", "expected",
     "found", "op", "source", "issue",
 )  # fmt: skip
 _MOST = 8
-
-
-@dataclass(frozen=True)
-class AuditedInstruction:
-    """The answer for one instruction of the partitioned program.
-
-    Attributes:
-      status: "proved", "refuted", "not understood", or "behind" if it reads a value of an
-        instruction that is refuted or not understood. "equal" replaces the last two if all results
-        are equal on random elements, which is a proof at these sizes except for a probability of
-        less than 1e-9.
-      why: the reason of a status other than "proved".
-      device, element: of a refuted instruction, a place that shows it; element has an index per
-        dimension of the device's value.
-      expected, found: the contents of this place: elements of tensors before partitioning, numbers,
-        or parts of a sum.
-      issue: number and title of the known issue of XLA or JAX with the same idiom, or "".
-      op: JAX's name of the operation. source: the user's line, or "".
-    """
-
-    instruction: str
-    computation: str
-    opcode: str
-    status: str
-    why: str = ""
-    device: int | None = None
-    element: tuple[int, ...] = ()
-    op: str = ""
-    source: str = ""
-    expected: str = ""
-    found: str = ""
-    issue: str = ""
-
-    @property
-    def witness(self) -> str:
-        """The expected and the found content of the place, in words; "" if nothing is refuted."""
-        return f"expected {self.expected}, found {self.found}" if self.expected else ""
-
-    def __str__(self) -> str:
-        at = f", on device {self.device}" if self.device is not None else ""
-        place = f" at {list(self.element)}" if self.element else ""
-        name = f" ({self.op})" if self.op else ""
-        line = f", {self.source}" if self.source else ""
-        shown = f": {self.witness}" if self.witness else ""
-        return f"{self.opcode} {self.instruction}{name}{line}: {self.why}{at}{place}{shown}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,9 +40,11 @@ class Audit:
 
     @property
     def verdict(self) -> str:
-        """The worst status: "refuted", "not understood", "equal" or "proved"."""
+        """The worst status: "refuted", "not examined", "not understood", "equal" or "proved"."""
         counts = self.counts
-        worst = next((s for s in (REFUTED, UNKNOWN, BEHIND, EQUAL) if counts.get(s)), PROVED)
+        worst = next(
+            (s for s in (REFUTED, UNEXAMINED, UNKNOWN, BEHIND, EQUAL) if counts.get(s)), PROVED
+        )
         return UNKNOWN if worst == BEHIND else worst
 
     @property
@@ -116,6 +78,19 @@ class Audit:
             for one in self.instructions
         )  # fmt: skip
         return Table(_COLUMNS, tuple(rows))
+
+    def page(self, path: str | Path) -> Path:
+        """Write the answer as one HTML file: verdict, refuted instructions, rows; return its path.
+
+        Raises:
+          TableError: the path is neither text nor a `Path`.
+          OSError: the folder does not exist or is not writable, or the path is a folder.
+        """
+        if not isinstance(path, str | Path):
+            raise TableError(f"page() writes a file, and its path is {path!r:.60}: give text.")
+        page = audit_page(self.verdict, self.instructions, self.devices, self.table())
+        write_whole(Path(path), page.to_html())
+        return Path(path)
 
     def to_json(self) -> str:
         """Return the verdict and all instructions as JSON."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardalg.errors import NotationError
-from shardalg.xla.audit.audit_report import Audit, AuditedInstruction, source_lines
+from shardalg.xla.audit.audit_report import Audit, source_lines
+from shardalg.xla.audit.audited_rows import AuditedInstruction
 from shardalg.xla.audit.instruction_walk import InstructionAnswer, Walk
 from shardalg.xla.audit.known_issues import known_issue
 from shardalg.xla.audit.program_pair import ProgramPair, read_pair, walk_pair
@@ -19,9 +22,10 @@ from shardalg.xla.audit.referee.field_verdict import field_verdict
 MOST_ELEMENTS = 1 << 24
 """Programs with more elements on all devices together are not run on random elements."""
 RUNS = 2
+SECONDS_APART = 0.2
 
 
-def audit_hlo(before: str | Path, after: str | Path) -> Audit:
+def audit_hlo(before: str | Path, after: str | Path, *, progress: bool | None = None) -> Audit:
     """Return the verdict on a partitioned program of XLA, from two texts of its dump.
 
     Every instruction of the partitioned program is proved to hold a block of a value of the program
@@ -31,6 +35,9 @@ def audit_hlo(before: str | Path, after: str | Path) -> Audit:
     Args:
       before: text, or path, of `...before_spmd-partitioning.txt`.
       after: text, or path, of `...after_spmd-partitioning.txt`.
+      progress: True for a line with counts on stderr; None for a line if stderr is a terminal.
+
+    An interrupt (Ctrl-C) returns the rows so far; the others have the status "not examined".
 
     Raises:
       NotationError: a text cannot be read, or is no such program.
@@ -38,13 +45,79 @@ def audit_hlo(before: str | Path, after: str | Path) -> Audit:
     start = time.perf_counter()
     texts = [_text(given, name) for given, name in ((before, "before"), (after, "after"))]
     pair = read_pair(*texts)
-    _, walked = walk_pair(pair)
+    counter = _Counter(pair, sys.stderr.isatty() if progress is None else progress)
+    try:
+        _, walked = walk_pair(pair, counter)
+    except KeyboardInterrupt:
+        if counter.walk is None:
+            raise
+        walked = counter.walk
+        for name, body in pair.after.computations.items():
+            for one in body.values():
+                walked.rows.setdefault((name, one.name), InstructionAnswer(one, "not examined"))
+    finally:
+        counter.end()
     lines = source_lines(texts[1])
     rows = tuple(_audited(where, row, lines, walked) for where, row in walked.rows.items())
+    rows = tuple(_with_sides(row, pair, texts) for row in rows)
     found = Audit(pair.devices, rows)
     if found.verdict == "not understood":
-        found = decided_by_field(pair, found)
+        with suppress(KeyboardInterrupt):
+            found = decided_by_field(pair, found)
     return replace(found, seconds=time.perf_counter() - start)
+
+
+@dataclass(eq=False)
+class _Counter:
+    """A line on stderr with the number of instructions that are examined."""
+
+    pair: ProgramPair
+    is_shown: bool
+    walk: Walk | None = None
+    printed: float = 0.0
+
+    def __call__(self, walk: Walk) -> None:
+        self.walk = walk
+        now = time.perf_counter()
+        if not self.is_shown or now - self.printed < SECONDS_APART:
+            return
+        self.printed = now
+        total = sum(map(len, self.pair.after.computations.values()))
+        refuted = sum(row.status == "refuted" for row in walk.rows.values())
+        words = f"{len(walk.rows)} of {total} instructions, {refuted} refuted"
+        print(f"\r\033[K{words}", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Clear the line."""
+        if self.printed:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _with_sides(
+    row: AuditedInstruction, pair: ProgramPair, texts: Sequence[str]
+) -> AuditedInstruction:
+    """Return a refuted row with its lines of both texts."""
+    if row.status != "refuted":
+        return row
+    name = row.instruction
+    if name.startswith("result "):
+        root = pair.after.roots[pair.after.entry]
+        number = int(name.removeprefix("result "))
+        name = root.operands[number] if root.opcode == "tuple" else root.name
+    same = [
+        one.name
+        for body in pair.before.computations.values()
+        for one in body.values()
+        if row.op and one.op_name == row.op and one.opcode != "constant"
+    ]
+    before = "\n".join(_line(texts[0], other) for other in same[-3:])
+    return replace(row, before=before, after=_line(texts[1], name))
+
+
+def _line(text: str, name: str) -> str:
+    """Return the line of an instruction without its metadata."""
+    found = re.search(rf"^\s*(?:ROOT )?%?{re.escape(name)} = .*$", text, re.M)
+    return re.sub(r", metadata=.*", "", found[0].strip()) if found else ""
 
 
 def decided_by_field(pair: ProgramPair, found: Audit) -> Audit:

@@ -98,6 +98,7 @@ class Walk:
     Attributes:
       before: the walk of the program before partitioning; None for that walk itself.
       rows: the answer per instruction, by computation and name.
+      watch: is called with the walk before each instruction.
     """
 
     module: HloModule
@@ -106,11 +107,14 @@ class Walk:
     before: Walk | None = None
     rows: dict[tuple[str, str], InstructionAnswer] = field(default_factory=dict)
     regions: list[ControlFlow] = field(default_factory=list)
+    watch: Callable[[Walk], None] | None = None
 
     def run(self, name: str, arguments: Sequence[Tree]) -> Tree:
         """Return the result of a computation."""
         values: dict[str, Tree] = {}
         for one in self.module.computations[name].values():
+            if self.watch is not None:
+                self.watch(self)
             operands = [values.get(o) for o in one.operands]
             status, made = "proved", None
             finding: AuditFinding | None = None

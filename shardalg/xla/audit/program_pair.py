@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardalg.errors import NotationError
@@ -130,8 +131,12 @@ def _check_whole(name: str, text: str, module: HloModule) -> None:
         )
 
 
-def walk_pair(pair: ProgramPair) -> tuple[Walk, Walk]:
-    """Return the walks of both programs; the second one has a row per instruction."""
+def walk_pair(pair: ProgramPair, watch: Callable[[Walk], None] | None = None) -> tuple[Walk, Walk]:
+    """Return the walks of both programs; the second one has a row per instruction.
+
+    Args:
+      watch: is called with the second walk before each of its instructions.
+    """
     pool = ArrayPool(pair.devices)
     table = OperatorTable(pool)
     first = Walk(pair.before, pool, table)
@@ -142,7 +147,7 @@ def walk_pair(pair: ProgramPair) -> tuple[Walk, Walk]:
         base = table.new_base(shape, dtype, f"argument {one.literal} ({one.name})")
         arguments.append(whole(pool, base, shape))
     wanted = first.run(pair.before.entry, arguments)
-    second = Walk(pair.after, pool, table, first)
+    second = Walk(pair.after, pool, table, first, watch=watch)
     blocks = []
     for x, theirs, mine in zip(arguments, parameters, parameters_of(pair.after), strict=True):
         text = mine.attributes.get("sharding") or theirs.attributes.get("sharding", "")
