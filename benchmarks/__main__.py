@@ -33,6 +33,7 @@ BENCHMARKS = {
     "holding": "benchmarks.holding",
     "comparing": "benchmarks.comparing",
     "sweeping": "benchmarks.sweeping",
+    "searching": "benchmarks.searching",
 }
 
 

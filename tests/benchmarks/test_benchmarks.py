@@ -22,6 +22,7 @@ from benchmarks import (
     reshard_paths,
     result,
     scaling,
+    searching,
     step_time,
     switches,
     symbols,
@@ -50,6 +51,12 @@ def test_switches(said):
     assert ratios["hoist_gathers=True"] < 1
     assert "join_formatting=False" not in ratios
     assert said == ["recurrent"]
+
+
+def test_searching():
+    row = searching.searched("MLP")
+    assert (row["refused"], row["peak_mib"] > 0) == ("", True)
+    assert abs(row["gap"]) < 0.01
 
 
 def test_systems(said):

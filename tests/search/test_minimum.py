@@ -37,7 +37,7 @@ def least(factors: FactorGraph) -> float:
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_it_is_the_least_of_all_solutions(seed):
     factors = random_factors(seed)
     found = minimum(factors)
@@ -46,7 +46,7 @@ def test_it_is_the_least_of_all_solutions(seed):
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_reduction_keeps_the_minimum(seed):
     factors = random_factors(seed)
     reduced = ReducedGraph(factors)
@@ -60,10 +60,10 @@ def test_reduction_keeps_the_minimum(seed):
     assert reduced.constant + least(left) == least(factors)
 
 
-@given(st.integers(0, 10**6), st.integers(0, 3))
-@settings(max_examples=60, deadline=None)
-def test_every_dual_gives_a_lower_bound(seed, sweeps):
-    factors = random_factors(seed)
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("seed", range(60))
+def test_every_dual_gives_a_lower_bound(seed):
+    factors, sweeps = random_factors(seed), seed % 4
     reduced = ReducedGraph(factors)
     messages = MessagePassing(reduced)
     for _ in range(sweeps + 1):

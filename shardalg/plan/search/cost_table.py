@@ -599,6 +599,12 @@ class CostTable:
         read = np.array([0.0 if is_unread else self._read_ps(node, position, w) for w in ways])
         fused = np.where(move > 0, math.inf, 0.0)
         memory = move + np.zeros(len(ways))
+        if node.primitive in UPDATES and position == 0:
+            # An update in place of a local slice needs the slice in memory: it is read and written.
+            numbers = self.moves.numbers(copies)[:, None], self.moves.numbers(asked)
+            type_ = node.signature.operands[0]
+            block = np.array([self._block_ps(layout, type_) for layout in asked])
+            memory = memory + np.where((move == 0) & (numbers[0] != numbers[1]), 2 * block, 0.0)
         if is_product:
             # A product reads memory; a local slice of its operand is written for it first.
             numbers = self.moves.numbers(copies)[:, None], self.moves.numbers(asked)
