@@ -1,4 +1,4 @@
-"""`sa.draw`, PNG images of figures, and two colours; matplotlib is imported only to draw."""
+"""`sa.draw`, and PNG images of figures; matplotlib is imported only to draw."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from shardalg.errors import TableError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-INK, FAINT = "#22262b", "#8a9099"
 
 
 def png(figure: Figure, *, dpi: int = 144) -> bytes:

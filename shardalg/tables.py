@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardalg.errors import TableError
+from shardalg.palette import NEUTRAL, OK, REFUSED
 from shardalg.renamed import new_name
 
 if TYPE_CHECKING:
@@ -248,7 +249,7 @@ def _text(value: object) -> str:
     """Return a cell on one line: None is empty, floats have six digits."""
     if value is None:
         return ""
-    shown = f"{value:.6g}" if isinstance(value, float) else str(value)
+    shown = f"{value:.6g}" if isinstance(value, float) else f"{value}"
     return " ".join(shown.splitlines()) if "\n" in shown else shown
 
 
@@ -403,7 +404,7 @@ def html_part(part: str | Table) -> str:
     return f"<p>{html.escape(part)}</p>" if isinstance(part, str) else part.to_html()
 
 
-_TONES = {True: "#2e7d32", False: "#c62828", None: "#90a4ae"}
+_TONES = {True: OK, False: REFUSED, None: NEUTRAL}
 
 
 def card(*parts: str | Table, ok: bool | None = None) -> str:

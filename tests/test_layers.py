@@ -17,10 +17,11 @@ PACKAGE = ROOT / "shardalg"
 # A module imports only from rows above its own, or from its own row's folder.
 LAYERS = (
     ("errors",),
-    ("pause", "renamed"),
+    ("pause", "renamed", "palette"),
     ("files",),
     ("dataframe",),
     ("tables",),
+    ("svg",),
     ("pictures",),
     ("drawing",),
     ("algebra",),

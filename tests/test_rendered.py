@@ -1,12 +1,15 @@
 """Notebook displays of each object: its own figures, and True or False by its edge."""
 
 import re
+from xml.etree import ElementTree
 
 import jax
 import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
+from shardalg import palette
+from tests.test_layers import ROOT
 
 MESH = sa.Mesh({"X": 2, "Y": 4})
 HOLDS, REFUSED = "#2e7d32", "#c62828"
@@ -30,6 +33,78 @@ def test_a_sharding_shows_the_block_of_each_device():
     for device, (name, block) in enumerate(shown):
         slices = sharding.shard_slices(device)
         assert (name, block) == (str(device), ", ".join(f"{s.start}:{s.stop}" for s in slices))
+
+
+DRAWN = {
+    "mesh": lambda: MESH,
+    "mesh of 2,048 devices": lambda: LARGE,
+    "sharding": lambda: sa.mesh_split((64, 128), MESH, [0, 1]),
+    "scalar": lambda: sa.mesh_split((), MESH, []),
+    "three split dimensions": lambda: sa.Sharding.parse(
+        "[a, b, c]", (8, 8, 8), sa.Mesh(dict.fromkeys("abc", 2))
+    ),
+    "padding": lambda: sa.mesh_split((5,), sa.Mesh({"X": 4}), [0]),
+    "large sharding": lambda: sa.mesh_split((4096, 512), LARGE, [0, 1]),
+    "merge": lambda: sa.merge(*(sa.mesh_split((8, 8), MESH, d) for d in ([0, -1], [-1, 1]))),
+    "refusal": lambda: sa.merge(*(sa.mesh_split((8, 8), MESH, d) for d in ([0, -1], [-1, 0]))),
+}
+LARGE = sa.Mesh({"data": 32, "model": 64})
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_the_drawing_comes_first_and_needs_no_script(name):
+    html = DRAWN[name]()._repr_html_()
+    assert 0 < html.index("<svg") < html.index("</svg>") < html.index("<details") < 25_000
+    assert html.index("<details") < html.index("<table")
+    assert not re.search(r"<script|<style|<image|href|url\(|on[a-z]+=", html)
+    ElementTree.fromstring(f"<div>{html}</div>")
+    assert len(str(DRAWN[name]())) < 8000
+
+
+def test_a_large_mesh_is_abbreviated_and_says_so():
+    text = str(LARGE)
+    assert "2,048 devices" in text
+    assert text.splitlines()[-1].split()[-2:] == ["…", "2047"]
+    assert "… marks devices that are left out." in LARGE._repr_html_()
+    assert "2,048 exist" in str(sa.mesh_split((4096, 512), LARGE, [0, 1]))
+
+
+def test_sentences_have_objects_on_one_line():
+    sharding = sa.mesh_split((8, 8), MESH, [0, 1])
+    assert f"{MESH} {sharding}" == f"{MESH!r} {sharding!r}"
+
+
+def test_a_refusal_is_marked_in_red_and_a_merge_is_not():
+    merged, refused = DRAWN["merge"](), DRAWN["refusal"]()
+    assert refused._repr_html_().count(palette.CLASH) == 1
+    assert palette.CLASH not in merged._repr_html_()
+    assert "!none!" in str(refused)
+
+
+def brightness(color):
+    """Return the relative luminance of a colour, as WCAG 2.1 defines it."""
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one, other):
+    low, high = sorted((brightness(one), brightness(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_text_is_readable_on_every_colour():
+    fills = [*palette.BLOCKS, *palette.COLLECTIVES.values(), *palette.MEMORY.values(),
+             *palette.CAUSES.values(), palette.CLASH]  # fmt: skip
+    assert min(contrast(palette.INK, fill) for fill in fills) >= 4.5
+    assert min(contrast(palette.PAPER, axis) for axis in palette.AXES) >= 4.5
+    assert not set(palette.AXES) & set(fills)
+
+
+def test_the_page_has_the_palette():
+    page = (ROOT / "docs/drawings.md").read_text()
+    for color in (*palette.AXES, *palette.COLLECTIVES.values(), *palette.TIME.values()):
+        assert f"`{color}`" in page
 
 
 def test_a_mesh_shows_its_axes():

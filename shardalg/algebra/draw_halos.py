@@ -10,17 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shardalg.pictures import FAINT, INK
+from shardalg.palette import BLOCKS, FAINT, INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The colors of Okabe and Ito, lightened. Readers who do not see red or green can distinguish them,
-# and neighbouring colors differ in grey, too.
-HOLDERS = (
-    "#8ecbf0", "#f7d48a", "#5fb99a", "#eec7dd", "#6b9ecb", "#f8f2a0", "#e39568", "#c9c9c9",
-)  # fmt: skip
 LEFT, RIGHT, WIDE, NARROW = 0.85, 1.35, 8.2, 6.6
 """Widths in inches: left texts, right texts, all positions (at most), the figure (at least)."""
 CELL, TOP, LANE, GAP = 0.25, 0.17, 0.13, 0.13
@@ -233,7 +228,7 @@ class _Panel:
         scale = _scale(self.shown)
         for k in range(start, limit):
             exists = 0 <= k < self.shown.size
-            face = HOLDERS[k // self.shown.block % len(HOLDERS)] if exists else "white"
+            face = BLOCKS[k // self.shown.block % len(BLOCKS)] if exists else "white"
             style: dict[str, Any] = {"fc": face, "ec": FAINT, "lw": 0.5}
             style["hatch"] = None if exists else "/////"
             at = (self.x(k * self.shown.dilation), y)
@@ -290,7 +285,7 @@ def _key(figure: Figure, shown: Sequence[DimensionDrawing]) -> None:
             Line2D([], [], color=INK, ls="none", marker="$2$", mew=0, ms=5, label="sent by p = 2"),
         ),
         (True, Patch(fc="white", ec=FAINT, lw=0.5, hatch="/////", label="does not exist")),
-        (True, Patch(fc=HOLDERS[0], ec=FAINT, lw=0.5, alpha=0.3, label="held, not read")),
+        (True, Patch(fc=BLOCKS[0], ec=FAINT, lw=0.5, alpha=0.3, label="held, not read")),
         (any(row.windows for row in rows), Line2D([], [], **dots, label="window and its taps")),
         (
             any(row.outputs < len(row.windows) for row in rows),

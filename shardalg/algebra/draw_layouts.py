@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shardalg.errors import ShardingError
-from shardalg.pictures import FAINT, INK
+from shardalg.palette import BLOCKS, FAINT, INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,14 +91,12 @@ def _draw(axes: Axes, sharding: Sharding, dims: tuple[int, ...]) -> None:
     Args:
       dims: the one or two dimensions that are drawn.
     """
-    from matplotlib import colormaps
     from matplotlib.patches import Rectangle
 
     blocks = devices_by_block(sharding, dims)
-    colors = colormaps["Pastel1"]
     for nth, (((top, bottom), (left, right)), devices) in enumerate(blocks.items()):
         size = right - left, bottom - top
-        face = colors(nth % colors.N)
+        face = BLOCKS[nth % len(BLOCKS)]
         axes.add_patch(Rectangle((left, top), *size, fc=face, ec=INK, lw=0.8))
         place = (left + right) / 2, (top + bottom) / 2
         axes.text(*place, _listed(devices), ha="center", va="center", fontsize=7, color=INK)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra.digits import Digit, Digits
 from shardalg.errors import MeshError
-from shardalg.tables import Table, card
+from shardalg.svg import draw_grids, drawing_card
+from shardalg.tables import Table, counted
 
 if TYPE_CHECKING:
     import jax
@@ -303,9 +304,33 @@ class Mesh:
             )
         return Digit(axis.stride * axis.size // (ref.pre * ref.size), ref.size)
 
+    def __str__(self) -> str:
+        """Return the devices as a grid; the last axis is drawn from left to right.
+
+        >>> print(Mesh({"X": 2, "Y": 4}))
+        Mesh(X=2, Y=4): 8 devices
+             Y →
+        X ↓  0  1  2  3
+        0    0  1  2  3
+        1    4  5  6  7
+        """
+        from shardalg.algebra.tile_grids import mesh_grid
+
+        return f"{self!r}: {counted(self.size, 'device')}\n{mesh_grid(self).to_text(boxed=False)}"
+
+    def __format__(self, spec: str) -> str:
+        # Sentences have the mesh on one line.
+        return format(repr(self), spec)
+
     def _repr_html_(self) -> str:
+        """Return a drawing for notebooks: the devices as a grid, and a table of the axes."""
+        from shardalg.algebra.tile_grids import mesh_grid
+
         rows = tuple((name, size) for name, size in self.axes)
-        return card(f"{self!r}: {self.size} devices.", Table(("axis", "devices"), rows))
+        left_out = "… marks devices that are left out." if self.size > 256 else ""
+        title = f"{self!r}: {counted(self.size, 'device')}."
+        table = Table(("axis", "devices"), rows)
+        return drawing_card(title, draw_grids((mesh_grid(self),)), table, note=left_out)
 
     def digits(self, names: Iterable[str]) -> Digits:
         """Return the digits of several axes, in the order given (major first)."""

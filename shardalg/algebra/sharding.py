@@ -14,8 +14,10 @@ from shardalg.algebra.layout import CLASSES, Layout
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.notation import axis_lists, axis_names, hlo, read
 from shardalg.algebra.notation.axis_names import Entry
+from shardalg.algebra.tile_grids import tile_grid, tile_notes
 from shardalg.errors import ShardingError
-from shardalg.tables import MOST_ROWS, Table, card
+from shardalg.svg import draw_grids, drawing_card
+from shardalg.tables import MOST_ROWS, Table
 
 if TYPE_CHECKING:
     import sympy
@@ -262,8 +264,26 @@ class Sharding(Layout):
         """True if the number of partitions divides every dimension, so that there is no padding."""
         return all(size % n == 0 for size, n in zip(self.shape, self.parts, strict=True))
 
+    def __str__(self) -> str:
+        """Return the blocks of the tensor as a grid, with the devices that hold each block.
+
+        >>> print(Sharding.from_axes([None, "y"], Mesh({"x": 2, "y": 2}), (4, 6)))
+        Sharding([None, y], shape=(4, 6), Mesh(x=2, y=2)): blocks of (4, 3)
+             0:3    3:6
+            ┌──────┬──────┐
+        0:4 │ 0, 2 │ 1, 3 │
+            └──────┴──────┘
+        Each cell is a block of the tensor, with the devices that hold it.
+        """
+        grid = tile_grid(self).to_text()
+        return f"{self!r}: blocks of {self.shard_shape}\n{grid}\n{tile_notes(self)}"
+
+    def __format__(self, spec: str) -> str:
+        # Sentences have the sharding on one line.
+        return format(repr(self), spec)
+
     def _repr_html_(self) -> str:
-        """Return a table for notebooks: the part of the tensor on each of the first devices."""
+        """Return a drawing for notebooks: the blocks of the tensor, and a table of devices."""
         devices = tuple(self.mesh.device_ids or range(self.mesh.size))[:MOST_ROWS]
         blocks = (self.shard_slices(device) for device in devices)
         rows = tuple(
@@ -274,7 +294,9 @@ class Sharding(Layout):
         left = self.mesh.size - len(rows)
         more = (f"... and {left} more of {self.mesh.size} devices.",) if left else ()
         title = f"{self.text()} on {self.mesh!r}: {shapes}."
-        return card(title, Table(("device", "holds"), rows), *more)
+        canvas = draw_grids((tile_grid(self),))
+        table = Table(("device", "holds"), rows)
+        return drawing_card(title, canvas, table, *more, note=tile_notes(self))
 
     def draw(self) -> Figure:
         r"""Draw the tensor as a plane, divided into the blocks that its devices hold.

@@ -182,13 +182,13 @@ def level_bars(table: Table) -> Figure:
     device sends in a step.
     """
     from shardalg.drawing import Drawing
-    from shardalg.show.figures import AXIS_COLORS, KIND_COLORS
+    from shardalg.palette import COLLECTIVES, MEMORY
 
     figure = Drawing(figsize=(9.0, 3.2), layout="constrained")
     memory_panel, sent_panel = figure.subplots(1, 2)
     names = ["\n".join(wrap(str(level), 14)) for level in table["level"]]
-    memory = {f"{name}_bytes": color for name, color in zip(HELD, AXIS_COLORS, strict=False)}
-    wires = {f"{kind}_wire_bytes": KIND_COLORS[kind] for kind in SENT}
+    memory = {f"{name}_bytes": MEMORY[name] for name in HELD}
+    wires = {f"{kind}_wire_bytes": COLLECTIVES[kind] for kind in SENT}
     for axes, columns, title in (
         (memory_panel, memory, "training state on a device"),
         (sent_panel, wires, "sent by a device in a step"),

@@ -18,7 +18,9 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.merge.condition import Condition, condition_of
 from shardalg.merge.merged import merged_sharding, rows_of
 from shardalg.merge.places import DimOrClass, digits_at, escape, offset_at
-from shardalg.tables import card
+from shardalg.merge.tiles import verdict_grids
+from shardalg.svg import draw_grids, drawing_card
+from shardalg.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -178,9 +180,36 @@ class Verdict:
     def __bool__(self) -> bool:
         return self.failure is None
 
+    def __str__(self) -> str:
+        """Return the answer, and the blocks of the operands; `!` marks a tile of a refusal.
+
+        >>> import shardalg as sa
+        >>> texts, mesh = ("[X]", "[Y]"), sa.Mesh({"X": 2, "Y": 2})
+        >>> print(sa.merge(*(sa.Sharding.parse(text, (4,), mesh) for text in texts)))
+        merge: the shardings place blocks differently on dimension 0 ...
+        first [X]
+         0:2    2:4
+        ┌──────┬──────┐
+        │ 0, 1 │!2, 3!│
+        └──────┴──────┘
+        <BLANKLINE>
+        second [Y]
+         0:2    2:4
+        ┌──────┬──────┐
+        │!0, 2!│ 1, 3 │
+        └──────┴──────┘
+        """
+        grids = "\n\n".join(grid.to_text() for grid in verdict_grids(self))
+        return f"{self.relation}: {self.reason}\n{grids}"
+
     def _repr_html_(self) -> str:
-        made = () if self.sharding is None else (f"Together: {self.sharding!r}.",)
-        return card(f"{self.relation}: {self.reason}", *made, ok=self.ok)
+        """Return a drawing for notebooks: the operands, with the tiles of a refusal in red."""
+        made = f"Together: {self.sharding!r}." if self.sharding is not None else ""
+        names = ("relation", "operand", "sharding")
+        rows = tuple((self.relation, n, f"{s!r}") for n, s in enumerate(self.operands, 1))
+        title = f"{self.relation}: {self.reason}"
+        canvas = draw_grids(verdict_grids(self))
+        return drawing_card(title, canvas, Table(names, rows), ok=self.ok, note=made)
 
     def draw(self) -> Figure:
         """Draw the operands as planes that are divided into blocks, and the merge if there is one.

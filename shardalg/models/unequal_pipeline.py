@@ -167,7 +167,7 @@ class UnequalPipeline:
             StageTimes(*stage.times(chip, self.microbatches), *self._sent_s(number, chip))
             for number, stage in enumerate(self.stages)
         ]
-        meshes = " | ".join(str(stage.mesh) for stage in self.stages)
+        meshes = " | ".join(repr(stage.mesh) for stage in self.stages)
         on = machine_text(hardware, sum(stage.mesh.size for stage in self.stages))
         return Timeline(join_stages(times, self._orders), meshes, f"predicted on {on}")
 
@@ -185,7 +185,7 @@ class UnequalPipeline:
             waits, kept = timeline.seconds(BUBBLE, number), in_flight(order)
             peak = stage.peak_memory_bytes(chip, kept, self.microbatches)
             works = timeline.step_s - waits
-            rows.append((number, str(stage.mesh), works, waits, kept, peak, "not lowered"))
+            rows.append((number, repr(stage.mesh), works, waits, kept, peak, "not lowered"))
         names = ("stage", "mesh", "busy_s", "waits_s", "in_flight", "peak_memory_bytes", "lowered")
         return Table(names, tuple(rows))
 

@@ -121,7 +121,7 @@ def timeline(plan: Plan, hardware: str | Hardware | Topology | None) -> Timeline
     chip = plan._stages.machine(hardware)
     check_products(plan.graph, chip.chip)
     of = f"predicted on {chip_of(plan, hardware)}"
-    return Timeline(events(plan.program, plan.graph, chip), str(plan.program.mesh), of)
+    return Timeline(events(plan.program, plan.graph, chip), repr(plan.program.mesh), of)
 
 
 def collectives(plan: Plan, by: str | None) -> DataFrame:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from shardalg.errors import TableError
 from shardalg.graph.ir import Graph
 from shardalg.graph.modules import modules
-from shardalg.pictures import FAINT, INK
-from shardalg.show.diagram import Box, Token, boxes
+from shardalg.palette import COLLECTIVES, FAINT, INK, PAPER, axis_color
+from shardalg.show.diagram import SHORT_KINDS, Box, Token, boxes
 from shardalg.show.tables import collectives as table_of
 from shardalg.show.tables import collectives_by_module, strategies
 from shardalg.spmd.program import SpmdProgram
@@ -26,15 +26,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-AXIS_COLORS = ("#1565c0", "#c62828", "#2e7d32", "#6a1b9a", "#ef6c00", "#00838f")
 KIND_COLORS = {
-    "all_gather": "#ffd98a",
-    "reduce_scatter": "#a9dcb0",
-    "all_reduce": "#f5a9a0",
-    "all_to_all": "#c9b8ec",
-    "collective_permute": "#a6d3ee",
+    **{kind: COLLECTIVES[kind] for kind in SHORT_KINDS},
     "einsum": "#e3e6ea",
-    "local": "#ffffff",
+    "local": PAPER,
 }
 COLUMN, LANE, WIDTH, HEIGHT = 1.42, 1.0, 0.86, 0.36
 """Width of a column, height of a lane, width and height of a box, all in inches.
@@ -196,7 +191,7 @@ def _arrow(axes: Axes, start: Box, end: Box) -> None:
 
 def _axis_colors(panel: Panel) -> dict[str, str]:
     names = panel.program.mesh.axis_names
-    return {name: AXIS_COLORS[i % len(AXIS_COLORS)] for i, name in enumerate(names)}
+    return {name: axis_color(i) for i, name in enumerate(names)}
 
 
 def _legend(figure: Figure, panels: Sequence[Panel], drawn: Sequence[Sequence[Box]]) -> None:

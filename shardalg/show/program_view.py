@@ -17,6 +17,7 @@ from itertools import groupby
 from shardalg.costs.collectives import MovedValue, Traffic, axis_names
 from shardalg.costs.walk import walk
 from shardalg.graph.ir import Graph
+from shardalg.palette import kind_color
 from shardalg.show.html import Listing
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.program import Printer, SpmdProgram
@@ -26,14 +27,6 @@ MOST_LINES = 3000
 """A page with more lines is slow, so a longer program shows only its collectives."""
 # More chips would hide the name of a group, so a group with more collectives has a chip per kind.
 MOST_CHIPS = 16
-COLOURS = {
-    "all_gather": "#1565c0",
-    "reduce_scatter": "#2e7d32",
-    "all_reduce": "#c62828",
-    "all_to_all": "#6a1b9a",
-    "collective_permute": "#ef6c00",
-}
-_OTHER = "#455a64"
 STYLE = """
 .sa-view { font: 13px/1.5 system-ui, sans-serif; color: #22262b; max-width: 100%; }
 .sa-view details { border-left: 2px solid #e2e5e9; margin: 2px 0 2px 4px; padding-left: 8px; }
@@ -42,7 +35,7 @@ STYLE = """
 .sa-view pre { font: 12px/1.45 ui-monospace, Menlo, Consolas, monospace; margin: 2px 0; padding: 0;
   background: none; white-space: pre; overflow-x: auto; }
 .sa-view pre div:target, .sa-view pre div.sa-now { background: #fff3c4; }
-.sa-view .sa-chip { border: 0; border-radius: 9px; color: #fff; font: 11px system-ui;
+.sa-view .sa-chip { border: 0; border-radius: 9px; color: #22262b; font: 11px system-ui;
   padding: 1px 8px; margin: 0 3px; cursor: pointer; }
 .sa-view .sa-faint { color: #6b7280; } .sa-view span[title] { border-bottom: 1px dotted #9aa1a9; }
 """
@@ -90,7 +83,7 @@ class ProgramView:
         )
         kinds = dict.fromkeys(moved.attributes.sent_as for moved in self._moved.values())
         dots = (
-            f'<span style="color:{COLOURS.get(kind, _OTHER)}">&#9679;</span> {html.escape(kind)}'
+            f'<span style="color:{kind_color(kind)}">&#9679;</span> {html.escape(kind)}'
             for kind in kinds
         )
         groups = "".join(self._groups(self.program.block.instructions, 0, opened=True))
@@ -142,7 +135,7 @@ class ProgramView:
 
     def _chip(self, moved: MovedValue) -> str:
         """Return a button for one collective, coloured by its kind, that leads to its line."""
-        colour = COLOURS.get(moved.attributes.sent_as, _OTHER)
+        colour = kind_color(moved.attributes.sent_as)
         axes = ",".join(axis_names(self.program.mesh, moved.digits))
         times = f" x {moved.step.count}" if moved.step.count != 1 else ""
         text = f"{moved.attributes.sent_as} {axes} {bytes_text(moved.wire_bytes)}{times}"
@@ -198,7 +191,7 @@ def _sums(moved: Iterable[MovedValue]) -> str:
         # Bytes are those of one execution; in a loop there are several.
         sent[one.attributes.sent_as] += one.wire_bytes * one.step.count
     return "".join(
-        f'<span class="sa-chip" style="background:{COLOURS.get(kind, _OTHER)}">'
+        f'<span class="sa-chip" style="background:{kind_color(kind)}">'
         f"{number} {html.escape(kind)} {bytes_text(sent[kind])}</span>"
         for kind, number in counts.items()
     )

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from shardalg.costs.pipelines.events import BUBBLE, COMPUTE, StageEvent
 from shardalg.files import write_whole
+from shardalg.palette import kind_color
 from shardalg.tables import Table, html_part, seconds_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-COLOURS = {COMPUTE: "#4878a8", BUBBLE: "#dddddd"}
-SENDING = "#d98032"
 
 
 @dataclass(frozen=True, repr=False)
@@ -126,7 +124,7 @@ class Timeline:
         # One artist per stage and colour is drawn faster than one artist per event.
         bars = defaultdict(list)
         for event in self.events:
-            drawn_as = event.stage, COLOURS.get(event.kind, SENDING)
+            drawn_as = event.stage, kind_color(event.kind)
             bars[drawn_as].append((event.start_s, event.seconds))
         for (stage, colour), spans in bars.items():
             axes.broken_barh(spans, (stage - 0.4, 0.8), color=colour, linewidth=0)
@@ -135,10 +133,8 @@ class Timeline:
         axes.invert_yaxis()
         axes.set_xlabel("seconds")
         axes.set_title("\n".join(title), loc="left")
-        shown = {**COLOURS, "collectives": SENDING}
-        if not waits:
-            del shown[BUBBLE]
-        handles = [Patch(color=c, label=name) for name, c in shown.items()]
+        kinds = dict.fromkeys(event.kind for event in self.events)
+        handles = [Patch(color=kind_color(kind), label=kind.replace("_", " ")) for kind in kinds]
         drawn.legend(handles=handles, ncols=len(handles), loc="outside lower right", frameon=False)
         return drawn
 

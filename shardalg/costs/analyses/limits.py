@@ -30,6 +30,7 @@ from shardalg.costs.pipelines.overheads import recomputed_nodes
 from shardalg.costs.step_time import Timed, timed
 from shardalg.costs.topology import Topology
 from shardalg.graph.ir import Graph
+from shardalg.palette import CAUSES
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import Apply
 from shardalg.spmd.program import SpmdProgram
@@ -153,20 +154,12 @@ class StepLimits:
 
 
 _FLOPS = ("model_flops", "model_s", "executed_flops")
-_COLORS = {
-    PRODUCTS: "#2e7d32",
-    MEMORY: "#00838f",
-    RECOMPUTED: "#8a9099",
-    BUBBLES: "#6a1b9a",
-    PADDING: "#c2185b",
-    IDLE: "#5d4037",
-}
 
 
 def place_of(name: str) -> int:
     """Return the order of a cause in figures, from 0: products first, communication last."""
     kind = _kind(name)
-    return [*_COLORS].index(kind) if kind in _COLORS else len(_COLORS)
+    return [*CAUSES].index(kind) if kind in CAUSES else len(CAUSES)
 
 
 def _kind(name: str) -> str:
@@ -176,7 +169,7 @@ def _kind(name: str) -> str:
 
 def limit_color(name: str) -> str:
     """Return the colour of a cause in figures, as text; all communication has the same colour."""
-    return _COLORS.get(_kind(name), "#ef6c00")
+    return CAUSES.get(_kind(name), CAUSES[EXPOSED])
 
 
 def step_limits(

@@ -1,0 +1,173 @@
+"""Grids of a mesh's devices and of a sharding's blocks, for notebooks and terminals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from shardalg.palette import BLOCKS, PAPER, axis_color
+from shardalg.svg import Cell, Grid, clip, places
+
+if TYPE_CHECKING:
+    from shardalg.algebra.mesh import Mesh
+    from shardalg.algebra.sharding import Sharding
+
+LISTED = 4
+"""The most devices that a cell lists; a cell with more has the first two and the last one."""
+DEVICE = "#e8f1f8"
+"""Fill of a device in the drawing of a mesh."""
+
+
+def mesh_grid(mesh: Mesh) -> Grid:
+    """Return the devices of a mesh as a grid: the last axis from left to right, the others down.
+
+    >>> from shardalg.algebra.mesh import Mesh
+    >>> print(mesh_grid(Mesh({"X": 2, "Y": 3})).to_text(boxed=False))
+         Y →
+    X ↓  0  1  2
+    0    0  1  2
+    1    3  4  5
+    """
+    *above, last = mesh.axes or (("", 1),)
+    count = math.prod(size for _, size in above)
+    rows = [(n, _coordinates(above, n)) if n is not None else None for n in places(count)]
+    columns = places(last[1])
+    cells = tuple(
+        tuple(
+            Cell("…", PAPER)
+            if row is None or column is None
+            else Cell(f"{mesh.order[row[0] * last[1] + column]}", DEVICE)
+            for column in columns
+        )
+        for row in rows
+    )
+    heads = tuple("…" if n is None else f"{n}" for n in columns)
+    names = tuple("…" if row is None else row[1] for row in rows)
+    position = len(mesh.axes) - 1
+    down = clip(above[0][0], 12) if len(above) == 1 else "", axis_color(position - 1)
+    right = clip(last[0], 12), axis_color(position)
+    return Grid("", names if above else ("",), heads, cells, down if above else ("", ""), right)
+
+
+def _coordinates(axes: list[tuple[str, int]], number: int) -> str:
+    """Return the coordinates of a row of a mesh's grid, with names of axes if there are several."""
+    found = []
+    for name, size in reversed(axes):
+        number, coordinate = divmod(number, size)
+        found.append(f"{clip(name, 12)}={coordinate}" if len(axes) > 1 else f"{coordinate}")
+    return " ".join(reversed(found))
+
+
+def drawn_dims(sharding: Sharding) -> tuple[int, ...]:
+    """Return the dimensions of a sharding that its grid shows: at most two, split ones first."""
+    rank = range(len(sharding.shape))
+    split = [dim for dim in rank if sharding.parts[dim] > 1][:2]
+    free = [dim for dim in rank if dim not in split]
+    return tuple(sorted([*split, *free[: 2 - len(split)]]))
+
+
+def tile_grid(
+    sharding: Sharding, *, title: str = "", marked: Collection[tuple[int, int]] = ()
+) -> Grid:
+    """Return the blocks of a tensor as a grid; each cell names the devices that hold the block.
+
+    Args:
+      marked: (row, column) of the blocks that are drawn in red.
+
+    >>> from shardalg.algebra.mesh import Mesh
+    >>> from shardalg.algebra.sharding import Sharding
+    >>> print(tile_grid(Sharding.from_axes(["X"], Mesh({"X": 2, "Y": 2}), (4, 6))).to_text())
+         0:6
+        ┌──────┐
+    0:2 │ 0, 1 │
+        ├──────┤
+    2:4 │ 2, 3 │
+        └──────┘
+    """
+    dims = drawn_dims(sharding)
+    # A dimension that does not exist has one block, so that scalars and vectors are grids as well.
+    drawn = (None,) * (2 - len(dims)) + dims
+    held = [_held(sharding, dim) for dim in drawn]
+    counts = [1 if dim is None else sharding.parts[dim] for dim in drawn]
+    shown = [_with_marked(places(count), {m[k] for m in marked}) for k, count in enumerate(counts)]
+    names = [
+        tuple(_range(sharding, dim, block) for block in blocks)
+        for dim, blocks in zip(drawn, shown, strict=True)
+    ]
+    # One pass over the devices, because a mesh may have thousands of them.
+    devices: dict[tuple[int, int], list[int]] = {}
+    for device, *block in zip(sharding.mesh.order, *held, strict=True):
+        devices.setdefault((block[0], block[1]), []).append(device)
+
+    def tile(i: int | None, j: int | None) -> Cell:
+        """Return the cell of a block, in a colour that differs from its neighbours' colours."""
+        if i is None or j is None:
+            return Cell("…", PAPER)
+        here = devices.get((i, j), [])
+        fill = BLOCKS[(3 * i + j) % len(BLOCKS)] if here else PAPER
+        return Cell(listed(here), fill, (i, j) in marked)
+
+    cells = tuple(tuple(tile(i, j) for j in shown[1]) for i in shown[0])
+    # The numbers of the dimensions are needed only if others exist.
+    many = len(sharding.shape) > 2
+    first, second = (f"dim {dim}" if many else "" for dim in drawn)
+    return Grid(title, *names, cells, (first, ""), (second, ""))
+
+
+def _held(sharding: Sharding, dim: int | None) -> list[int]:
+    """Return the number of the block along a dimension that the device at each position holds."""
+    import numpy as np
+
+    from shardalg.algebra.digits import partition_ids
+
+    size = sharding.mesh.size
+    if dim is None:
+        return [0] * size
+    return partition_ids(sharding.dims[dim], np.arange(size)).tolist()
+
+
+def _with_marked(shown: list[int | None], marked: set[int]) -> list[int | None]:
+    """Return the numbers that are shown, and also those of marked blocks."""
+    missing = sorted(marked - {number for number in shown if number is not None})
+    return [*shown[:-1], *missing, *shown[-1:]] if missing else shown
+
+
+def _range(sharding: Sharding, dim: int | None, block: int | None) -> str:
+    """Return the elements of a block as `start:end`, "padding" if there are none."""
+    if dim is None or block is None:
+        return "" if dim is None else "…"
+    size, step = sharding.shape[dim], sharding.shard_shape[dim]
+    start = block * step
+    return f"{start}:{min(start + step, size)}" if start < size or not size else "padding"
+
+
+def listed(devices: list[int]) -> str:
+    """Return the text of a cell: its devices, abbreviated if there are many.
+
+    >>> listed([0, 4]), listed([*range(8)]), listed([*range(0, 64, 8)]), listed([])
+    ('0, 4', '0–7', '0, 8, … 56', 'none')
+    """
+    if len(devices) <= LISTED:
+        return ", ".join(map(str, devices)) or "none"
+    if devices == [*range(devices[0], devices[-1] + 1)]:
+        return f"{devices[0]}–{devices[-1]}"
+    return f"{devices[0]}, {devices[1]}, … {devices[-1]}"
+
+
+def tile_notes(sharding: Sharding) -> str:
+    """Return sentences about parts of a sharding that its grid does not show; "" without any."""
+    notes = ["Each cell is a block of the tensor, with the devices that hold it."]
+    dims = drawn_dims(sharding)
+    others = [d for d, n in enumerate(sharding.parts) if n > 1 and d not in dims]
+    if others:
+        names = " and ".join(f"dimension {dim}" for dim in others)
+        notes.append(f"A cell has all blocks along {names}.")
+    elif len(sharding.shape) > 2:
+        notes.append(f"Dimensions {dims[0]} and {dims[1]} are drawn; no other one is split.")
+    if sharding.unreduced:
+        axes = ", ".join(sharding.mesh.texts(sharding.unreduced))
+        notes.append(f"The blocks are partial sums, pending over {axes}.")
+    if any(sharding.parts[dim] > len(places(sharding.parts[dim])) for dim in dims):
+        notes.append(f"… marks blocks that are left out; {math.prod(sharding.parts):,} exist.")
+    return " ".join(notes)

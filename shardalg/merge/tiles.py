@@ -1,0 +1,86 @@
+"""Grids of the shardings that a verdict is about, with the tiles of a refusal marked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardalg.algebra.digits import partition_ids, parts
+from shardalg.algebra.tile_grids import drawn_dims, listed, tile_grid
+from shardalg.merge.places import digits_at
+from shardalg.palette import BLOCKS, PAPER
+from shardalg.svg import Cell, Grid, places
+
+if TYPE_CHECKING:
+    from shardalg.algebra.sharding import Sharding
+    from shardalg.merge.verdict import Verdict
+
+MOST_OPERANDS = 4
+"""The most operands that are drawn; a refusal is drawn with its two operands."""
+
+
+def verdict_grids(verdict: Verdict) -> tuple[Grid, ...]:
+    """Return the blocks of each operand of a verdict as a grid, and of the merge.
+
+    In a refusal, the blocks of the witness are marked: the two blocks of a device, or the tile that
+    the merge would put on too few devices.
+    """
+    shown = verdict.pair if verdict.failure else verdict.operands[:MOST_OPERANDS]
+    names = ("first", "second") if len(shown) == 2 else tuple(map(str, range(1, len(shown) + 1)))
+    found = [
+        tile_grid(sharding, title=f"{name} {sharding.text()}", marked=_witness(verdict, sharding))
+        for name, sharding in zip(names, shown, strict=True)
+    ]
+    if verdict.failure is None:
+        merged = verdict.sharding
+        made = [] if merged is None else [tile_grid(merged, title=f"merged {merged.text()}")]
+    else:
+        made = _refused_merge(verdict)
+    return (*found, *made)
+
+
+def _witness(verdict: Verdict, sharding: Sharding) -> tuple[tuple[int, int], ...]:
+    """Return (row, column) of the block that the device of a refusal's witness holds."""
+    witness = verdict.witness
+    if witness is None or witness.device is None or not isinstance(witness.dim, int):
+        return ()
+    at = [0, 0]
+    for place, dim in enumerate(reversed(drawn_dims(sharding))):
+        at[1 - place] = sharding.partition_id(witness.device, dim)
+    return ((at[0], at[1]),)
+
+
+def _refused_merge(verdict: Verdict) -> list[Grid]:
+    """Return the grid of a merge that was refused for a tile of two dimensions, else no grid."""
+    from shardalg.merge.verdict import owners
+
+    witness, failure = verdict.witness, verdict.failure
+    assert witness is not None and failure is not None
+    dims = [dim for dim in witness.dims if isinstance(dim, int)]
+    if len(dims) != 2 or len(witness.dims) != 2:
+        return []
+    of = owners(verdict.pair, failure)
+    digits = [digits_at(sharding, dim) for sharding, dim in zip(of, dims, strict=True)]
+    positions = np.arange(of[0].mesh.size)
+    ids = zip(*(partition_ids(row, positions).tolist() for row in digits), strict=True)
+    held: dict[tuple[int, ...], list[int]] = {}
+    for device, tile in zip(of[0].mesh.order, ids, strict=True):
+        held.setdefault(tile, []).append(device)
+    # The tile of the witness is shown, also if its row or column would be left out.
+    shown: list[list[int | None]] = []
+    for row, number in zip(digits, witness.tile, strict=True):
+        near = places(parts(row))
+        shown.append(near if number in near else [*near[:-1], number, *near[-1:]])
+
+    def cell(i: int | None, j: int | None) -> Cell:
+        if i is None or j is None:
+            return Cell("…")
+        here = held.get((i, j), [])
+        fill = BLOCKS[(3 * i + j) % len(BLOCKS)] if here else PAPER
+        return Cell(listed(here), fill, (i, j) == witness.tile)
+
+    heads = [tuple("…" if n is None else f"{n}" for n in row) for row in shown]
+    cells = tuple(tuple(cell(i, j) for j in shown[1]) for i in shown[0])
+    titles = [(f"tile of dim {dim}", "") for dim in dims]
+    return [Grid("merged, refused", heads[0], heads[1], cells, titles[0], titles[1])]

@@ -1,0 +1,394 @@
+"""Drawings as static SVG and as text: grids of devices and stacked bars.
+
+The SVG has no script, no style sheet and no reference, so it is displayed wherever HTML is, also in
+notebooks that are not trusted. Its text has the colour of the page, for light and dark themes.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from shardalg.palette import CLASH, FAINT, INK, LINE, NEUTRAL, OK, PAPER, REFUSED
+from shardalg.tables import Table, html_part
+
+SIZE = 12
+"""Height of letters in pixels."""
+WIDTH = 560
+"""Width of bars and tracks in pixels; narrower pages shrink them."""
+MOST_CELLS, SHOWN_CELLS = 16, 8
+"""Cells in a row or a column of a grid; a longer one shows fewer, the last one among them."""
+
+
+def clip(text: object, letters: int = 24) -> str:
+    """Return text on one line, cut off with an ellipsis after some letters.
+
+    >>> clip("a name"), clip("a name", 4)
+    ('a name', 'a n…')
+    """
+    line = " ".join(str(text).split())
+    return line if len(line) <= letters else line[: letters - 1] + "…"
+
+
+def text_width(text: str, size: float = SIZE) -> float:
+    """Return the approximate width of text in pixels; letters outside of ASCII are wider."""
+    return size * sum(0.6 if letter < "\u0250" else 1.0 for letter in text)
+
+
+def places(count: int) -> list[int | None]:
+    """Return the numbers of the cells that a grid shows; None is an ellipsis.
+
+    >>> places(3), places(20)
+    ([0, 1, 2], [0, 1, 2, 3, 4, 5, None, 19])
+    """
+    if count <= MOST_CELLS:
+        return [*range(count)]
+    return [*range(SHOWN_CELLS - 2), None, count - 1]
+
+
+@dataclass
+class Canvas:
+    """An SVG image that grows with its contents; lengths are pixels."""
+
+    parts: list[str] = field(default_factory=list)
+    width: float = 0
+    height: float = 0
+
+    def _grow(self, right: float, bottom: float) -> None:
+        self.width, self.height = max(self.width, right), max(self.height, bottom)
+
+    def rect(
+        self, at: tuple[float, float], size: tuple[float, float], fill: str, *, edge: str = ""
+    ) -> None:
+        """Draw a rectangle with its upper left corner at a point."""
+        (x, y), (w, h) = at, size
+        line = f' stroke="{edge}" stroke-width="{2 if edge == REFUSED else 1}"' if edge else ""
+        self.parts.append(
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" fill="{fill}"{line}/>'
+        )
+        self._grow(x + w + 1, y + h + 1)
+
+    def line(
+        self, start: tuple[float, float], end: tuple[float, float], color: str, width: float = 1
+    ) -> None:
+        """Draw a line between two points."""
+        (x, y), (u, v) = start, end
+        self.parts.append(
+            f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{u:.1f}" y2="{v:.1f}" stroke="{color}" '
+            f'stroke-width="{width:g}"/>'
+        )
+        self._grow(max(x, u) + 1, max(y, v) + 1)
+
+    def dot(self, at: tuple[float, float], radius: float, fill: str, *, edge: str = INK) -> None:
+        """Draw a circle around a point."""
+        x, y = at
+        self.parts.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" fill="{fill}" stroke="{edge}"/>'
+        )
+        self._grow(x + radius + 1, y + radius + 1)
+
+    def text(
+        self,
+        at: tuple[float, float],
+        text: str,
+        *,
+        anchor: str = "start",
+        color: str = "currentColor",
+        bold: bool = False,
+    ) -> None:
+        """Write one line of text; its baseline starts, has its middle, or ends at a point."""
+        x, y = at
+        weight = ' font-weight="600"' if bold else ""
+        self.parts.append(
+            f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{color}"{weight}>'
+            f"{html.escape(text)}</text>"
+        )
+        share = {"start": 1.0, "middle": 0.5, "end": 0.0}[anchor]
+        self._grow(x + share * text_width(text), y + 4)
+
+    def to_svg(self, label: str) -> str:
+        """Return the image as an SVG element; `label` describes it to readers who do not see it."""
+        width, height = self.width + 2, self.height + 2
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{html.escape(label)}" '
+            f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}" '
+            'style="max-width:100%;height:auto" font-family="system-ui,sans-serif" '
+            f'font-size="{SIZE}">{"".join(self.parts)}</svg>'
+        )
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a grid: its text and its fill. A marked cell is drawn in red."""
+
+    text: str
+    fill: str = PAPER
+    is_marked: bool = False
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of cells with names of rows and columns.
+
+    Attributes:
+      rows, columns: names, from the top and from the left.
+      row_title, column_title: pairs of a direction's name and its colour; "" for none.
+    """
+
+    title: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: tuple[tuple[Cell, ...], ...]
+    row_title: tuple[str, str] = ("", "")
+    column_title: tuple[str, str] = ("", "")
+
+    @property
+    def cell_width(self) -> float:
+        """Width of each cell in pixels."""
+        texts = [*self.columns, *(cell.text for row in self.cells for cell in row)]
+        return max(28, 12 + max(map(text_width, texts), default=0))
+
+    def draw(self, canvas: Canvas, at: tuple[float, float] = (0, 0)) -> tuple[float, float]:
+        """Draw the grid with its upper left corner at a point; return its right and bottom end."""
+        left, y = at
+        down = f"{self.row_title[0]} ↓" if self.row_title[0] else ""
+        side = max(map(text_width, (*self.rows, down)), default=0) + 10
+        width, height = self.cell_width, 26.0
+        x = left + side
+        if self.title:
+            canvas.text((left, y + SIZE), self.title, bold=True)
+            y += 22
+        if self.column_title[0]:
+            canvas.text((x, y + SIZE), f"{self.column_title[0]} →", bold=True)
+            y += 18
+        if down:
+            canvas.text((x - 8, y + SIZE), down, anchor="end", bold=True)
+        for number, name in enumerate(self.columns):
+            canvas.text((x + (number + 0.5) * width, y + SIZE), name, anchor="middle")
+        y += 20
+        # A line in the colour of a direction is visible on light and on dark pages.
+        ends = x + len(self.columns) * width, y + len(self.rows) * height
+        if self.column_title[1]:
+            canvas.line((x, y - 2), (ends[0], y - 2), self.column_title[1], 3)
+        if self.row_title[1]:
+            canvas.line((x - 2, y), (x - 2, ends[1]), self.row_title[1], 3)
+        # Marked cells come last, so that no neighbour covers their frames.
+        cells = [(i, j, cell) for i, row in enumerate(self.cells) for j, cell in enumerate(row)]
+        for i, j, cell in sorted(cells, key=lambda each: each[2].is_marked):
+            corner = (x + j * width, y + i * height)
+            fill, edge = (CLASH, REFUSED) if cell.is_marked else (cell.fill, FAINT)
+            canvas.rect(corner, (width, height), fill, edge=edge)
+            middle = (corner[0] + width / 2, corner[1] + height / 2 + 4)
+            canvas.text(middle, cell.text, anchor="middle", color=INK, bold=cell.is_marked)
+        for number, name in enumerate(self.rows):
+            canvas.text((x - 8, y + (number + 0.5) * height + 4), name, anchor="end")
+        return ends
+
+    def to_text(self, *, boxed: bool = True) -> str:
+        """Return the grid as text; a marked cell is between exclamation marks.
+
+        >>> cells = ((Cell("0"), Cell("1", is_marked=True)),)
+        >>> print(Grid("", ("X=0",), ("a", "b"), cells).to_text())
+             a   b
+            ┌───┬───┐
+        X=0 │ 0 │!1!│
+            └───┴───┘
+        """
+        texts = [[f"!{c.text}!" if c.is_marked else f" {c.text} " for c in r] for r in self.cells]
+        width = max([len(name) + 1 for name in self.columns] + [len(t) for r in texts for t in r])
+        titles = [f"{name} {arrow}" if name else "" for name, arrow in (
+            (self.row_title[0], "↓"), (self.column_title[0], "→")
+        )]  # fmt: skip
+        side = max(map(len, (*self.rows, titles[0])), default=0)
+        bar = "│" if boxed else ""
+        gap = " " * len(bar)
+
+        def rule(ends: str) -> list[str]:
+            line = ends[1].join(["─" * width] * len(self.columns))
+            return [" " * (side + 1) + ends[0] + line + ends[2]] if boxed else []
+
+        lines = [self.title] if self.title else []
+        lines += [" " * (side + 2) + gap + titles[1]] if titles[1] else []
+        heads = gap.join(f" {name}".ljust(width) for name in self.columns)
+        lines.append(f"{titles[0].ljust(side)} {gap}{heads}".rstrip())
+        rows = [
+            f"{name.ljust(side)} {bar}{bar.join(t.center(width) for t in row)}{bar}".rstrip()
+            for name, row in zip(self.rows, texts, strict=True)
+        ]
+        for number, row in enumerate(rows):
+            lines += [*rule("┌┬┐" if number == 0 else "├┼┤"), row]
+        return "\n".join([*lines, *rule("└┴┘")])
+
+
+def draw_grids(grids: Sequence[Grid]) -> Canvas:
+    """Draw grids beside each other while they fit into the width, otherwise below each other."""
+    canvas = Canvas()
+    x = y = bottom = 0.0
+    for grid in grids:
+        alone = Canvas()
+        right, _ = grid.draw(alone)
+        if x and x + max(right, alone.width) > WIDTH:
+            x, y = 0.0, bottom + 18
+        _, end = grid.draw(canvas, (x, y))
+        x, bottom = x + max(right, alone.width) + 24, max(bottom, end)
+    return canvas
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a bar: its name, its length, its length as text, and its colour."""
+
+    name: str
+    value: float
+    text: str
+    color: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar of segments, with a name at its left end and a text at its right end."""
+
+    name: str
+    segments: tuple[Segment, ...]
+    text: str = ""
+
+    @property
+    def total(self) -> float:
+        """Sum of the segments."""
+        return sum(segment.value for segment in self.segments)
+
+
+def draw_bars(bars: Sequence[Bar], *, limit: float = 0, limit_text: str = "") -> Canvas:
+    """Draw bars below each other on one scale, with a legend below.
+
+    Args:
+      limit: a value that is marked by a red line, such as the memory of a device. If it is more
+        than twenty times the longest bar, only its text is shown.
+    """
+    canvas = Canvas()
+    longest = max((bar.total for bar in bars), default=0)
+    shows_limit = 0 < limit <= 20 * longest
+    most = max(longest, limit if shows_limit else 0) or 1
+    side = max((text_width(bar.name) for bar in bars), default=0)
+    side += 10 if side else 1
+    right = max((text_width(bar.text) for bar in bars), default=0)
+    room = WIDTH - side - right - 12
+    top = 20 if limit_text else 0
+    for number, bar in enumerate(bars):
+        x, y = side, top + 32 * number
+        canvas.text((side - 8, y + 17), bar.name, anchor="end")
+        for segment in bar.segments:
+            width = room * segment.value / most
+            # A part that is thinner than a line is left out, but its legend remains.
+            canvas.rect((x, y), (width, 24), segment.color, edge=FAINT if width > 1 else "")
+            if text_width(segment.text) + 8 < width:
+                middle = (x + width / 2, y + 16)
+                canvas.text(middle, segment.text, anchor="middle", color=INK)
+            x += width
+        canvas.text((x + 6, y + 17), bar.text)
+    bottom = top + 32 * len(bars)
+    if shows_limit:
+        at = side + room * limit / most
+        canvas.line((at, top - 4), (at, bottom - 4), REFUSED, 2)
+        canvas.text((at, SIZE), limit_text, anchor="end" if at > WIDTH / 2 else "start")
+    elif limit_text:
+        canvas.text((side, SIZE), limit_text)
+    entries = {s.name: s for bar in bars for s in bar.segments}
+    texts = [f"{s.name} {s.text}" if len(bars) == 1 else s.name for s in entries.values()]
+    draw_legend(canvas, [(s.color, t) for s, t in zip(entries.values(), texts, strict=True)])
+    return canvas
+
+
+def draw_legend(canvas: Canvas, entries: Iterable[tuple[str, str]]) -> None:
+    """Draw pairs of a colour and a text below a drawing, in as many lines as they need."""
+    x, y = 1.0, canvas.height + 10
+    for color, text in entries:
+        width = 18 + text_width(text) + 16
+        if x > 1 and x + width > WIDTH:
+            x, y = 1.0, y + 20
+        canvas.rect((x, y), (12, 12), color, edge=FAINT)
+        canvas.text((x + 18, y + 11), text)
+        x += width
+
+
+def bar_text(value: float, most: float, cells: int = 24) -> str:
+    """Return a bar of text whose full length is `most`.
+
+    >>> bar_text(3, 4, 8), bar_text(0.001, 4, 8), bar_text(5, 4, 8)
+    ('██████', '▏', '████████')
+    """
+    eighths = round(8 * cells * min(value / most, 1.0)) if most else 0
+    full, rest = divmod(eighths, 8)
+    return "█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "") or ("▏" if value else "")
+
+
+def scale_marks(most: float) -> list[float]:
+    """Return round numbers from 0 to at most `most`, for the ticks of a scale.
+
+    >>> scale_marks(1.0), scale_marks(0.7)
+    ([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
+    """
+    if not most > 0:
+        return [0.0]
+    unit = 10.0 ** int(f"{most:e}".partition("e")[2])
+    step = next(unit * each for each in (0.1, 0.2, 0.5, 1.0) if most / (unit * each) <= 8)
+    return [float(f"{step * number:.6g}") for number in range(int(most / step + 1e-9) + 1)]
+
+
+def drawing_card(
+    title: str, canvas: Canvas, *folded: str | Table, ok: bool | None = None, note: str = ""
+) -> str:
+    """Return HTML with a sentence, a drawing, and the tables below it, which open by a click.
+
+    The left edge is green if `ok` is True, red if it is False, and grey if it is None.
+    """
+    color = NEUTRAL if ok is None else OK if ok else REFUSED
+    below = html_part(note) if note else ""
+    tables = "".join(map(html_part, folded))
+    opened = (
+        f'<details><summary style="cursor:pointer">Table</summary>'
+        f'<div style="overflow-x:auto">{tables}</div></details>'
+    )
+    return (
+        f'<div style="border-left:4px solid {color};padding-left:10px">'
+        f'<p style="white-space:pre-line">{html.escape(title)}</p>'
+        f"{canvas.to_svg(title)}{below}{opened if tables else ''}</div>"
+    )
+
+
+def spans_by_pixel(
+    spans: Iterable[tuple[float, float, str]], most: float, pixels: int
+) -> list[tuple[float, float, str]]:
+    """Return (start, end, key) in pixels for intervals in another unit, at most one per pixel.
+
+    Each pixel gets the key with the longest time in it, and equal neighbours are joined.
+
+    >>> spans_by_pixel([(0, 1, "a"), (1, 4, "b")], 4, 8)
+    [(0, 2, 'a'), (2, 8, 'b')]
+    """
+    shares: list[dict[str, float]] = [{} for _ in range(pixels)]
+    for start, seconds, key in spans:
+        first, end = (pixels * place / most for place in (start, start + seconds))
+        for pixel in range(int(first), min(pixels, int(end) + 1)):
+            held = min(end, pixel + 1) - max(first, pixel)
+            shares[pixel][key] = shares[pixel].get(key, 0) + max(held, 0)
+    keys = [max(share, key=share.__getitem__, default="") for share in shares]
+    # A run ends where the next pixel has another key.
+    ends = [0, *(i for i, (a, b) in enumerate(pairwise(keys), 1) if a != b), pixels]
+    return [(a, b, keys[a]) for a, b in pairwise(ends) if keys[a]]
+
+
+def draw_scale(canvas: Canvas, left: float, width: float, marks: dict[float, str]) -> None:
+    """Draw a horizontal scale below a drawing.
+
+    Args:
+      marks: texts by their place, as a share of the width.
+    """
+    y = canvas.height + 4
+    canvas.line((left, y), (left + width, y), LINE)
+    for share, text in marks.items():
+        x = left + share * width
+        canvas.line((x, y), (x, y + 4), FAINT)
+        canvas.text((x, y + 18), text, anchor="middle")
