@@ -35,17 +35,21 @@ COLLECTIVES = {
 }
 """Colours of kinds of collectives; other kinds have `YELLOW`."""
 
-TIME = {"compute": BLUE, "bubble": GREY}
+SLATE, PALE = "#b3bdc9", "#eceff2"
+
+TIME = {"compute": SLATE, "bubble": PALE}
 """Colours of intervals in which no collective runs."""
 
 CAUSES = {
-    "matrix products": BLUE,
-    "memory traffic": SKY,
+    "matrix products": SLATE,
+    "memory traffic": BLUE,
     "recomputation": PURPLE,
-    "pipeline bubbles": GREY,
+    "pipeline bubbles": PALE,
     "padding": YELLOW,
     "idle devices": VERMILION,
     "exposed communication": ORANGE,
+    "computation": SLATE,
+    "communication": ORANGE,
 }
 """Colours of the causes of a step's time."""
 
@@ -76,6 +80,6 @@ def kind_color(kind: str) -> str:
     """Return the colour of a kind of collective, of computation, or of a bubble.
 
     >>> kind_color("all_reduce"), kind_color("compute"), kind_color("ragged_all_to_all")
-    ('#eaa27c', '#7fb0d8', '#f8f2a0')
+    ('#eaa27c', '#b3bdc9', '#f8f2a0')
     """
     return TIME.get(kind) or COLLECTIVES.get(kind, YELLOW)

@@ -7,11 +7,12 @@ notebooks that are not trusted. Its text has the colour of the page, for light a
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
-from shardalg.palette import CLASH, FAINT, INK, LINE, NEUTRAL, OK, PAPER, REFUSED
+from shardalg.palette import AXES, CLASH, FAINT, GREY, INK, LINE, NEUTRAL, OK, PAPER, REFUSED
 from shardalg.tables import Table, html_part
 
 SIZE = 12
@@ -37,15 +38,19 @@ def text_width(text: str, size: float = SIZE) -> float:
     return size * sum(0.6 if letter < "\u0250" else 1.0 for letter in text)
 
 
-def places(count: int) -> list[int | None]:
+def places(count: int, also: Iterable[int] = ()) -> list[int | None]:
     """Return the numbers of the cells that a grid shows; None is an ellipsis.
 
-    >>> places(3), places(20)
-    ([0, 1, 2], [0, 1, 2, 3, 4, 5, None, 19])
+    Args:
+      also: numbers that are shown in any case.
+
+    >>> places(3), places(20), places(20, [9])
+    ([0, 1, 2], [0, 1, 2, 3, 4, 5, None, 19], [0, 1, 2, 3, 4, 5, None, 9, 19])
     """
     if count <= MOST_CELLS:
         return [*range(count)]
-    return [*range(SHOWN_CELLS - 2), None, count - 1]
+    first = range(SHOWN_CELLS - 2)
+    return [*first, None, *sorted({count - 1, *also} - {*first})]
 
 
 @dataclass
@@ -392,3 +397,51 @@ def draw_scale(canvas: Canvas, left: float, width: float, marks: dict[float, str
         x = left + share * width
         canvas.line((x, y), (x, y + 4), FAINT)
         canvas.text((x, y + 18), text, anchor="middle")
+
+
+MOST_POINTS = 300
+"""The most points of a drawing; the fastest candidates come first."""
+
+
+class PlotPoint(NamedTuple):
+    """A point of a drawing of two quantities; a point on the Pareto front is filled."""
+
+    x: float
+    y: float
+    is_best: bool
+
+
+def draw_points(
+    points: Sequence[PlotPoint],
+    names: tuple[str, str],
+    texts: tuple[Callable[[float], str], Callable[[float], str]],
+) -> Canvas:
+    """Draw points of two quantities, both from 0, with a line through the Pareto front.
+
+    Args:
+      names: of the horizontal and the vertical quantity.
+      texts: functions that return a number with its unit.
+    """
+    canvas, left, top, height = Canvas(), 72.0, 24.0, 220.0
+    width = WIDTH - left - 30
+    most = [max((point[k] for point in points), default=1.0) or 1.0 for k in (0, 1)]
+
+    def at(point: PlotPoint) -> tuple[float, float]:
+        return left + width * point.x / most[0], top + height * (1 - point.y / most[1])
+
+    canvas.text((0, SIZE), names[1], bold=True)
+    for mark in scale_marks(most[1]):
+        y = top + height * (1 - mark / most[1])
+        canvas.line((left, y), (left + width, y), LINE)
+        canvas.text((left - 8, y + 4), texts[1](mark), anchor="end")
+    best = sorted((at(point) for point in points if point.is_best), key=lambda place: place[0])
+    for one, other in pairwise(best):
+        canvas.line(one, other, AXES[0], 2)
+    # Filled points come last, so that no other point covers them.
+    for point in sorted(points, key=lambda point: point.is_best):
+        canvas.dot(at(point), 5 if point.is_best else 4, AXES[0] if point.is_best else GREY)
+    canvas.height = max(canvas.height, top + height)
+    draw_scale(canvas, left, width, {m / most[0]: texts[0](m) for m in scale_marks(most[0])})
+    canvas.text((left + width, canvas.height + 14), names[0], anchor="end", bold=True)
+    draw_legend(canvas, [(AXES[0], "best in time or memory"), (GREY, "beaten in both")])
+    return canvas

@@ -338,6 +338,30 @@ def seconds_text(amount: Any) -> str:
     return f"{_three(seconds / size)} {unit}"
 
 
+_UNITS: tuple[tuple[str, Callable[[Any], str]], ...] = (
+    ("bytes_per_step", bytes_text), ("bytes", bytes_text), ("flops", flops_text),
+    ("_s", seconds_text),
+)  # fmt: skip
+
+
+def with_units(table: Table) -> Table:
+    """Return a table whose numbers of bytes, flops and seconds are texts with units.
+
+    The columns are found by the ends of their names.
+
+    >>> with_units(Table(("kind", "wire_bytes", "time_s"), (("all_gather", 3072, 0.0012),)))
+    kind        wire_bytes  time_s
+    all_gather  3.07 kB     1.2 ms
+    """
+    shown = [next((f for end, f in _UNITS if n.endswith(end)), None) for n in table.columns]
+
+    def cell(value: Any, text: Callable[[Any], str] | None) -> Any:
+        return text(value) if text and isinstance(value, int | float) else value
+
+    rows = (tuple(map(cell, row, shown)) for row in table.rows)
+    return Table(table.columns, tuple(rows))
+
+
 def _three(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else f"{float(f'{value:.3g}'):g}"
 

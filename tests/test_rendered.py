@@ -9,6 +9,8 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg import palette
+from shardalg.algebra.affine import Index
+from shardalg.models.ranking.ranked import Ranking
 from tests.test_layers import ROOT
 
 MESH = sa.Mesh({"X": 2, "Y": 4})
@@ -35,6 +37,13 @@ def test_a_sharding_shows_the_block_of_each_device():
         assert (name, block) == (str(device), ", ".join(f"{s.start}:{s.stop}" for s in slices))
 
 
+def compared():
+    x = jax.ShapeDtypeStruct((8, 16), "float32")
+    specs = {"rows": P("X"), "columns": P(None, "Y")}
+    ways = {name: sa.Strategy(MESH, (spec,)) for name, spec in specs.items()}
+    return sa.compare(lambda x: x.sum(0), x, hardware="tpu_v3", strategies=ways)
+
+
 DRAWN = {
     "mesh": lambda: MESH,
     "mesh of 2,048 devices": lambda: LARGE,
@@ -46,6 +55,14 @@ DRAWN = {
     "padding": lambda: sa.mesh_split((5,), sa.Mesh({"X": 4}), [0]),
     "large sharding": lambda: sa.mesh_split((4096, 512), LARGE, [0, 1]),
     "merge": lambda: sa.merge(*(sa.mesh_split((8, 8), MESH, d) for d in ([0, -1], [-1, 1]))),
+    "halo": lambda: sa.halo(sa.Window(3, padding_low=1, padding_high=1), size=32, parts=4),
+    "halo of many": lambda: sa.halo(sa.Window(3), size=40960, parts=2048),
+    "exchange": lambda: sa.exchange(sa.Interval(Index.of("p") * 3 - 1, 4), size=12, count=4),
+    "memory": lambda: planned().memory,
+    "cost": lambda: planned().cost("tpu_v3"),
+    "timeline": lambda: planned().timeline("tpu_v3"),
+    "ranking": lambda: Ranking((), (("a", "b"),), 0),
+    "comparison": compared,
     "refusal": lambda: sa.merge(*(sa.mesh_split((8, 8), MESH, d) for d in ([0, -1], [-1, 0]))),
 }
 LARGE = sa.Mesh({"data": 32, "model": 64})
@@ -59,6 +76,17 @@ def test_the_drawing_comes_first_and_needs_no_script(name):
     assert not re.search(r"<script|<style|<image|href|url\(|on[a-z]+=", html)
     ElementTree.fromstring(f"<div>{html}</div>")
     assert len(str(DRAWN[name]())) < 8000
+
+
+def test_amounts_have_units():
+    plan = planned()
+    memory = plan.memory
+    for shown in (memory, plan.cost("tpu_v3"), plan.timeline("tpu_v3")):
+        html = shown._repr_html_()
+        assert re.search(r"[0-9] ?(B|kB|ns|µs)\b", html)
+        assert not re.search(r"[0-9]e-[0-9]|[0-9]{7}", html)
+    assert repr(memory).startswith("Peak memory ")
+    assert " of 17.2 GB (" in repr(memory)
 
 
 def test_a_large_mesh_is_abbreviated_and_says_so():

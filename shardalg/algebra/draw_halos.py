@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shardalg.palette import BLOCKS, FAINT, INK
+from shardalg.palette import BLOCKS, FAINT, INK, PAPER
+from shardalg.svg import WIDTH, Canvas, draw_legend, places, text_width
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,6 +108,55 @@ class DimensionDrawing:
             low += [first - row.zeros[0] for first in row.windows]
             high += [first + self.span + row.zeros[1] for first in row.windows]
         return min(low), max(high)
+
+
+def halo_canvas(shown: DimensionDrawing) -> Canvas:
+    """Return the drawing of a halo or an exchange for a notebook, a row per partition.
+
+    The bar of a row has the elements that the partition reads, in the colors of their holders. The
+    frame is the partition's own block. Elements that do not exist are white.
+    """
+    canvas, side = Canvas(), 44.0
+    low = min(0, *(row.start for row in shown.rows))
+    high = max(len(shown.rows) * shown.block, *(row.limit for row in shown.rows))
+    scale = (WIDTH - side - 110) / max(high - low, 1)
+
+    numbered = text_width(f"{shown.size - 1}") <= scale
+
+    def x(element: float) -> float:
+        return side + (element - low) * scale
+
+    top = 0.0
+    for number in places(len(shown.rows)):
+        if number is None:
+            canvas.text((0, top + 16), "…")
+            top += 24
+            continue
+        row, own = shown.rows[number], number * shown.block
+        canvas.text((0, top + 16), f"p = {number}")
+        # Reads before the first element, or after the last one, are masked: nothing is there.
+        if row.start < row.limit:
+            size = (row.limit - row.start) * scale, 22
+            canvas.rect((x(row.start), top), size, PAPER, edge=FAINT)
+        for first, end, holder in shown.sent(row):
+            color = BLOCKS[holder % len(BLOCKS)]
+            canvas.rect((x(first), top), ((end - first) * scale, 22), color, edge=FAINT)
+            for element in range(first, end if numbered else first):
+                canvas.rect((x(element), top), (scale, 22), color, edge=FAINT)
+            # Each element has its number if all numbers fit, otherwise the range is written once.
+            names = {(k, k + 1): f"{k}" for k in range(first, end)} if numbered else {}
+            for (start, stop), name in (names or {(first, end): f"{first}:{end}"}).items():
+                if text_width(name) <= (stop - start) * scale:
+                    middle = (x((start + stop) / 2), top + 15)
+                    canvas.text(middle, name, anchor="middle", color=INK)
+        canvas.rect((x(own), top), (shown.block * scale, 22), "none", edge="currentColor")
+        left, right = own - row.start, row.limit - own - shown.block
+        canvas.text((x(high) + 8, top + 16), f"left {left}, right {right}")
+        top += 32
+    blocks = [b for b in places(len(shown.rows)) if b is not None][: len(BLOCKS)]
+    entries = [(BLOCKS[block % len(BLOCKS)], f"held by p = {block}") for block in blocks]
+    draw_legend(canvas, [*entries, (PAPER, "does not exist"), ("none", "frame: own block")])
+    return canvas
 
 
 def draw_halos(pictures: Mapping[str, DimensionDrawing]) -> Figure:

@@ -31,7 +31,16 @@ def mesh_grid(mesh: Mesh) -> Grid:
     """
     *above, last = mesh.axes or (("", 1),)
     count = math.prod(size for _, size in above)
-    rows = [(n, _coordinates(above, n)) if n is not None else None for n in places(count)]
+
+    def coordinates(number: int) -> str:
+        """Return the coordinates of a row, with names of axes if there are several."""
+        found = []
+        for name, size in reversed(above):
+            number, coordinate = divmod(number, size)
+            found.append(f"{clip(name, 12)}={coordinate}" if len(above) > 1 else f"{coordinate}")
+        return " ".join(reversed(found))
+
+    rows = [None if number is None else (number, coordinates(number)) for number in places(count)]
     columns = places(last[1])
     cells = tuple(
         tuple(
@@ -48,15 +57,6 @@ def mesh_grid(mesh: Mesh) -> Grid:
     down = clip(above[0][0], 12) if len(above) == 1 else "", axis_color(position - 1)
     right = clip(last[0], 12), axis_color(position)
     return Grid("", names if above else ("",), heads, cells, down if above else ("", ""), right)
-
-
-def _coordinates(axes: list[tuple[str, int]], number: int) -> str:
-    """Return the coordinates of a row of a mesh's grid, with names of axes if there are several."""
-    found = []
-    for name, size in reversed(axes):
-        number, coordinate = divmod(number, size)
-        found.append(f"{clip(name, 12)}={coordinate}" if len(axes) > 1 else f"{coordinate}")
-    return " ".join(reversed(found))
 
 
 def drawn_dims(sharding: Sharding) -> tuple[int, ...]:
@@ -90,9 +90,18 @@ def tile_grid(
     drawn = (None,) * (2 - len(dims)) + dims
     held = [_held(sharding, dim) for dim in drawn]
     counts = [1 if dim is None else sharding.parts[dim] for dim in drawn]
-    shown = [_with_marked(places(count), {m[k] for m in marked}) for k, count in enumerate(counts)]
+    shown = [places(count, [m[k] for m in marked]) for k, count in enumerate(counts)]
+
+    def elements(dim: int | None, block: int | None) -> str:
+        """Return the elements of a block as `start:end`, "padding" if there are none."""
+        if dim is None or block is None:
+            return "" if dim is None else "…"
+        size, step = sharding.shape[dim], sharding.shard_shape[dim]
+        start = block * step
+        return f"{start}:{min(start + step, size)}" if start < size or not size else "padding"
+
     names = [
-        tuple(_range(sharding, dim, block) for block in blocks)
+        tuple(elements(dim, block) for block in blocks)
         for dim, blocks in zip(drawn, shown, strict=True)
     ]
     # One pass over the devices, because a mesh may have thousands of them.
@@ -112,7 +121,7 @@ def tile_grid(
     # The numbers of the dimensions are needed only if others exist.
     many = len(sharding.shape) > 2
     first, second = (f"dim {dim}" if many else "" for dim in drawn)
-    return Grid(title, *names, cells, (first, ""), (second, ""))
+    return Grid(title, names[0], names[1], cells, (first, ""), (second, ""))
 
 
 def _held(sharding: Sharding, dim: int | None) -> list[int]:
@@ -125,21 +134,6 @@ def _held(sharding: Sharding, dim: int | None) -> list[int]:
     if dim is None:
         return [0] * size
     return partition_ids(sharding.dims[dim], np.arange(size)).tolist()
-
-
-def _with_marked(shown: list[int | None], marked: set[int]) -> list[int | None]:
-    """Return the numbers that are shown, and also those of marked blocks."""
-    missing = sorted(marked - {number for number in shown if number is not None})
-    return [*shown[:-1], *missing, *shown[-1:]] if missing else shown
-
-
-def _range(sharding: Sharding, dim: int | None, block: int | None) -> str:
-    """Return the elements of a block as `start:end`, "padding" if there are none."""
-    if dim is None or block is None:
-        return "" if dim is None else "…"
-    size, step = sharding.shape[dim], sharding.shard_shape[dim]
-    start = block * step
-    return f"{start}:{min(start + step, size)}" if start < size or not size else "padding"
 
 
 def listed(devices: list[int]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from shardalg.costs.analyses.cause_bars import cause_bar
 from shardalg.costs.analyses.crossing import (
     compute_minus_communication,
     largest,
@@ -28,7 +29,8 @@ from shardalg.sizes.boundary import inequality
 from shardalg.sizes.formula import Formula, FormulaError, has_formula
 from shardalg.sizes.maximum import larger, largest_of
 from shardalg.sizes.recorded import total
-from shardalg.tables import Table, bytes_text, html_part, seconds_text
+from shardalg.svg import draw_bars, drawing_card
+from shardalg.tables import Table, bytes_text, seconds_text, with_units
 
 if TYPE_CHECKING:
     from shardalg.costs.analyses.limits import StepLimits
@@ -274,7 +276,8 @@ class Cost:
     @property
     def memory(self) -> Liveness:
         """The values alive when a device needs the most memory, and their bytes."""
-        return replace(self.totals.memory, peak_bytes=self.totals.peak_bytes)
+        totals, room = self.totals, self.hardware.hbm_bytes
+        return replace(totals.memory, peak_bytes=totals.peak_bytes, capacity_bytes=room)
 
     @cached_property
     def devices(self) -> Any:
@@ -766,7 +769,13 @@ class Cost:
         return f" ({low} to {high}; {constants.software}, {of}: {errors})"
 
     def _repr_html_(self) -> str:
-        table = self.formulas() if self.sizes else self.table()
-        limits = html_part(self.limits.table()) if self.analysis else ""
-        lines = "".join(map(html_part, self._lines()))
-        return lines + limits + html_part(table)
+        """Return a drawing for notebooks: the causes of the step's time, then the tables."""
+        at = self.at_hints
+        seconds = {"computation": at.compute_s, "communication": at.communication_s}
+        if self.analysis:
+            seconds = dict(self.limits.seconds)
+        canvas = draw_bars((cause_bar(seconds),))
+        # The printed tables have units; `table()` and `formulas()` have plain numbers.
+        limits = (self.limits.shown(),) if self.analysis else ()
+        table = self.formulas() if self.sizes else with_units(self.table())
+        return drawing_card("\n".join(self._lines()), canvas, *limits, table, ok=bool(at.fits))

@@ -16,6 +16,7 @@ from shardalg.costs.kernels.kernel_price import is_kernel
 from shardalg.costs.saved_activations import last_uses, lifetimes
 from shardalg.costs.walk import NOTHING, AliveBytes, LiveValue, ProgramPoint, local_bytes
 from shardalg.graph.ir import Graph
+from shardalg.palette import GREY, MEMORY
 from shardalg.sizes.recorded import are_numbers, first_largest, total
 from shardalg.spmd.instruction import Block, Instruction
 from shardalg.spmd.instructions import (
@@ -28,7 +29,8 @@ from shardalg.spmd.instructions import (
     While,
 )
 from shardalg.spmd.program import SpmdProgram
-from shardalg.tables import Table
+from shardalg.svg import Bar, Segment, bar_text, draw_bars, drawing_card
+from shardalg.tables import MOST_ROWS, Table, bytes_text
 
 _CLASS = {
     "activation": "activations",
@@ -79,6 +81,7 @@ class Liveness:
       reused: donated arguments in whose memory results are written.
       reused_bytes: bytes of `reused_arguments`. Arguments and results together take
         `argument_bytes + result_bytes - reused_bytes`.
+      capacity_bytes: memory of a device; None if no chip is known.
     """
 
     peak_bytes: Any
@@ -89,6 +92,7 @@ class Liveness:
     place: ProgramPoint = ()
     reused: tuple[int, ...] = ()
     reused_bytes: Any = 0
+    capacity_bytes: Any = field(default=None, compare=False)
 
     @cached_property
     def by_class(self) -> dict[str, Any]:
@@ -129,9 +133,63 @@ class Liveness:
         rows = ((a.name, a.memory_class, a.bytes) for a in self.alive if a.bytes)
         return Table(("value", "memory_class", "bytes"), tuple(rows))
 
+    @property
+    def sentence(self) -> str:
+        """The peak with its share of the device's memory, as text."""
+        peak, room = _amount(self.peak_bytes), self.capacity_bytes
+        if not room or not isinstance(self.peak_bytes, int | float):
+            return f"Peak memory {peak}"
+        share = self.peak_bytes / room
+        percent = f"{100 * share:.3g} %" if share >= 1e-3 else "less than 0.1 %"
+        fits = "" if share <= 1 else ", does not fit"
+        return f"Peak memory {peak} of {bytes_text(room)} ({percent}){fits}"
+
     def __repr__(self) -> str:
-        parts = ", ".join(f"{name} {size}" for name, size in self.by_class.items() if size)
-        return f"Liveness(peak_bytes={self.peak_bytes}: {parts})"
+        """Return the peak and a bar per class of memory, the largest first.
+
+        >>> from shardalg.costs.memory import Alive, Liveness
+        >>> kept = Alive(0, "parameters", "w", 6_000_000), Alive(1, "activations", "y", 2_000_000)
+        >>> Liveness(8_000_000, None, kept, 0, 0, capacity_bytes=16_000_000)
+        Peak memory 8 MB of 16 MB (50 %)
+        parameters   ██████████████████         6 MB
+        activations  ██████                     2 MB
+        """
+        rows = [(name, size) for name, size in self.by_class.items() if size]
+        if not all(isinstance(size, int | float) for _, size in rows):
+            parts = ", ".join(f"{name} {_amount(size)}" for name, size in rows)
+            return f"{self.sentence}: {parts}"
+        width = max((len(name) for name, _ in rows), default=0)
+        lines = [
+            f"{name.ljust(width)}  {bar_text(size, self.peak_bytes).ljust(25)}  {bytes_text(size)}"
+            for name, size in sorted(rows, key=lambda row: -row[1])
+        ]
+        return "\n".join([self.sentence, *lines])
+
+    def _repr_html_(self) -> str:
+        """Return a drawing for notebooks: a bar by class with the capacity, and a table."""
+        rows = [(n, s) for n, s in self.by_class.items() if s and isinstance(s, int | float)]
+        ordered = sorted(rows, key=lambda row: -row[1])
+        parts = tuple(
+            Segment(name.replace("_", " "), size, bytes_text(size), MEMORY.get(name, GREY))
+            for name, size in ordered
+        )
+        room = self.capacity_bytes or 0
+        limit = f"{bytes_text(room)} of the device" if room else ""
+        canvas = draw_bars((Bar("", parts),), limit=room, limit_text=limit)
+        table = self.table()
+        shown = Table(
+            ("value", "memory_class", "size"),
+            tuple((n, c, _amount(b)) for n, c, b in table.rows[:MOST_ROWS]),
+        )
+        left = len(table) - len(shown)
+        more = (f"... and {left} more rows.",) if left else ()
+        ok = None if not room or not rows else bool(self.peak_bytes <= room)
+        return drawing_card(f"{self.sentence}.", canvas, shown, *more, ok=ok)
+
+
+def _amount(size: Any) -> str:
+    """Return bytes with a unit, and a formula of bytes as it is."""
+    return bytes_text(size) if isinstance(size, int | float) else f"{size} B"
 
 
 def liveness(

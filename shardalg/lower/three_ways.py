@@ -16,7 +16,9 @@ from shardalg.lower.jit import Twin
 from shardalg.lower.measure import Measurement, measure, relative_error
 from shardalg.lower.shard_map import Lowered
 from shardalg.lower.xla_dump.hlo_collectives import HloCollective, compile_with_collectives
+from shardalg.palette import BLUE, GREY
 from shardalg.sizes.amounts import number
+from shardalg.svg import Bar, Segment, draw_bars, drawing_card
 from shardalg.tables import Answer, Parts, Table, bytes_text, seconds_text
 
 
@@ -61,6 +63,20 @@ class Comparison(Answer):
         )  # fmt: skip
         columns = ("executable", "error against one device", "median time", "collectives", "sent")
         return (Table(columns, tuple(rows)),)
+
+    def _repr_html_(self) -> str:
+        """Return a drawing for notebooks: the median times as bars, and the table."""
+        times = {row["executable"]: row["median_s"] for row in self.table}
+        bars = [
+            Bar(name, (Segment(name, s, "", color),), seconds_text(s))
+            for (name, s), color in zip(times.items(), (BLUE, GREY), strict=True)
+        ]
+        sent = {row["executable"]: bytes_text(row["wire_bytes"]) for row in self.table}
+        title = (
+            f"Median time of a call: {seconds_text(times['shardalg'])}, XLA "
+            f"{seconds_text(times['xla'])}. Sent per device: {sent['shardalg']}, XLA {sent['xla']}."
+        )
+        return drawing_card(title, draw_bars(bars), *self.parts())
 
 
 @dataclass(frozen=True, eq=False)

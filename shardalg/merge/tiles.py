@@ -68,10 +68,8 @@ def _refused_merge(verdict: Verdict) -> list[Grid]:
     for device, tile in zip(of[0].mesh.order, ids, strict=True):
         held.setdefault(tile, []).append(device)
     # The tile of the witness is shown, also if its row or column would be left out.
-    shown: list[list[int | None]] = []
-    for row, number in zip(digits, witness.tile, strict=True):
-        near = places(parts(row))
-        shown.append(near if number in near else [*near[:-1], number, *near[-1:]])
+    tile = witness.tile
+    shown = [places(parts(row), [n]) for row, n in zip(digits, tile, strict=True)]
 
     def cell(i: int | None, j: int | None) -> Cell:
         if i is None or j is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from matplotlib.patches import Patch
 
-from shardalg.costs.analyses.limits import limit_color, place_of
+from shardalg.costs.analyses.cause_bars import limit_color, place_of
 from shardalg.drawing import Drawing
 from shardalg.files import write_whole
 from shardalg.pictures import png

@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any
 from shardalg.costs.pipelines.events import BUBBLE, COMPUTE, StageEvent
 from shardalg.files import write_whole
 from shardalg.palette import kind_color
-from shardalg.tables import Table, html_part, seconds_text
+from shardalg.svg import (
+    WIDTH,
+    Canvas,
+    draw_legend,
+    draw_scale,
+    drawing_card,
+    places,
+    scale_marks,
+    spans_by_pixel,
+    text_width,
+)
+from shardalg.tables import MOST_ROWS, Table, seconds_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -148,4 +159,42 @@ class Timeline:
         )
 
     def _repr_html_(self) -> str:
-        return html_part(repr(self)) + html_part(self.table())
+        """Return a drawing for notebooks: a track per stage over time, and the longest events."""
+        longest = sorted(self.events, key=lambda event: -event.seconds)[:MOST_ROWS]
+        rows = tuple(
+            (e.stage, e.kind, ",".join(e.axes), e.phase, e.trip, seconds_text(e.start_s),
+             seconds_text(e.seconds))
+            for e in longest
+        )  # fmt: skip
+        names = ("stage", "kind", "mesh_axes", "phase", "trip", "start", "time")
+        left = len(self.events) - len(rows)
+        more = (f"The longest {len(rows)} of {len(self.events)} events.",) if left else ()
+        return drawing_card(f"{self!r}.", self._canvas(), *more, Table(names, rows))
+
+    def _canvas(self) -> Canvas:
+        """Return a track per stage as SVG, with a scale of time and the seconds of each kind."""
+        canvas, most = Canvas(), self.step_s or 1.0
+        names = dict(enumerate(self._rows))
+        side = 10 + max(map(text_width, names.values()))
+        room, top = WIDTH - side, 0.0
+        for stage in places(self.stages):
+            if stage is None:
+                canvas.text((0, top + 12), "…")
+                top += 20
+                continue
+            canvas.text((side - 8, top + 16), names[stage], anchor="end")
+            spans = [(e.start_s, e.seconds, e.kind) for e in self.events if e.stage == stage]
+            # At most one rectangle per pixel, so that the size does not grow with the program.
+            for first, end, kind in spans_by_pixel(spans, most, int(room)):
+                canvas.rect((side + first, top), (end - first, 22), kind_color(kind))
+            top += 28
+        marks = {mark / most: seconds_text(mark) for mark in scale_marks(most)}
+        draw_scale(canvas, side, room, marks)
+        kinds = dict.fromkeys(event.kind for event in self.events)
+        of = " (first stage)" if self.stages > 1 else ""
+        entries = [
+            (kind_color(k), f"{k.replace('_', ' ')} {seconds_text(self.seconds(k))}{of}")
+            for k in kinds
+        ]
+        draw_legend(canvas, entries)
+        return canvas

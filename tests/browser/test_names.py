@@ -12,6 +12,7 @@ import subprocess
 import warnings
 from functools import cache
 from html.parser import HTMLParser
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 import jax
@@ -21,7 +22,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
+from shardalg.algebra.affine import Index
 from shardalg.drawing import Drawing
+from shardalg.lower.three_ways import Comparison
 from shardalg.models.ranking.ranked import Ranking
 from shardalg.plan.page.plan_html import plan_document as page
 from shardalg.show.html import Page, Section, tables_tex
@@ -91,6 +94,28 @@ def found_rules(name):
     return rules.lint(arrays)
 
 
+class Times(NamedTuple):
+    """The median of runs, which a page shows."""
+
+    median_s: float
+
+
+class Runs(NamedTuple):
+    """Measured times of both programs."""
+
+    ours: Times = Times(1e-3)
+    xla: Times = Times(2e-3)
+
+
+def compared(name, hardware):
+    """Return a comparison of two strategies with the name."""
+    x = jax.ShapeDtypeStruct((8, 8), "float32")
+    axes = (f"axis {name}", "Y")
+    mesh = sa.Mesh(dict.fromkeys(axes, 2))
+    ways = {f"way {axis} {name}": sa.Strategy(mesh, (P(axis),)) for axis in axes}
+    return sa.compare(lambda x: x.sum(0), x, hardware=hardware, strategies=ways)
+
+
 @cache
 def outputs(name, folder):
     """Every kind of HTML that the library makes: the object's class to its HTML, or a page."""
@@ -108,6 +133,8 @@ def outputs(name, folder):
         plan.warnings(), plan.shardings(), plan.cost(hardware).table(by="module"),
         mesh, sharding, merged, sa.prove(merged), strategy, table, Ranking((), ((name, name),), 0),
         sa.halo(sa.Window(3), size=16, parts=4),
+        sa.exchange(sa.Interval(Index.of("p") * 3 - 1, 4), size=12, count=4),
+        plan.memory, compared(name, hardware), Comparison(Runs(), 0.0, 0.0, (), (name, 3)),
         explained_recipe(name), found_rules(name),
     ]  # fmt: skip
     shown = {}

@@ -19,12 +19,14 @@ import numpy as np
 
 from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digit, Digits, overlap, partition_ids, parts
-from shardalg.algebra.draw_halos import DimensionDrawing, PartitionRow
+from shardalg.algebra.draw_halos import DimensionDrawing, PartitionRow, halo_canvas
 from shardalg.algebra.halos.halo import Halo
 from shardalg.algebra.halos.intervals import Interval, extremes, residues
 from shardalg.algebra.halos.transfers import BlockReader, Permute, Round, Transfer, transfers
 from shardalg.algebra.offset import block_size
 from shardalg.errors import ShardingError
+from shardalg.svg import drawing_card
+from shardalg.tables import MOST_ROWS, Table, card
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -281,6 +283,25 @@ class Exchange:
             "gather"
         )
         return DimensionDrawing(self.size, self.block, rows, note)
+
+    def _repr_html_(self) -> str:
+        """Return a drawing for notebooks: the elements that each device reads, and the rounds."""
+        columns = ("round", "permutes", "elements", "own_block_is_read")
+        rows = tuple(
+            (one.number, len(one.permutes), sum(p.upper - p.lower for p in one.permutes), one.own)
+            for one in self.rounds[:MOST_ROWS]
+        )
+        table = Table(columns, rows)
+        title = (
+            f"{self.want.length} of {self.size} elements for each of {self.devices} devices. A "
+            f"device sends {self.elements} elements in rounds, {self.hop_elements} by hops, "
+            f"{self.gather_elements} to gather all; cheapest: {self.cheapest}."
+        )
+        # An exchange along a part of the mesh has no drawing with one row per device.
+        row = (Digit(1, self.devices),)
+        if self.held != row or any(digits != row for _, digits in self.ids):
+            return card(title, table)
+        return drawing_card(title, halo_canvas(self.picture()), table)
 
     def draw(self) -> Figure:
         """Draw each partition's block and the elements it reads from others, as `Halo.draw` does.

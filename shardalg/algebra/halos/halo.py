@@ -10,12 +10,13 @@ from numbers import Integral
 from typing import TYPE_CHECKING
 
 from shardalg.algebra.affine import Quotient
-from shardalg.algebra.draw_halos import DimensionDrawing, PartitionRow, draw_halos
+from shardalg.algebra.draw_halos import DimensionDrawing, PartitionRow, draw_halos, halo_canvas
 from shardalg.algebra.halos.intervals import Interval
 from shardalg.algebra.halos.window import Window
 from shardalg.algebra.offset import block_size
 from shardalg.errors import ShardingError
-from shardalg.tables import MOST_ROWS, Table, card
+from shardalg.svg import drawing_card
+from shardalg.tables import MOST_ROWS, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,7 +47,7 @@ class Halo:
     right: Quotient
 
     def _repr_html_(self) -> str:
-        """Return a table for notebooks: the elements that each of the first partitions reads."""
+        """Return a drawing for notebooks: the elements that each partition reads, and a table."""
         columns = ("partition", "owns", "reads", "left", "right")
         rows = tuple(
             (
@@ -61,7 +62,7 @@ class Halo:
         left = self.parts - len(rows)
         more = (f"... and {left} more of {self.parts} partitions.",) if left else ()
         title = f"{self.size} elements over {self.parts} partitions: {widths}."
-        return card(title, Table(columns, rows), *more)
+        return drawing_card(title, halo_canvas(self.picture()), Table(columns, rows), *more)
 
     @cached_property
     def out_size(self) -> int:

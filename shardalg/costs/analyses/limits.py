@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from shardalg.costs.analyses.cause_bars import cause_bar, limit_color
 from shardalg.costs.collectives import axis_names
 from shardalg.costs.compute import multiplies, operand_type, shaped_flops, signature_flops
 from shardalg.costs.hardware import Hardware
@@ -30,11 +31,11 @@ from shardalg.costs.pipelines.overheads import recomputed_nodes
 from shardalg.costs.step_time import Timed, timed
 from shardalg.costs.topology import Topology
 from shardalg.graph.ir import Graph
-from shardalg.palette import CAUSES
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import Apply
 from shardalg.spmd.program import SpmdProgram
-from shardalg.tables import Table, html_part, seconds_text
+from shardalg.svg import draw_bars, drawing_card
+from shardalg.tables import Table, seconds_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -149,27 +150,17 @@ class StepLimits:
     def __repr__(self) -> str:
         return self._first(4)
 
+    def shown(self) -> Table:
+        """Return the table of the causes with units that people say."""
+        rows = ((name, seconds_text(s), f"{share:.0%}") for name, s, share in self.table().rows)
+        return Table(("part", "saves", "share_of_step"), tuple(rows))
+
     def _repr_html_(self) -> str:
-        return html_part(self.table())
+        canvas = draw_bars((cause_bar(self.seconds),))
+        return drawing_card(f"Step {seconds_text(self.step_s)}: {self!r}.", canvas, self.shown())
 
 
 _FLOPS = ("model_flops", "model_s", "executed_flops")
-
-
-def place_of(name: str) -> int:
-    """Return the order of a cause in figures, from 0: products first, communication last."""
-    kind = _kind(name)
-    return [*CAUSES].index(kind) if kind in CAUSES else len(CAUSES)
-
-
-def _kind(name: str) -> str:
-    """Return the name of a cause without its mesh axes: "idle devices" of all axes."""
-    return name.partition(" along ")[0]
-
-
-def limit_color(name: str) -> str:
-    """Return the colour of a cause in figures, as text; all communication has the same colour."""
-    return CAUSES.get(_kind(name), CAUSES[EXPOSED])
 
 
 def step_limits(

@@ -30,7 +30,8 @@ from shardalg.models.ranking.groups import CandidatePricing, Price, by_step
 from shardalg.models.ranking.space import Refused, candidates, chosen, grouped
 from shardalg.models.ranking.workers import Done, PricingTask, Workers, cores, done
 from shardalg.show.html import Page, Section
-from shardalg.tables import MOST_ROWS, Table, bytes_text, html_part, repr_part
+from shardalg.svg import MOST_POINTS, PlotPoint, draw_points, drawing_card
+from shardalg.tables import MOST_ROWS, Table, bytes_text, repr_part, seconds_text
 
 Progress = Callable[[int, int, str], None]
 """A function called with a candidate's number, the number of candidates, and its text."""
@@ -154,7 +155,28 @@ class Ranking:
         return f"{self.summary()}\n{repr_part(self.table(MOST_ROWS))}"
 
     def _repr_html_(self) -> str:
-        return html_part(self.summary()) + html_part(self.table(MOST_ROWS))
+        """Return a drawing for notebooks: time against memory, and the fastest candidates."""
+        front = set(map(id, self.pareto))
+        points = [
+            PlotPoint(one.seconds_per_sample, one.peak_memory_bytes, id(one) in front)
+            for one in self.ranked[:MOST_POINTS]
+        ]
+        names = "seconds per sample", "peak memory"
+        canvas = draw_points(points, names, (seconds_text, bytes_text))
+        table = self.table(MOST_ROWS)
+        title = f"{self.summary()}."
+        if self.ranked:
+            best = self.ranked[0]
+            title = (
+                f"Fastest: {best.candidate}, {seconds_text(best.seconds_per_sample)} per sample, "
+                f"{bytes_text(best.peak_memory_bytes)} at the peak.\n{title}"
+            )
+        more = (
+            ()
+            if len(self.ranked) <= MOST_ROWS
+            else (f"... and {len(self.ranked) - MOST_ROWS} more rows.",)
+        )
+        return drawing_card(title, canvas, table, *more)
 
     def summary(self) -> str:
         """Return a sentence with the numbers of priced and remaining candidates."""

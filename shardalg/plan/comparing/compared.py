@@ -10,13 +10,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardalg.costs.analyses.cause_bars import cause_bar
 from shardalg.costs.analyses.limits import EXPOSED, IDLE
 from shardalg.costs.link_bytes import KINDS_OF_LINKS
 from shardalg.costs.topology import OWN_LINKS
 from shardalg.errors import TableError
 from shardalg.plan.comparing.given import page_path
 from shardalg.plan.comparing.ranking import least_memory, ranked, unbeaten
-from shardalg.tables import Answer, Parts, Table, bytes_text, seconds_text
+from shardalg.svg import clip, draw_bars, drawing_card
+from shardalg.tables import MOST_ROWS, Answer, Parts, Table, bytes_text, seconds_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -506,9 +508,28 @@ class StrategyComparison(Answer):
         used = tuple(name for name in SHOWN if any(shown[name]) and name not in alike)
         return Table.from_records(iter(shown), used)
 
+    @property
+    def _refused(self) -> list[str]:
+        """Strategies without a plan, each with the reason."""
+        return [f"{row.name} on {row.mesh}: {row.refused}" for row in self.rows if row.refused]
+
+    def _repr_html_(self) -> str:
+        """Return a drawing for notebooks: a bar per strategy by the causes of its step's time."""
+        shown = [row.bar() for row in self.rows if row.plan is not None][:MOST_ROWS]
+        bars = []
+        for row in shown:
+            fits = "" if row.fits else ", does not fit"
+            text = f"{seconds_text(row.step_s)}, {bytes_text(row.peak_bytes)}{fits}"
+            bars.append(cause_bar(row.limits, clip(row.name), text))
+        left = len(self.rows) - len(shown)
+        note = f"{left} more strategies are in the table or refused." if left else ""
+        conclusion, *below = self.parts()
+        ok = bool(shown) and shown[0].fits
+        return drawing_card(f"{conclusion}", draw_bars(bars), *below, ok=ok, note=note)
+
     def parts(self) -> Parts:
         """Return the conclusion, the ranked table, and the reasons of refused strategies."""
-        refused = [f"{row.name} on {row.mesh}: {row.refused}" for row in self.rows if row.refused]
+        refused = self._refused
         reserve = max((row.reserve for row in self.rows), default=0.0)
         kept = "all of a device's memory counts as usable (reserve=0)"
         if reserve:
