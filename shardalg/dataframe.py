@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -120,6 +121,25 @@ class Frame(pd.DataFrame):
             raise TableError(f"Table: no column {missing[0]!r}; the columns are {names}.")
         chosen = [all(row[n] == v for n, v in values.items()) for row in self.to_dict("records")]
         return self[chosen]
+
+    def csv(self, path: str | Path | None = None) -> str:
+        """Return the rows as CSV text without an index, as `sa.Table.csv`."""
+        return self._plain().csv(path)
+
+    def markdown(self, path: str | Path | None = None) -> str:
+        """Return the rows as Markdown, as `sa.Table.markdown`."""
+        return self._plain().markdown(path)
+
+    def latex(self, path: str | Path | None = None) -> str:
+        """Return the rows as LaTeX, as `sa.Table.latex`."""
+        return self._plain().latex(path)
+
+    def _plain(self) -> Any:
+        """Return the same rows as a `sa.Table`."""
+        # Imported here, because tables load this file for their DataFrames.
+        from shardalg.tables import Table
+
+        return Table(tuple(map(str, self.columns)), self.rows)
 
     def groupby(self, *args: Any, **options: Any) -> Any:
         """Group the rows, as `pandas.DataFrame.groupby`; old names of columns are refused."""

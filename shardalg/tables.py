@@ -11,15 +11,19 @@ is the base of everything that a plan answers: text in a terminal, HTML in a not
 
 from __future__ import annotations
 
+import csv
 import html
+import io
 import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardalg.errors import TableError
+from shardalg.files import write_whole
 from shardalg.palette import NEUTRAL, OK, REFUSED
 from shardalg.renamed import new_name
 
@@ -179,6 +183,22 @@ class Table(metaclass=TableType):
         right = [_numeric(self[name]) for name in self.columns]
         return "\n".join(_aligned(line, widths, right) for line in cells)
 
+    def csv(self, path: str | Path | None = None) -> str:
+        r"""Return the table as CSV text, and write it to a file if a path is given.
+
+        >>> Table(("kind", "n"), (("a, b", 1),)).csv()
+        'kind,n\n"a, b",1\n'
+        """
+        return exported(self, "csv", path)
+
+    def markdown(self, path: str | Path | None = None) -> str:
+        """Return the table as Markdown (`to_markdown`), and write it if a path is given."""
+        return exported(self, "markdown", path)
+
+    def latex(self, path: str | Path | None = None) -> str:
+        """Return the table as LaTeX (`to_latex`), and write it if a path is given."""
+        return exported(self, "latex", path)
+
     def to_markdown(self) -> str:
         r"""Return a table in GitHub's Markdown; numbers are flush right.
 
@@ -221,6 +241,26 @@ class Table(metaclass=TableType):
 
     def _repr_html_(self) -> str:
         return self.to_html()
+
+
+def exported(table: Table, form: str, path: str | Path | None) -> str:
+    """Return a table as text in a form: "csv", "markdown" or "latex".
+
+    Args:
+      path: a file that is written atomically; None for none.
+
+    Raises:
+      OSError: the folder does not exist or is not writable, or the path is a folder.
+    """
+    if form == "csv":
+        out = io.StringIO()
+        csv.writer(out, lineterminator="\n").writerows((table.columns, *table.rows))
+        text = out.getvalue()
+    else:
+        text = (table.to_markdown() if form == "markdown" else table.to_latex()) + "\n"
+    if path is not None:
+        write_whole(Path(path), text)
+    return text if form == "csv" else text.removesuffix("\n")
 
 
 def _is_formula(value: object) -> bool:

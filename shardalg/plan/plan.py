@@ -1164,6 +1164,47 @@ class Plan:
 
         return shardy_text(self)
 
+    def to_dict(self, hardware: str | Hardware | Topology | None = None) -> dict[str, float]:
+        """Return the main figures as plain numbers by name, for an experiment tracker.
+
+        Names have their units. Named sizes have the numbers at which the plan was made.
+
+        Args:
+          hardware: the chip; None: the chip of the plan's options.
+
+        >>> import jax, shardalg as sa
+        >>> from jax.sharding import PartitionSpec as P
+        >>> x = jax.ShapeDtypeStruct((8, 16), "float32")
+        >>> plan = sa.plan(lambda x: x.sum(0), x, mesh=sa.Mesh({"X": 4}), in_shardings=(P("X"),))
+        >>> figures = plan.to_dict("tpu_v3")
+        >>> figures["wire_bytes_per_step"], figures["peak_memory_bytes"], figures["devices"]
+        (96, 192, 4)
+        """
+        from shardalg.plan.pricing import exported_numbers
+
+        return exported_numbers(self, hardware)
+
+    def model_explorer(
+        self,
+        path: str | Path | None = None,
+        hardware: str | Hardware | Topology | None = None,
+    ) -> dict[str, Any]:
+        """Return the program as a graph for Model Explorer, with seconds and bytes per node.
+
+        The keys are "graph" (a graph collection), "seconds" and "wire_bytes" (node data).
+
+        Args:
+          path: a file for the graph, such as "plan.json". The node data are written beside it, to
+            "plan.seconds.json" and "plan.wire_bytes.json". None writes no file.
+          hardware: the chip; None: the chip of the plan's options.
+
+        Raises:
+          OSError: the folder does not exist or is not writable, or the path is a folder.
+        """
+        from shardalg.plan.pricing import exported_graph
+
+        return exported_graph(self, hardware, path)
+
     def save(self, path: str | Path) -> None:
         """Write the plan to a JSON file, atomically; `load_plan` reads it.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from shardalg.costs.matrix_unit import check_products
 from shardalg.costs.topology import OF_OPTIONS, machine, machine_text
@@ -122,6 +123,28 @@ def timeline(plan: Plan, hardware: str | Hardware | Topology | None) -> Timeline
     check_products(plan.graph, chip.chip)
     of = f"predicted on {chip_of(plan, hardware)}"
     return Timeline(events(plan.program, plan.graph, chip), repr(plan.program.mesh), of)
+
+
+def exported_numbers(plan: Plan, hardware: str | Hardware | Topology | None) -> dict[str, float]:
+    """Return the main figures of a plan by name; see `Plan.to_dict`."""
+    from shardalg.show.exports import flat_numbers
+
+    priced_on = cost_on(plan, plan._stages.machine(hardware))
+    return flat_numbers(priced_on, plan.program, plan.graph)
+
+
+def exported_graph(
+    plan: Plan, hardware: str | Hardware | Topology | None, path: str | Path | None
+) -> dict[str, Any]:
+    """Return the program as a graph for Model Explorer; see `Plan.model_explorer`."""
+    from shardalg.show.exports import model_explorer, write_model_explorer
+
+    label = f"{plan.mesh!r} on {chip_of(plan, hardware)}"
+    machine = plan._stages.machine(hardware)
+    found = model_explorer(plan.program, plan.graph, machine, label=label)
+    if path is not None:
+        write_model_explorer(found, Path(path))
+    return found
 
 
 def collectives(plan: Plan, by: str | None) -> DataFrame:
