@@ -41,7 +41,7 @@ MEMBERS = {
     ),
 }
 MADE = ("options", "changes", "program", "mesh", "graph")
-OTHERS = ("replan", "at", "holds", "diff", "require", "patch")
+OTHERS = ("replan", "at", "holds", "diff", "require", "to_dict", "model_explorer", "patch")
 ROOM = Path(sa.__file__).parent / "plan"
 
 
