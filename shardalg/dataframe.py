@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -136,10 +137,9 @@ class Frame(pd.DataFrame):
 
     def _plain(self) -> Any:
         """Return the same rows as a `sa.Table`."""
-        # Imported here, because tables load this file for their DataFrames.
-        from shardalg.tables import Table
-
-        return Table(tuple(map(str, self.columns)), self.rows)
+        # Tables make all Frames and load this file, so their module is loaded already.
+        table = sys.modules["shardalg.tables"].Table
+        return table(tuple(map(str, self.columns)), self.rows)
 
     def groupby(self, *args: Any, **options: Any) -> Any:
         """Group the rows, as `pandas.DataFrame.groupby`; old names of columns are refused."""
