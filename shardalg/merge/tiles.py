@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,11 +21,14 @@ MOST_OPERANDS = 4
 """The most operands that are drawn; a refusal is drawn with its two operands."""
 
 
-def verdict_grids(verdict: Verdict) -> tuple[Grid, ...]:
+def verdict_grids(verdict: Verdict, owners: Sequence[Sharding]) -> tuple[Grid, ...]:
     """Return the blocks of each operand of a verdict as a grid, and of the merge.
 
     In a refusal, the blocks of the witness are marked: the two blocks of a device, or the tile that
     the merge would put on too few devices.
+
+    Args:
+      owners: for each dimension of a refusal, the sharding whose digits are at fault.
     """
     shown = verdict.pair if verdict.failure else verdict.operands[:MOST_OPERANDS]
     names = ("first", "second") if len(shown) == 2 else tuple(map(str, range(1, len(shown) + 1)))
@@ -36,7 +40,7 @@ def verdict_grids(verdict: Verdict) -> tuple[Grid, ...]:
         merged = verdict.sharding
         made = [] if merged is None else [tile_grid(merged, title=f"merged {merged.text()}")]
     else:
-        made = _refused_merge(verdict)
+        made = _refused_merge(verdict, owners)
     return (*found, *made)
 
 
@@ -51,16 +55,13 @@ def _witness(verdict: Verdict, sharding: Sharding) -> tuple[tuple[int, int], ...
     return ((at[0], at[1]),)
 
 
-def _refused_merge(verdict: Verdict) -> list[Grid]:
+def _refused_merge(verdict: Verdict, of: Sequence[Sharding]) -> list[Grid]:
     """Return the grid of a merge that was refused for a tile of two dimensions, else no grid."""
-    from shardalg.merge.verdict import owners
-
-    witness, failure = verdict.witness, verdict.failure
-    assert witness is not None and failure is not None
+    witness = verdict.witness
+    assert witness is not None, "a refusal has a witness"
     dims = [dim for dim in witness.dims if isinstance(dim, int)]
     if len(dims) != 2 or len(witness.dims) != 2:
         return []
-    of = owners(verdict.pair, failure)
     digits = [digits_at(sharding, dim) for sharding, dim in zip(of, dims, strict=True)]
     positions = np.arange(of[0].mesh.size)
     ids = zip(*(partition_ids(row, positions).tolist() for row in digits), strict=True)

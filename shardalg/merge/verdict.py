@@ -19,7 +19,7 @@ from shardalg.merge.condition import Condition, condition_of
 from shardalg.merge.merged import merged_sharding, rows_of
 from shardalg.merge.places import DimOrClass, digits_at, escape, offset_at
 from shardalg.merge.tiles import verdict_grids
-from shardalg.svg import draw_grids, drawing_card
+from shardalg.svg import Grid, draw_grids, drawing_card
 from shardalg.tables import Table
 
 if TYPE_CHECKING:
@@ -199,8 +199,13 @@ class Verdict:
         │!0, 2!│ 1, 3 │
         └──────┴──────┘
         """
-        grids = "\n\n".join(grid.to_text() for grid in verdict_grids(self))
+        grids = "\n\n".join(grid.to_text() for grid in self._grids)
         return f"{self.relation}: {self.reason}\n{grids}"
+
+    @property
+    def _grids(self) -> tuple[Grid, ...]:
+        """Grids of the operands, and of the merge."""
+        return verdict_grids(self, owners(self.pair, self.failure) if self.failure else ())
 
     def _repr_html_(self) -> str:
         """Return a drawing for notebooks: the operands, with the tiles of a refusal in red."""
@@ -208,7 +213,7 @@ class Verdict:
         names = ("relation", "operand", "sharding")
         rows = tuple((self.relation, n, f"{s!r}") for n, s in enumerate(self.operands, 1))
         title = f"{self.relation}: {self.reason}"
-        canvas = draw_grids(verdict_grids(self))
+        canvas = draw_grids(self._grids)
         return drawing_card(title, canvas, Table(names, rows), ok=self.ok, note=made)
 
     def draw(self) -> Figure:
