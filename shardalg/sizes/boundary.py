@@ -81,8 +81,8 @@ def inequality(difference: Formula, names: Sequence[str], values: Mapping[str, N
     kept /= _common(kept.terms)
     for name in names:
         powers = by_power(kept, name)
-        # The difference is then `name**k * (slope*name + rest)`, and the sign of the bracket is its
-        # own, because sizes are positive.
+        # The difference is then `name**k * (slope*name + rest)`. Sizes are positive, so that it has
+        # the sign of the bracket.
         if len(powers) == 2 and max(powers) - min(powers) == 1:
             rest, slope = powers[min(powers)], powers[max(powers)]
             others = [other for other in names if other != name]

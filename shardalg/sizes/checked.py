@@ -69,8 +69,8 @@ class Checked:
         if among is not None:
             found &= among.reshape(points.inner)
         if found.size and found.any():
-            # Facts that follow from the ranges of the sizes need no check. Each of the others has a
-            # bound of the numbers in its evaluation, which tells where floating point is exact.
+            # Facts that follow from the ranges of the sizes need no check. For each of the
+            # others, the largest number in its evaluation tells whether floating point is exact.
             largest = {name: most for name, (_, most) in ranges.items()}
             checks = [
                 _AskedFact(check, _largest_intermediate(largest, check.fact.formula))

@@ -34,7 +34,8 @@ def always(difference: Formula, *, shardings: Shardings = ()) -> bool:
     (True, False, True)
     """
     known = tuple(shardings)
-    # Two lower bounds of a ceiling q: q >= 1, and q >= ratio (with q = ratio + fresh - 1).
+    # A ceiling q is at least 1 and at least its ratio. So it is written as `fresh`, a new size,
+    # which is at least 1; or as `ratio + fresh - 1`, which is at least the ratio.
     bounds: tuple[Callable[[Ceil, Formula], Formula], ...] = (
         lambda atom, fresh: fresh,
         lambda atom, fresh: atom.ratio + fresh - 1,

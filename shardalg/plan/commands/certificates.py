@@ -40,8 +40,9 @@ def run(options: argparse.Namespace) -> int:
     """Check the certificate, print the bound that it proves, and return the exit status.
 
     Raises:
-      CertificateError: the file is no certificate, was edited, has a wrong step, or another table.
-      CommandError: a sample is asked for without a function.
+      CertificateError: the file is no certificate, was edited, or has a wrong step of its proof; or
+        its prices are not those of the function that `--table` names.
+      CommandError: `--sample` is given without `--table`.
     """
     from shardalg.plan.search.bound_certificate import read_certificate
     from shardalg.plan.search.check_certificate import check

@@ -253,14 +253,20 @@ def _lines(one: CheckedFile) -> Iterator[str]:
 
 
 def _github(one: CheckedFile) -> Iterator[str]:
-    """Yield annotations in the language of GitHub's workflows, an error per broken statement."""
+    """Yield GitHub's workflow commands: an error per failure; if there is none, a notice."""
     verdicts = () if one.report is None else one.report.verdicts
     for verdict in verdicts:
         if not verdict.ok:
             yield f"::error file={_escaped(str(one.path))}::{_escaped(str(verdict))}"
-    for text in (*one.differences, *(one.error or ())[1:]):
+    # Differences that --update has saved are no failures any more.
+    failures = [] if one.updated else list(one.differences)
+    if one.error is not None:
+        failures.append(one.error[1])
+    for text in failures:
         yield f"::error file={_escaped(str(one.path))}::{_escaped(text)}"
-    if not one.status:
+    for text in one.updated:
+        yield f"::notice file={_escaped(str(one.path))}::updated {_escaped(text)}"
+    if one.status == 0 and not one.updated:
         yield f"::notice file={_escaped(str(one.path))}::holds"
 
 

@@ -140,7 +140,7 @@ class ComparedStrategy:
 
     @property
     def idle_s(self) -> dict[str, float]:
-        """Seconds of products that devices repeat, by the mesh axes along which they do."""
+        """Seconds of matrix products that several devices compute identically, by the mesh axes."""
         return self._seconds_along(IDLE)
 
     def _seconds_along(self, cause: str) -> dict[str, float]:
@@ -380,7 +380,7 @@ class StrategyComparison(Answer):
         return Table.from_records(records, columns)
 
     def why(self, first: str, second: str) -> StrategyDifference:
-        """Return why one strategy is faster than another: causes, and modules with collectives.
+        """Return the difference of step time by cause, and the collectives of each module in both.
 
         Raises:
           TableError: an unknown name, or a strategy that was refused (with its reason).

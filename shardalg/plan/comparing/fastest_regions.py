@@ -217,7 +217,8 @@ class StrategyRegions(Answer):
         """Return the inequality under which a difference of prices is positive, near a point."""
         point = self._point(place)
         text = inequality(difference, (*self.sizes,), self._all(costs, point))
-        # The mesh is in numbers where a topology is arranged for it.
+        # If a topology was arranged for the mesh, sizes of axes are numbers in the formulas. The
+        # inequality is then for these numbers, so that its text names them.
         named = {name for cost in costs if cost.sizes for name in cost.sizes.hints}
         fixed = {name: size for name, size in point.items() if name not in named}
         return f"{text}, at {_text(fixed)}" if fixed else text
@@ -263,8 +264,10 @@ class StrategyRegions(Answer):
         """
         from shardalg.show.strategy_regions import draw_regions
 
-        shown = np.moveaxis(self.computes, 0, -1)
-        waits = ~np.take_along_axis(shown, np.maximum(self.winner, 0)[..., None], -1)[..., 0]
+        # Whether the winner of a cell is bound by communication. A cell without a winner (-1) reads
+        # strategy 0 only to have a valid index.
+        by_cell = np.moveaxis(self.computes, 0, -1)
+        waits = ~np.take_along_axis(by_cell, np.maximum(self.winner, 0)[..., None], -1)[..., 0]
         points = self._measured(measured or {})
         return draw_regions(self.sizes, self.winner, self.names, waits=waits, measured=points)
 

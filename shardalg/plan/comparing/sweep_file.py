@@ -1,7 +1,8 @@
 """The file of a sweep: its finished points, so that an interrupted sweep goes on from there.
 
-It is JSON under one SHA-256, written atomically. It names all that the figures depend on: the
-function's graph, annotations and options, the machine, and the versions. Reading evaluates no text.
+It is JSON with a SHA-256 of its content, written atomically. It names all that the figures depend
+on: the function's graph, annotations and options, the machine, and the versions. Reading the file
+never runs code from it.
 """
 
 from __future__ import annotations

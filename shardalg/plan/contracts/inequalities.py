@@ -168,7 +168,10 @@ def _held(memory_class: str, plan: Plan, memory: Cost, bound: Formula) -> Claims
 
 
 def _sharded(statement: ShardedAlong, plan: Plan, place: Place) -> Claims:
-    """Return a claim per argument that is replicated along the axis."""
+    """Return, per argument of the role that is replicated along the axis, the claim on its bytes.
+
+    They are at most the statement's `above_bytes`.
+    """
     check_word("axis", statement.axis, plan.mesh.axis_names)
     check_word("role", statement.role, ARGUMENT_ROLES)
     roles, graph = plan._traced.argument_roles, plan.graph

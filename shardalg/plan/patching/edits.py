@@ -52,8 +52,8 @@ class SourceNames:
         space = file.functions[0].__globals__
         paths = ("jax", "jax.lax", "jax.sharding", "jax.numpy")
         modules = {path: sys.modules[path] for path in paths}
-        # Names of the user that are a module or a class of JAX. Private ones are no good style, and
-        # a name that some function binds is another value there.
+        # The user's own names for modules and classes of JAX. Private names are left out, and names
+        # that a function also uses for a local variable. The first of several names wins.
         names_of_user = {
             id(value): name
             for name, value in reversed(space.items())
@@ -189,7 +189,8 @@ def edits(
             continue
         opening = "".join(f"{names.constraint}(" for _ in several)
         closing = "".join(f", {names.sharding(each.spec)})" for each in several)
-        # Numbers grow inwards: an inner expression ends first, and starts last.
+        # An inner expression has a larger number than the outer one. If both begin or end at one
+        # place, the rank opens the outer one first, and closes the inner one first.
         found.append(Edit(node.lineno, node.col_offset, len(expressions) + number, opening))
         found.append(Edit(end, node.end_col_offset or 0, len(expressions) - number, closing))
     return found + (names.import_edits(file) if found else [])

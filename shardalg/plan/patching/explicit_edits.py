@@ -158,7 +158,10 @@ class _ExplicitSearch:
     fixes: dict[int, Fix] = field(default_factory=dict)
 
     def run(self) -> str:
-        """Trace, answer the error, and trace again; return the last error that has no answer."""
+        """Add the edits that answer JAX's error and trace again, until JAX types the function.
+
+        Return "" then, else the text of the error that no edit answers.
+        """
         while len(self.fixes) < MOST_FIXES:
             error = self.error()
             if error is None:

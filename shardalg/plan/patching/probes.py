@@ -88,7 +88,11 @@ class _Marking(ast.NodeTransformer):
     """Marks the expressions inside of functions, and lists them in the order of their numbers."""
 
     def __init__(self, file: UserFile, first: int, kinds: tuple[type[ast.expr], ...]) -> None:
-        """Mark the expressions of these kinds in a file, with numbers from `first` on."""
+        """Mark the expressions of these kinds in a file, with numbers from `first` on.
+
+        `whole` has, for the value of `name = value`, its statement. `plain` has the expressions
+        that are no arrays of their own, such as the name of a called function.
+        """
         self.file, self.first, self.kinds = file, first, kinds
         self.found: list[Expression] = []
         self.inside = False
@@ -96,7 +100,7 @@ class _Marking(ast.NodeTransformer):
         self.plain: set[int] = set()
 
     def visit(self, node: ast.AST) -> ast.AST:
-        """Return the node with its marks."""
+        """Return the node, with marks around it and the expressions in it."""
         if isinstance(node, _FUNCTIONS):
             return self._function(node)
         self._note(node)
@@ -104,8 +108,10 @@ class _Marking(ast.NodeTransformer):
             return self._rebinding(node)
         if not (self.inside and isinstance(node, self.kinds) and id(node) not in self.plain):
             return self.generic_visit(node)
+        # Only an expression that is read has a value to constrain.
         if not isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
             return self.generic_visit(node)
+        # The children are visited afterwards, so that outer expressions have smaller numbers.
         place = len(self.found)
         self.found.append(Expression(self.file, node, self.whole.get(id(node))))
         copied: Any = self.generic_visit(copy.copy(node))

@@ -84,7 +84,7 @@ class Symbols:
             return False
         hints = {name: size.hint for name, size in self.sizes.items()}
         dependent = dependent_sizes(self.jaxpr_at, hints)
-        # A constant that equals a dependent size by accident may be that size.
+        # A constant that equals a dependent size may be that size, or equal it by accident.
         if dependent is None or not dependent.isdisjoint(each.size for each in constants):
             return False
         # JAX takes `S % 128 == 0` of a symbolic size as False. Where it is True, Python code may
