@@ -1,5 +1,6 @@
 """Notebook displays of each object: its own figures, and True or False by its edge."""
 
+import doctest
 import re
 from xml.etree import ElementTree
 
@@ -133,6 +134,9 @@ def test_the_page_has_the_palette():
     page = (ROOT / "docs/drawings.md").read_text()
     for color in (*palette.AXES, *palette.COLLECTIVES.values(), *palette.TIME.values()):
         assert f"`{color}`" in page
+    found = doctest.testfile(str(ROOT / "docs/drawings.md"), module_relative=False)
+    assert found.attempted >= 4
+    assert not found.failed
 
 
 def test_a_mesh_shows_its_axes():

@@ -6,12 +6,11 @@ import html
 from collections.abc import Iterable, Sequence
 
 from shardalg.costs.analyses.limits import EXPOSED
+from shardalg.palette import AXES
 from shardalg.plan.overview import Overview
 from shardalg.plan.page.page_memory import MemoryCurve
 from shardalg.tables import bytes_text, counted, seconds_text
 
-AXIS_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Colours of the mesh axes in their order (Okabe and Ito, "Color Universal Design", 2008)."""
 CAUSES = {
     "matrix products": ("#3d5a80", "matrix products"),
     "memory traffic": ("#8fa9c9", "memory-bound operators"),
@@ -39,7 +38,7 @@ WIDTH, HEIGHT = 600, 110
 def axis_colours(seen: Overview) -> dict[str, str]:
     """Return the colour of each mesh axis, by its name."""
     names = seen.plan.mesh.axis_names
-    return {name: AXIS_COLOURS[i % len(AXIS_COLOURS)] for i, name in enumerate(names)}
+    return {name: AXES[i % len(AXES)] for i, name in enumerate(names)}
 
 
 def _fill(axes: Sequence[str], colours: dict[str, str]) -> str:
