@@ -1178,7 +1178,7 @@ class Plan:
         >>> plan = sa.plan(lambda x: x.sum(0), x, mesh=sa.Mesh({"X": 4}), in_shardings=(P("X"),))
         >>> figures = plan.to_dict("tpu_v3")
         >>> figures["wire_bytes_per_step"], figures["peak_memory_bytes"], figures["devices"]
-        (96, 192, 4)
+        (96, 256, 4)
         """
         from shardalg.plan.pricing import exported_numbers
 
