@@ -299,7 +299,7 @@ def draw_bars(bars: Sequence[Bar], *, limit: float = 0, limit_text: str = "") ->
         canvas.line((at, top - 4), (at, bottom - 4), REFUSED, 2)
         canvas.text((at, SIZE), limit_text, anchor="end" if at > WIDTH / 2 else "start")
     elif limit_text:
-        canvas.text((side, SIZE), limit_text)
+        canvas.text((side, SIZE), f"far below {limit_text}")
     entries = {s.name: s for bar in bars for s in bar.segments}
     texts = [f"{s.name} {s.text}" if len(bars) == 1 else s.name for s in entries.values()]
     draw_legend(canvas, [(s.color, t) for s, t in zip(entries.values(), texts, strict=True)])
