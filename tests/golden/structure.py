@@ -40,7 +40,7 @@ def digest(lines):
 
 def completion(plan):
     """Return the sharding of every value of the graph, in order."""
-    return [str(plan.sharded.shardings[v.index]) for v in plan.graph.values]
+    return [repr(plan.sharded.shardings[v.index]) for v in plan.graph.values]
 
 
 def instructions(plan):

@@ -63,7 +63,7 @@ def test_axes_of_size_1_do_not_lengthen_the_search():
         work.append(calls)
         found.append(([type(step.attributes) for step in path.steps], path.wire_elements))
     assert found[0] == found[1]
-    assert work[0] <= 3 * work[1]
+    assert max(work) <= 100_000, "the long search needs millions"
 
 
 def every_pair(mesh, shape, links):
