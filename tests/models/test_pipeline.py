@@ -525,6 +525,7 @@ def test_a_sum_of_every_iteration_is_explained_with_the_switch_that_defers_it():
     assert "Switches" not in str(plan.replan(options=switched).explain(0))
 
 
+@pytest.mark.slow
 def test_a_sum_that_a_layer_needs_is_not_said_to_wait():
     """Products of parts of the hidden dimension are added up before the next layer reads them."""
     pipe, weights, x, dy = of(2, 4, 1, 2, remat="layer")

@@ -203,6 +203,7 @@ ASKED = ["strategies", "--sizes", SIZES, "--devices", "8", "--hardware", "v3"]
 ASKED += ["--batch", "16,32", "--strategy", "fsdp", "--remat", "none,full"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_command_writes_whole_files_or_none(capsys, tmp_path, monkeypatch):
     """Ctrl-C in the search keeps what is ranked; while the page is made it leaves the old file."""
     page = tmp_path / "ranking.html"
@@ -372,6 +373,7 @@ def columns_at_256():
         yield column, made, column.measured["step_time_s"] / facts["B"]
 
 
+@pytest.mark.slow
 def test_the_paper_order_of_2d_and_pipelines(show):
     """Seconds per sample as users see them: Kendall's tau, and every pair that differs by 5 %.
 

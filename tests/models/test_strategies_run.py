@@ -81,6 +81,7 @@ def test_the_train_step_scanned(strategy):
     check_plan(strategy, SCANNED, "train_step", simulated=strategy == "finalized")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("part", ["ffn_gradient", "attention_gradient"])
 def test_other_device_orders_change_nothing_but_the_devices(part):
     plan = planned("finalized", UNEVEN, part, PERMUTED)

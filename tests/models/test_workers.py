@@ -37,6 +37,7 @@ def alone():
     return ranked(1, lambda *what: told.append(what)), told
 
 
+@pytest.mark.slow
 def test_two_processes_rank_as_one_does(started, alone):
     told = []
     assert ranked(2, lambda *what: told.append(what)).to_json() == alone[0].to_json()

@@ -21,7 +21,7 @@ def worst(got, want):
     )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", oracle_bytes.NAMES)
 def test_right_against_one_device(name):
     values = oracle_bytes.arguments(name)

@@ -38,6 +38,7 @@ def test_a_circular_conformer(show):
     assert abs(errors(values, RECOMPUTE)["conformer-pipe-bench.c3"]) <= 3.5
 
 
+@pytest.mark.slow
 def test_frames_are_those_of_the_anchor_s_raw_utilisation(show):
     """The one column says how many flops a step has; another schedule has as many as it should."""
     for name, off in ((ANCHORS[5], 0.01), ("conformer-pipe-bench.c3", 0.03)):

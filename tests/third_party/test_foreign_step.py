@@ -50,6 +50,7 @@ def placed(step):
     return jax.device_put(jax.tree.map(jax.numpy.array, step.arguments), places(step.in_shardings))
 
 
+@pytest.mark.slow
 def test_twenty_steps_equal_one_device(step, plan):
     expected = jax.tree.leaves(places(step.out_shardings[:2]))
 
