@@ -32,7 +32,7 @@ def audit(
     XLA compiles the function for CPU devices, and the two texts of its partitioner are audited.
 
     Args:
-      args: arrays or `jax.ShapeDtypeStruct`s.
+      args: arrays, or shapes (`jax.ShapeDtypeStruct`).
       mesh: names the axes of the shardings; None takes it from a `NamedSharding` among them.
       in_shardings, out_shardings: as for `jax.jit`; a `PartitionSpec` is one on the mesh.
       progress: True for a line with counts on stderr; None for a line if stderr is a terminal.
