@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardalg.algebra.sharding import Sharding
+from shardalg.errors import ShardalgError
 from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule, parse_groups, split_top
 from shardalg.xla.audit.values.per_device import UnknownError
 
@@ -179,10 +181,19 @@ def tiles_of(text: str, rank: int, devices: int) -> tuple[np.ndarray, list[int]]
 
     >>> tiles_of("{devices=[2,1]<=[2]}", 2, 2)[0].tolist()
     [[0, 0], [1, 0]]
+    >>> tiles_of("{mesh['X'=2], [{'X'}, {}]}", 2, 2)[0].tolist()
+    [[0, 0], [1, 0]]
 
     Raises:
       UnknownError: a sharding in a form that gives no blocks.
     """
+    if text.strip().startswith("{mesh["):
+        # Newer versions of XLA name the axes. Only the devices of each block matter here, so that
+        # the number of devices stands for the sizes of the dimensions.
+        try:
+            text = Sharding.from_hlo(text.strip(), (devices,) * rank).to_hlo()
+        except ShardalgError:
+            raise UnknownError(f"the sharding {text[:60]}") from None
     match = re.match(
         r"\{?devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))", text.strip()
     )
