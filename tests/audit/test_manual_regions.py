@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.xla.audit.audit_calls import partitioned
 from tests.audit.test_recorded_pairs import pairs
 
-MESH = AbstractMesh((2, 4), ("x", "y"))
+MESH = AbstractMesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
 X, W = jax.ShapeDtypeStruct((8, 16), "float32"), jax.ShapeDtypeStruct((16, 8), "float32")
 
 

@@ -176,6 +176,28 @@ def shardings_of(text: str | None, count: int) -> list[str]:
     return parts if len(parts) == count else [""] * count
 
 
+def in_tiles(text: str, devices: int) -> str:
+    """Return a sharding that names mesh axes with a tile per device; other text as it is.
+
+    >>> in_tiles("{mesh['X'=2,'Y'=2], [{'X'}, {}], manual={'Y'}}", 4)
+    '{devices=[2,1,2]<=[4] last_tile_dims={manual}}'
+
+    Raises:
+      UnknownError: the text cannot be read, or has no such form.
+    """
+    text = text.strip()
+    if not text.startswith("{mesh["):
+        return text
+    dims = re.search(r", \[([^\]]*)\]", text)
+    rank = dims[1].count("{") if dims else 0
+    # Only the devices of each block matter here, so that the number of devices stands for the sizes
+    # of the dimensions.
+    try:
+        return Sharding.from_hlo(text, (devices,) * rank).to_hlo()
+    except ShardalgError:
+        raise UnknownError(f"the sharding {text[:60]}") from None
+
+
 def tiles_of(text: str, rank: int, devices: int) -> tuple[np.ndarray, list[int]]:
     """Return the block of each device along each dimension, and the number of blocks.
 
@@ -187,13 +209,7 @@ def tiles_of(text: str, rank: int, devices: int) -> tuple[np.ndarray, list[int]]
     Raises:
       UnknownError: a sharding in a form that gives no blocks.
     """
-    if text.strip().startswith("{mesh["):
-        # Newer versions of XLA name the axes. Only the devices of each block matter here, so that
-        # the number of devices stands for the sizes of the dimensions.
-        try:
-            text = Sharding.from_hlo(text.strip(), (devices,) * rank).to_hlo()
-        except ShardalgError:
-            raise UnknownError(f"the sharding {text[:60]}") from None
+    text = in_tiles(text, devices)
     match = re.match(
         r"\{?devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))", text.strip()
     )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shardalg.xla.audit.hlo_attributes import integers, tiles_of
+from shardalg.xla.audit.hlo_attributes import in_tiles, integers, tiles_of
 from shardalg.xla.audit.values.element_views import LOW, VOID, View, picked, strides, view
 from shardalg.xla.audit.values.per_device import ArrayPool, PerDevice, UnknownError
 
@@ -99,6 +99,7 @@ def manual_classes(text: str, devices: int) -> np.ndarray | None:
     """
     if "manual" not in text:
         return None
+    text = in_tiles(text, devices)
     kinds = re.search(r"last_tile_dims=\{([^}]*)\}", text)
     if kinds is None:
         return np.arange(devices)
