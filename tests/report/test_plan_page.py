@@ -1,4 +1,4 @@
-"""The page of a plan: its numbers are those of the plan, and its text is no code."""
+"""The page of a plan: its numbers equal the plan's, and its text never runs as code."""
 
 import json
 import re

@@ -74,7 +74,7 @@ class CheckedFile:
 
     @property
     def status(self) -> int:
-        """The exit status: 0, `BROKEN`, `UNDECIDED`, or that of an error."""
+        """The exit status: 0, `BROKEN`, `UNDECIDED`, or the status of an error."""
         if self.error is not None:
             return self.error[0]
         if self.report is None:

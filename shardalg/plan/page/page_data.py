@@ -134,7 +134,7 @@ class PageData:
 
     @cached_property
     def per_module(self) -> dict[int, Amounts]:
-        """The costs of each folded module, with those of the modules in it."""
+        """The costs of each folded module, inner modules included."""
         return self._sums[1]
 
     def line(self, node: Node | None) -> str:

@@ -6,31 +6,22 @@ import html
 from collections.abc import Iterable, Sequence
 
 from shardalg.costs.analyses.limits import EXPOSED
-from shardalg.palette import AXES
+from shardalg.palette import CAUSES, MEMORY, NEUTRAL, axis_color
 from shardalg.plan.overview import Overview
 from shardalg.plan.page.page_memory import MemoryCurve
 from shardalg.tables import bytes_text, counted, seconds_text
 
-CAUSES = {
-    "matrix products": ("#3d5a80", "matrix products"),
-    "memory traffic": ("#8fa9c9", "memory-bound operators"),
-    "recomputation": ("#8a9099", "recomputation"),
-    "pipeline bubbles": ("#b8b8b8", "pipeline bubbles"),
-    "padding": ("#c2185b", "padding"),
-    "idle devices": ("#7a5c4f", "repeated work"),
+CAUSE_NAMES = {
+    "memory traffic": "memory-bound operators",
+    "idle devices": "repeated work",
 }
-"""Colour and name of each cause of a step's time; communication has the colour of its axis."""
+"""Names of causes of a step's time that differ from those of `Cost.limits`."""
 CLASS_COLOURS = {
-    "parameters": "#3d5a80",
-    "optimizer state": "#7c9fd0",
-    "data": "#a5c3e8",
-    "arguments": "#3d5a80",
-    "constants": "#8a9099",
-    "results": "#6b8e6b",
-    "activations": "#c9a227",
-    "gradients": "#9b6aa8",
-    "intermediate values": "#a8765a",
+    **{name.replace("_", " "): colour for name, colour in MEMORY.items()},
+    "arguments": MEMORY["unknown"],
+    "intermediate values": MEMORY["transients"],
 }
+"""Colours of the classes of memory, by their names on the page."""
 WIDTH, HEIGHT = 600, 110
 """Size of the memory curve in units of its drawing."""
 
@@ -38,7 +29,7 @@ WIDTH, HEIGHT = 600, 110
 def axis_colours(seen: Overview) -> dict[str, str]:
     """Return the colour of each mesh axis, by its name."""
     names = seen.plan.mesh.axis_names
-    return {name: AXES[i % len(AXES)] for i, name in enumerate(names)}
+    return {name: axis_color(i) for i, name in enumerate(names)}
 
 
 def _fill(axes: Sequence[str], colours: dict[str, str]) -> str:
@@ -84,7 +75,7 @@ def time_figure(seen: Overview, hidden_s: float) -> str:
         if kind == EXPOSED:
             fill, text = _fill(names, colours), f"exposed communication: {axes}"
         else:
-            fill, text = CAUSES.get(kind, ("#555", kind))
+            fill, text = CAUSES.get(kind, NEUTRAL), CAUSE_NAMES.get(kind, kind)
             text += f" along {axes}" if axes else ""
         rows.append((fill, text, seconds, share))
     bars = "".join(

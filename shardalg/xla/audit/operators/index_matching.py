@@ -290,6 +290,14 @@ def _select(
 def _scatter(
     table: OperatorTable, module: HloModule, one: HloInstruction, values: list[Value]
 ) -> Value | None:
+    """Return the value of a scatter whose indices are shifted by the offset of the device's block.
+
+    Updates outside of the block are dropped, so that the result is a block of the indexed
+    dimension. Return None if the instruction is no such scatter.
+
+    Raises:
+      UnknownError: the indices are clamped, so that updates are not dropped but written elsewhere.
+    """
     if len(values) != 3:
         return None
     operand, index, update = values
@@ -298,6 +306,7 @@ def _scatter(
         return None
     if change.bounds != _NEITHER:
         raise UnknownError("a scatter with clamped indices")
+    # The operator of the program before partitioning has the indices without the shift.
     plain = replace(index, change=None)
     for entry, places in candidates(table, module, one, [operand, plain, update]):
         dim, loop = _indexed_dim(one, entry, operand.shape)
