@@ -187,27 +187,37 @@ EDITS = dict(
 )  # fmt: skip
 
 
-def mutations(text, seed, count):
-    """Return texts with one random change each: a number, an operand, an opcode or a direction."""
+def mutations(text, seed):
+    """Yield texts with one random change each: a number, an operand, an opcode or a direction.
+
+    The texts stay valid as far as one line shows it: a value is read after it is computed and in
+    its own computation, and the parameters of a computation keep their numbers and shardings.
+    """
     chance = random.Random(seed)
     lines = text.splitlines()
-    places = [at for at, line in enumerate(lines) if LINE.match(line)]
-    made = []
-    while len(made) < count:
+    # A computation begins with a line that is not indented.
+    computation, first = [], 0
+    for at, line in enumerate(lines):
+        first = at if line and not line.startswith((" ", "}")) else first
+        computation.append(first)
+    places = [
+        at for at, line in enumerate(lines)
+        if (match := LINE.match(line)) and match[3] not in ("parameter", "tuple")
+    ]  # fmt: skip
+    while True:
         at = chance.choice(places)
-        new = chance.choice((changed_number, changed_operand, changed_opcode))(
-            lines[at], chance, lines
-        )
+        change = chance.choice((changed_number, changed_operand, changed_opcode))
+        new = change(lines[at], chance, lines[computation[at] : at])
         if new and new != lines[at]:
-            made.append("\n".join((*lines[:at], new, *lines[at + 1 :])))
-    return made
+            yield "\n".join((*lines[:at], new, *lines[at + 1 :]))
 
 
-def changed_number(line, chance, lines):
-    """Return a line with another digit outside of the type, the names and the metadata."""
+def changed_number(line, chance, earlier):
+    """Return a line with another number outside of the type, the names and the metadata."""
     head, _, rest = line.partition("(")
     body, mark, tail = rest.partition(", metadata=")
-    found = list(re.finditer(r"(?<![\w.%-])\d+(?![\w.])", body))
+    # The number of a channel has no meaning for the results.
+    found = list(re.finditer(r"(?<![\w.%-])(?<!channel_id=)\d+(?![\w.])", body))
     if not found:
         return None
     number = chance.choice(found)
@@ -215,25 +225,32 @@ def changed_number(line, chance, lines):
     return f"{head}({body[: number.start()]}{value}{body[number.end() :]}{mark}{tail}"
 
 
-def changed_operand(line, chance, lines):
-    """Return a line that reads another value of the same type."""
+def changed_operand(line, chance, earlier):
+    """Return a line that reads another value of the same type, computed on an earlier line."""
     match = LINE.match(line)
-    types = {m[1]: m[2] for m in map(LINE.match, lines) if m}
+    types = {m[1]: m[2] for m in map(LINE.match, earlier) if m}
     operands = re.findall(r"%([\w.-]+)", match[4].split(")")[0])
     if not operands:
         return None
     old = chance.choice(operands)
     others = [name for name, kind in types.items() if kind == types.get(old) and name != old]
-    return line.replace(f"%{old}", f"%{chance.choice(others)}", 1) if others else None
+    if not others:
+        return None
+    return re.sub(rf"%{re.escape(old)}(?![\w.-])", f"%{chance.choice(others)}", line, count=1)
 
 
-def changed_opcode(line, chance, lines):
+def changed_opcode(line, chance, earlier):
     """Return a line with another operator, or another direction of a comparison."""
     others = {
         " add(": " subtract(", " subtract(": " add(", " multiply(": " add(",
-        " maximum(": " minimum(",
-        "direction=LT": "direction=LE", "direction=GE": "direction=GT", " divide(": " multiply(",
-        "direction=EQ": "direction=NE", " exponential(": " tanh(",
+        " maximum(": " minimum(", " minimum(": " maximum(", " negate(": " copy(",
+        "direction=LT": "direction=LE", "direction=GE": "direction=GT",
+        "direction=GT": "direction=GE", "direction=LE": "direction=LT", " divide(": " multiply(",
+        "direction=EQ": "direction=NE", " exponential(": " tanh(", " and(": " or(",
+        " all-reduce(": " copy(", " collective-permute(": " copy(",
     }  # fmt: skip
     found = [old for old in others if old in line]
-    return line.replace(found[0], others[found[0]]) if found else None
+    if not found:
+        return None
+    new = line.replace(found[0], others[found[0]])
+    return new.split("), ")[0] + ")" if " copy(" in new and " copy(" not in line else new

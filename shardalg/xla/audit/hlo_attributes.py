@@ -71,9 +71,12 @@ def groups_of(instruction: HloInstruction, devices: int) -> np.ndarray:
     """Return the groups of a collective, [groups, members].
 
     Raises:
-      UnknownError: groups of different sizes.
+      UnknownError: groups of different sizes, or in a form that cannot be read.
     """
-    groups = parse_groups(instruction.attributes.get("replica_groups", ""), devices)
+    try:
+        groups = parse_groups(instruction.attributes.get("replica_groups", ""), devices)
+    except ShardalgError as error:
+        raise UnknownError(str(error)) from None
     if len({len(group) for group in groups}) != 1:
         raise UnknownError("groups of different sizes")
     if sorted(d for group in groups for d in group) != list(range(devices)):

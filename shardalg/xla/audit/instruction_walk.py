@@ -127,6 +127,13 @@ class Walk:
                     status = "behind"
                 else:
                     made = self._step(one, operands)
+                if isinstance(made, View | Known) and made.shape != one.leaves[0][1]:
+                    # Attributes and type of an instruction disagree in no text of XLA.
+                    shapes = list(made.shape), list(one.leaves[0][1])
+                    made = None
+                    raise UnknownError(
+                        "{} with the shape {}, and the type {}".format(one.opcode, *shapes)
+                    )
             except RefutedError as error:
                 status, finding = "refuted", error
                 for operand in one.operands if error.shown.wanted else ():

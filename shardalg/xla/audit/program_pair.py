@@ -87,11 +87,12 @@ def parameters_of(module: HloModule) -> list[HloInstruction]:
 
 
 def _check_whole(name: str, text: str, module: HloModule) -> None:
-    """Raise an error unless a text is whole, and is not from after optimisation.
+    """Raise an error unless a text is whole, in order, and not from after optimisation.
 
     Raises:
       NotationError: it is not.
     """
+    _check_order(name, module)
     lost = [c for c in module.computations if c not in module.roots]
     for one in _instructions(module):
         for key in ("calls", "to_apply", "body", "condition"):
@@ -129,6 +130,32 @@ def _check_whole(name: str, text: str, module: HloModule) -> None:
             f"the text after partitioning is not partitioned yet: {shardings[0]} has a sharding. "
             "Pass the file *after_spmd-partitioning* second."
         )
+
+
+def _check_order(name: str, module: HloModule) -> None:
+    """Raise an error unless every value is computed before it is read, and parameters are counted.
+
+    Raises:
+      NotationError: a value is read too early, or the parameters of a computation are not 0, 1, ...
+    """
+    for computation, body in module.computations.items():
+        made: set[str] = set()
+        for one in body.values():
+            # A name that the computation does not have is reported as a text that is cut short.
+            early = next((o for o in one.operands if o in body and o not in made), None)
+            if early is not None:
+                raise NotationError(
+                    f"the text {name} partitioning is out of order: {one.name} in {computation} "
+                    f"reads {early}, which a later line computes. Pass the file as XLA wrote it."
+                )
+            made.add(one.name)
+        numbers = sorted(int(one.literal) for one in body.values() if one.opcode == "parameter")
+        if numbers != list(range(len(numbers))):
+            raise NotationError(
+                f"the text {name} partitioning has parameters {numbers} in {computation}; "
+                f"{len(numbers)} parameters have the numbers 0 to {len(numbers) - 1}. "
+                "Pass the file as XLA wrote it."
+            )
 
 
 def walk_pair(pair: ProgramPair, watch: Callable[[Walk], None] | None = None) -> tuple[Walk, Walk]:

@@ -89,16 +89,25 @@ class FieldRun:
         made: dict[str, Any] = {}
         body = self.module.computations[name]
         for one in body.values():
-            operands = [made[o] for o in one.operands]
-            if one.opcode == "parameter":
-                value = arguments[int(one.literal)]
-            else:
-                types = [body[o].leaves[0][0] if body[o].leaves else "" for o in one.operands]
-                try:
+            # A text that was written by hand may be no valid HLO; it then has no verdict.
+            try:
+                operands = [made[o] for o in one.operands]
+                if one.opcode == "parameter":
+                    value = arguments[int(one.literal)]
+                else:
+                    types = [body[o].leaves[0][0] if body[o].leaves else "" for o in one.operands]
                     value = self._step(one, operands, types)
-                except (KeyError, ValueError, IndexError, TypeError, AttributeError) as error:
-                    why = f"{one.opcode} {one.name}: {type(error).__name__} {error}"
-                    raise UnknownError(why) from None
+            except (KeyError, ValueError, IndexError, TypeError, AttributeError) as error:
+                why = f"{one.opcode} {one.name}: {type(error).__name__} {error}"
+                raise UnknownError(why) from None
+            # Scalars of a reduction run as if they were devices, so only their rank is fixed.
+            if isinstance(value, np.ndarray) and len(one.leaves) == 1:
+                if value.shape[1:] != one.leaves[0][1]:
+                    why = (
+                        f"{one.opcode} {one.name} has the shape {list(value.shape[1:])}, and its "
+                        f"type says {list(one.leaves[0][1])}"
+                    )
+                    raise UnknownError(why)
             made[one.name] = value
             if keep:
                 self.values[name, one.name] = value

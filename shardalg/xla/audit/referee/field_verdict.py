@@ -36,31 +36,62 @@ class FieldVerdict:
     found: str = ""
 
 
+@dataclass(frozen=True, eq=False)
+class WantedResults:
+    """Random arguments, and the results of the program before partitioning on them."""
+
+    module: HloModule
+    arguments: tuple[Any, ...]
+    results: tuple[Any, ...]
+
+
+def wanted_results(before: HloModule, seed: int) -> WantedResults:
+    """Return the results of a program before partitioning on random elements of the field.
+
+    Raises:
+      UnknownError: an operator that the interpreter does not have.
+    """
+    arguments = random_arguments(before, seed)
+    results = FieldRun(before, 1).run(before.entry, arguments)
+    return WantedResults(
+        before, tuple(arguments), results if isinstance(results, tuple) else (results,)
+    )
+
+
 def field_verdict(pair: ProgramPair, seed: int = 0) -> FieldVerdict:
     """Return whether both programs compute the same results on random elements of the field."""
     try:
-        return _verdict(pair, seed)
+        return compared_results(wanted_results(pair.before, seed), pair.after, pair.devices)
     except UnknownError as error:
         return FieldVerdict(False, reason=error.why)
 
 
-def _verdict(pair: ProgramPair, seed: int) -> FieldVerdict:
-    arguments = random_arguments(pair.before, seed)
-    wanted = FieldRun(pair.before, 1).run(pair.before.entry, arguments)
+def compared_results(wanted: WantedResults, after: HloModule, devices: int) -> FieldVerdict:
+    """Return whether a partitioned program has the wanted results.
+
+    Several partitioned programs of one program are compared with the same results.
+
+    Raises:
+      UnknownError: an operator that the interpreter does not have, or a text that is no valid HLO.
+    """
+    before = wanted.module
+    # Each device gets its block of every argument, as the sharding of the argument gives it.
     blocks = []
     for x, whole, local in zip(
-        arguments, parameters_of(pair.before), parameters_of(pair.after), strict=True
+        wanted.arguments, parameters_of(before), parameters_of(after), strict=True
     ):
         text = local.attributes.get("sharding") or whole.attributes.get("sharding", "")
-        blocks.append(block_of(x, text, pair.devices)[0])
-    got = FieldRun(pair.after, pair.devices).run(pair.after.entry, blocks)
-    root = pair.before.roots[pair.before.entry]
-    expected = wanted if isinstance(wanted, tuple) else (wanted,)
+        blocks.append(block_of(x, text, devices)[0])
+    got = FieldRun(after, devices).run(after.entry, blocks)
+    # Results are compared block by block, except the padding of uneven blocks.
+    root, expected = before.roots[before.entry], wanted.results
     found = got if isinstance(got, tuple) else (got,)
+    if len(found) != len(expected):
+        raise UnknownError(f"the programs return {len(expected)} and {len(found)} values")
     texts = shardings_of(root.attributes.get("sharding"), len(expected))
     for number, (mine, theirs, text) in enumerate(zip(found, expected, texts, strict=True)):
-        block, exists = block_of(theirs, text, pair.devices)
-        mine = np.broadcast_to(mine, (pair.devices, *mine.shape[1:]))
+        block, exists = block_of(theirs, text, devices)
+        mine = np.broadcast_to(mine, (devices, *mine.shape[1:]))
         if mine.shape != block.shape:
             return FieldVerdict(False, number)
         wrong = (mine != block) & exists
