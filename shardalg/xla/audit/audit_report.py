@@ -104,6 +104,10 @@ class Audit:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
+        """Yield the lines of the text: the verdict with counts, then the worst instructions.
+
+        At most `_MOST` refuted instructions, and `_MOST` reasons of those that are not understood.
+        """
         total, counts = len(self.instructions), self.counts
         shares = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
         yield f"{self.verdict}: {total} instructions on {self.devices} devices ({shares})"

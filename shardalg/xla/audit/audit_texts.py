@@ -77,6 +77,7 @@ class _Counter:
     printed: float = 0.0
 
     def __call__(self, walk: Walk) -> None:
+        """Print the counts so far, at most every `SECONDS_APART` seconds."""
         self.walk = walk
         now = time.perf_counter()
         if not self.is_shown or now - self.printed < SECONDS_APART:
@@ -181,6 +182,12 @@ def _audited(
     lines: Mapping[str, str],
     walked: Walk,
 ) -> AuditedInstruction:
+    """Return the public answer of an instruction, with its source line and, if refuted, a witness.
+
+    Args:
+      where: computation and name of the instruction; ("result", number) is a result of the program.
+      lines: the source line per stack frame of the text.
+    """
     one, finding = row.instruction, row.finding
     frame = re.search(r"stack_frame_id=(\d+)", one.attributes.get("metadata", ""))
     made = AuditedInstruction(
@@ -194,6 +201,7 @@ def _audited(
     )
     if row.status != "refuted" or finding is None:
         return made
+    # Only a refuted instruction has a place that shows it.
     return replace(
         made,
         device=finding.device,

@@ -46,6 +46,7 @@ class AuditedInstruction:
         return f"expected {self.expected}, found {self.found}" if self.expected else ""
 
     def __str__(self) -> str:
+        """Return one line: instruction, JAX operation, source line, reason and witness."""
         at = f", on device {self.device}" if self.device is not None else ""
         place = f" at {list(self.element)}" if self.element else ""
         name = f" ({self.op})" if self.op else ""

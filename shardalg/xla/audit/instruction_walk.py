@@ -290,6 +290,14 @@ class Walk:
             raise
 
     def _collective(self, one: HloInstruction, opcode: str, values: list[Value]) -> Tree:
+        """Return the value after a collective: a change of the views of all members of a group.
+
+        An all-reduce of a value that is not pending is an operator of the program itself: in a
+        manual region (`shard_map`) the user writes it.
+
+        Raises:
+          RefutedError, UnknownError: see their docstrings.
+        """
         if any(isinstance(x, View) and x.change is not None for x in values):
             raise UnknownError(f"{opcode} of shifted indices, or of a gather without its mask")
         if opcode in ("all-reduce", "reduce-scatter"):

@@ -94,6 +94,10 @@ def _index(value: Value) -> tuple[View, tuple[float, float]] | None:
 def _clamp(
     table: OperatorTable, module: HloModule, one: HloInstruction, values: list[Value]
 ) -> Value | None:
+    """Return indices that are clamped to two numbers, as a change of them; else None.
+
+    None is also returned for indices that are changed already, which XLA does not clamp again.
+    """
     low, x, high = values
     numbers = [v.number if isinstance(v, Known) else None for v in (low, high)]
     found = _index(x)
@@ -105,6 +109,7 @@ def _clamp(
 def _subtract(
     table: OperatorTable, module: HloModule, one: HloInstruction, values: list[Value]
 ) -> Value | None:
+    """Return indices less a number per device, which should be its block's offset; else None."""
     found, offset = _index(values[0]), _scalar(values[1])
     if found is None or offset is None:
         return None
@@ -115,6 +120,7 @@ def _subtract(
 def _compare(
     table: OperatorTable, module: HloModule, one: HloInstruction, values: list[Value]
 ) -> Value | None:
+    """Return the mask of indices below a range's start (LT) or above its stop (GT); else None."""
     found, bound = _index(values[0]), _scalar(values[1])
     direction = one.attributes.get("direction")
     if found is None or bound is None or direction not in ("LT", "GT"):
@@ -127,14 +133,20 @@ def _compare(
 def _or(
     table: OperatorTable, module: HloModule, one: HloInstruction, values: list[Value]
 ) -> Value | None:
+    """Return the mask of indices outside of a range, of one mask below and one above it.
+
+    Return None unless both are masks of the same indices, and each gives another end of the range.
+    """
     a, b = values
     if not isinstance(a, View) or not isinstance(b, View):
         return None
     if not isinstance(a.change, RangeMask) or not isinstance(b.change, RangeMask):
         return None
+    # Without their changes, both must be the same indices at the same places.
     same = replace(a, change=None).same_places(replace(b, change=None))
     if not same or a.change.bounds != b.change.bounds:
         return None
+    # Each end must come from exactly one of the masks.
     start, stop = (
         one_of[0] if len(one_of) == 1 else None
         for one_of in (
@@ -150,6 +162,7 @@ def _or(
 def _reduce(
     table: OperatorTable, module: HloModule, one: HloInstruction, values: list[Value]
 ) -> Value | None:
+    """Return a mask that a reduction over dimensions of size 1 leaves as it is; else None."""
     x, dims = values[0], integers(one.attributes["dimensions"])
     if not isinstance(x, View) or not isinstance(x.change, RangeMask) or len(values) != 2:
         return None
@@ -166,17 +179,26 @@ def _reduce(
 def _gather(
     table: OperatorTable, module: HloModule, one: HloInstruction, values: list[Value]
 ) -> Value | None:
+    """Return a gather by indices of the device's block, marked as right for these indices only.
+
+    The result has the change `MaskedGather`: a select that replaces the other elements by 0 must
+    follow. Return None if the indices are not shifted, or no gather before partitioning is this
+    one.
+    """
     index = values[1]
     if not isinstance(index, View) or not isinstance(index.change, ShiftedIndex):
         return None
     change, plain = index.change, replace(index, change=None)
     for entry, places in candidates(table, module, one, [values[0], plain]):
         dim, loop = _indexed_dim(one, entry, values[0].shape)
+        # The block of the indexed dimension begins at the offset that the indices are shifted by.
         cover = _block(table.pool, entry, places.at, loop, change, values[0].shape[dim])
         size = entry.operands[0].shape[dim]
         # Before partitioning, indices outside of the tensor are moved to its first or last element.
         if change.bounds != (0.0, float(size - 1)):
             raise UnknownError("a gather whose shifted indices are not clamped to the tensor")
+        # The result is what the gather from the whole dimension gives. XLA's mask must hide the
+        # indices below the offset and above the last index of the block.
         (made,) = table.results(entry, {**places.at, loop: size}, None)
         length = values[0].shape[dim]
         assert change.offset is not None
@@ -267,6 +289,14 @@ def _index_lines(
 def _select(
     table: OperatorTable, module: HloModule, one: HloInstruction, values: list[Value]
 ) -> Value | None:
+    """Return a masked gather as a pending sum over the indexed dimension, or None.
+
+    Each device has the elements for the indices of its block, and 0 elsewhere, so that the sum over
+    the devices is the gather. None is returned for a select of another kind.
+
+    Raises:
+      RefutedError: the mask is not that of the block, or does not replace elements by 0.
+    """
     mask, hidden, x = values
     if not isinstance(x, View) or not isinstance(x.change, MaskedGather):
         return None

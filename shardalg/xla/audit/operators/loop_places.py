@@ -129,6 +129,7 @@ def _one_place(
     places = [place for place, _ in parts]
 
     def differ(*rows: np.ndarray) -> np.ndarray:
+        """Return where operands with an element (index 0 or more) are at different indices."""
         best = np.maximum.reduce(rows)
         wrong = np.zeros(best.shape, bool)
         for row in rows:
@@ -136,6 +137,11 @@ def _one_place(
         return wrong
 
     def merge(*rows: np.ndarray) -> np.ndarray:
+        """Return the common index of all operands at each place; -1 where one lacks the element.
+
+        Index -2 is a fill that the value before partitioning has too, and agrees with any of its
+        fills.
+        """
         best = np.maximum.reduce(rows)
         missing = differ(*rows)
         for row, void in zip(rows, voids, strict=True):
@@ -163,6 +169,11 @@ def _known_places(pool: ArrayPool, theirs: Known, mine: Known, dim: int) -> PerD
     if only and len(np.unique(line)) == len(line) and mine.varies(dim):
 
         def search(line: np.ndarray, cells: np.ndarray) -> np.ndarray:
+            """Return the index of each number in the line before partitioning, or 0.
+
+            `check_known` compares all numbers later. It finds the numbers that the line does not
+            have.
+            """
             flat = cells.reshape(len(cells), -1)
             line = line.reshape(-1)
             order = np.argsort(line, kind="stable")
@@ -179,6 +190,7 @@ def _known_places(pool: ArrayPool, theirs: Known, mine: Known, dim: int) -> PerD
     order = np.argsort(line, kind="stable")
 
     def first(cells: np.ndarray, size: int = mine.shape[dim]) -> np.ndarray:
+        """Return the indices of the block from the place of its first number; -1 beyond the end."""
         wanted = cells.reshape(len(cells), -1)[:, 0]
         at = order[np.minimum(np.searchsorted(line[order], wanted), len(line) - 1)]
         start = np.unravel_index(at, theirs.cells.rows.shape[1:])[dim]
@@ -210,8 +222,16 @@ def check_known(
         def compare(
             mine_cells: np.ndarray, cells: np.ndarray, *rows: np.ndarray, vary: list[int] = vary
         ) -> np.ndarray:
+            """Raise an error for the first number that differs from the one before partitioning.
+
+            Args:
+              rows: per dimension that varies, the index before partitioning of each place; -1 is
+                none.
+            """
             rank = cells.ndim - 1
             exists = np.ones((1,) * (1 + rank), bool)
+            # Take the numbers before partitioning at the indices of the device's block, dimension
+            # by dimension.
             for d, row in zip(vary, rows, strict=True):
                 row = row.reshape(len(row), *(-1 if k == d else 1 for k in range(rank)))
                 exists = exists & (row >= 0)
@@ -224,6 +244,8 @@ def check_known(
                 expected, got = (str(x[at_class, *place].item()) for x in both)
                 shown = Shown(expected=expected, found=got)
                 raise ClassError(RefutedError(why, 0, tuple(place), shown=shown), at_class)
+            # The result has no meaning; the pool needs an array to remember that the check has
+            # passed.
             return np.zeros(len(wrong), bool)
 
         parts = [p for p in at if isinstance(p, PerDevice)]

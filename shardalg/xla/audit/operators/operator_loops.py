@@ -60,11 +60,20 @@ def loops_of(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
 
 
 def _pointwise(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
+    """Return the loops of an elementwise operator: one loop per dimension of the result.
+
+    An operand without dimensions, for example the bound of a `clamp`, has no loop.
+    """
     own = tuple(range(len(instruction.leaves[0][1])))
     return OperatorLoops(tuple(own if shape else () for shape in shapes), (own,))
 
 
 def _whole(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
+    """Return the loops of an operator without a rule: each dimension is a loop of its own.
+
+    No dimension of an operand is also one of the result, and every loop needs all its indices. So
+    the operator matches only if every device has its operands whole.
+    """
     count, operands, results = 0, [], []
     for rank in (len(shape) for shape in shapes):
         operands.append(tuple(range(count, count + rank)))
@@ -76,16 +85,23 @@ def _whole(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
 
 
 def _dot(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
+    """Return the loops of a matrix product: batch loops, then contracting loops, then free loops.
+
+    A free loop is in one operand and the result only. E.g. f32[8,4] times f32[4,16], contracted
+    over 4: loop 0 is contracting, loops 1 and 2 are free, and the result has the loops (1, 2).
+    """
     a = instruction.attributes
     names = ("lhs_batch_dims", "rhs_batch_dims", "lhs_contracting_dims", "rhs_contracting_dims")
     left_batch, right_batch, left_sum, right_sum = (integers(a.get(name)) for name in names)
     left, right = [-1] * len(shapes[0]), [-1] * len(shapes[1])
     batch = list(range(len(left_batch)))
     reduced = list(range(len(batch), len(batch) + len(left_sum)))
+    # A batch or a contracting dimension is the same loop in both operands.
     for loop, (i, j) in enumerate(
         zip((*left_batch, *left_sum), (*right_batch, *right_sum), strict=True)
     ):
         left[i] = right[j] = loop
+    # The dimensions without a loop yet are free. The result lists those of the left operand first.
     count, free = len(batch) + len(reduced), []
     for operand in (left, right):
         for dim, loop in enumerate(operand):
@@ -97,6 +113,10 @@ def _dot(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
 
 
 def _reduce(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
+    """Return the loops of a reduction: the result has the dimensions that are not reduced.
+
+    The operands are the arrays, then one start value without dimensions per array.
+    """
     gone = tuple(integers(instruction.attributes["dimensions"]))
     own = tuple(range(len(shapes[0])))
     kept = tuple(loop for loop in own if loop not in gone)
@@ -111,7 +131,9 @@ def _along(dims: Callable[[HloInstruction, int], Sequence[int]]) -> Callable[...
     """Return the loops of an operator that needs some dimensions whole and keeps the others."""
 
     def loops(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
+        """Return the loops of one instruction, whose first operand has all its dimensions."""
         rank = len(shapes[0])
+        # An operand of fewer dimensions is a scalar, for example the padding value.
         needed = set(dims(instruction, rank))
         own = tuple(range(rank))
         operands = tuple(own if len(shape) == rank else () for shape in shapes)
@@ -127,7 +149,9 @@ def _along(dims: Callable[[HloInstruction, int], Sequence[int]]) -> Callable[...
 
 
 def _dynamic_slice(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
+    """Return the loops of a slice at a run-time place; its start indices have no loops."""
     rank, shape = len(shapes[0]), instruction.leaves[0][1]
+    # A dimension that is cut needs all indices of the operand, and is another loop in the result.
     changed = [d for d in range(rank) if shape[d] != shapes[0][d]]
     result = tuple(rank + d if d in changed else d for d in range(rank))
     needed = (*changed, *(rank + d for d in changed))
@@ -135,7 +159,13 @@ def _dynamic_slice(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops
 
 
 def _dynamic_update(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
+    """Return the loops of a write of an update into an operand at a run-time place.
+
+    The start indices are scalars without loops.
+    """
     rank = len(shapes[0])
+    # A dimension of the update that is smaller than the operand's is a loop of its own. It needs
+    # all indices on both sides, because the place of the write is a run-time number.
     changed = [d for d in range(rank) if shapes[1][d] != shapes[0][d]]
     update = tuple(rank + d if d in changed else d for d in range(rank))
     own = tuple(range(rank))
@@ -144,6 +174,10 @@ def _dynamic_update(instruction: HloInstruction, shapes: Shapes) -> OperatorLoop
 
 
 def _concatenate(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
+    """Return the loops of a concatenation, which has all dimensions but one in common.
+
+    The joined dimension is another loop in each operand and in the result, all of them whole.
+    """
     (dim,) = integers(instruction.attributes["dimensions"])
     rank = len(shapes[0])
     operands = tuple(
@@ -155,12 +189,19 @@ def _concatenate(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
 
 
 def _convolution(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
+    """Return the loops of a convolution, from its labels, e.g. `b01f_01io->b01f`.
+
+    Loop 0 is the batch, 1 the input features (contracting), 2 the output features. Then follow the
+    spatial loops of the image, of the kernel and of the output, joined by `windows`. A grouped
+    convolution pairs features with each other, so the features need all indices in order.
+    """
     match = re.match(r"(\w+)_(\w+)->(\w+)", instruction.attributes["dim_labels"])
     assert match is not None
     left, right, out = match.groups()
     places = [c for c in out if c.isdigit()]
     count = len(places)
     loops = {"b": 0, "f": 1, "i": 1, "o": 2}
+    # The n-th spatial dimension is loop 3 + n in the image; the kernel's and the output's follow.
     image, kernel, output = ({c: 3 + count * k + n for n, c in enumerate(places)} for k in range(3))
     grouped = [
         int(instruction.attributes.get(name, 1)) > 1
@@ -171,6 +212,7 @@ def _convolution(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
         # Groups number the features, so these stay whole; inputs per group are another loop.
         loops["i"] = 3 + 3 * count
         whole = (1, 2, loops["i"]) if grouped[0] else (0, 2)
+    # Batch groups split the batch of the image, so that the result's batch is another loop.
     if grouped[1]:
         loops["i"] = 1
     results = {**loops, "f": 2, "b": 4 + 3 * count if grouped[1] else 0}
@@ -187,6 +229,11 @@ def _convolution(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
 
 
 def _select_and_scatter(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
+    """Return the loops of a select-and-scatter: operand, source (a value per window), start value.
+
+    A dimension without a window is one loop in all arrays. With a window, the operand, the source
+    and the result have a loop each, numbered `d`, `rank + d` and `2 * rank + d`.
+    """
     rank = len(shapes[0])
     moved = _window_dims(instruction, rank)
     own = tuple(range(rank))
@@ -198,9 +245,14 @@ def _select_and_scatter(instruction: HloInstruction, shapes: Shapes) -> Operator
 
 
 def _reduce_window(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
+    """Return the loops of a reduction over windows.
+
+    Several arrays that are reduced together, e.g. for an argmax, have all their windows whole.
+    """
     rank = len(shapes[0])
     if len(shapes) > 2:
         return _along(_window_dims)(instruction, shapes)
+    # A dimension without a window is one loop; with a window, the result has a loop of its own.
     moved = _window_dims(instruction, rank)
     result = tuple(rank + d if d in moved else d for d in range(rank))
     windows = tuple((d, -1, rank + d) for d in moved)
@@ -230,12 +282,20 @@ def _index_loops(
 
 
 def _gather(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
+    """Return the loops of a gather: of the operand, of the indices and of the result.
+
+    The result has the dimensions of the indices (except the index vector) and, at `offset_dims`,
+    those of the slice. A slice that takes a dimension whole has the operand's loop there. A part of
+    a dimension is another loop, `_PART + d`.
+    """
     a, (operand, index) = instruction.attributes, shapes
     sizes = integers(a["slice_sizes"])
     batch = integers(a.get("operand_batching_dims"))
     own = tuple(range(len(operand)))
     indices = _index_loops(operand, index, batch, a.get("start_indices_batching_dims"))
     vector = int(a["index_vector_dim"])
+    # The place of a slice that is smaller than the dimension is a run-time number, so that the
+    # dimension needs all its indices.
     needed = {d for d in own if d not in batch and sizes[d] != operand[d]}
     needed |= {d for d in integers(a.get("start_index_map")) if sizes[d] != operand[d]}
     # A dimension that is taken whole is one loop; a part of it is another loop in the result.
@@ -243,16 +303,25 @@ def _gather(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
     window = [d if sizes[d] == operand[d] else _PART + d for d in own if d not in gone]
     offset = integers(a.get("offset_dims"))
     lead = [loop for d, loop in enumerate(indices) if d != vector]
+    # The result's dimensions are those of the slice at `offset_dims`, and those of the indices
+    # elsewhere, each in order.
     rest, inside = iter(lead), iter(window)
     rank = len(instruction.leaves[0][1])
     result = tuple(next(inside) if d in offset else next(rest) for d in range(rank))
     whole = {*needed, *(loop for loop in window if loop >= _PART)}
+    # An index vector is one run-time place, so all its parts are needed.
     if vector < len(index):
         whole.add(indices[vector])
     return OperatorLoops((own, tuple(indices)), (result,), whole=tuple(sorted(whole)))
 
 
 def _scatter(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
+    """Return the loops of a scatter of one array; several arrays have no rule and are whole.
+
+    The result has the operand's loops. The updates have the dimensions of the slice at
+    `update_window_dims` and the loops of the indices elsewhere. These are reduced: several updates
+    may be combined in one element.
+    """
     if len(shapes) != 3:
         return _whole(instruction, shapes)
     a, (operand, index, update) = instruction.attributes, shapes
@@ -263,20 +332,25 @@ def _scatter(instruction: HloInstruction, shapes: Shapes) -> OperatorLoops:
     gone = {*integers(a.get("inserted_window_dims")), *batch}
     window = integers(a.get("update_window_dims"))
     kept = [d for d in own if d not in gone]
+    # `spans` is the size of the written slice per dimension of the operand.
     spans = {d: update[w] for d, w in zip(kept, window, strict=True)}
+    # As in a gather, a part of a dimension is another loop than the dimension.
     inside = iter([d if spans[d] == operand[d] else _PART + d for d in kept])
     lead = [loop for d, loop in enumerate(indices) if d != vector]
     rest = iter(lead)
     updates = tuple(next(inside) if d in window else next(rest) for d in range(len(update)))
+    # The place of a smaller slice is a run-time number, so that the dimension needs all indices.
     whole = {d for d in own if d not in batch and spans.get(d) != operand[d]}
     whole |= {loop for loop in updates if loop >= _PART}
     if vector < len(index):
         whole.add(indices[vector])
+    # Batch loops of the indices are loops of the operand, in which nothing is combined.
     reduced = tuple(loop for loop in lead if loop not in own)
     return OperatorLoops((own, tuple(indices), updates), (own,), reduced, tuple(sorted(whole)))
 
 
 def _window_dims(instruction: HloInstruction, rank: int) -> list[int]:
+    """Return the dimensions along which a window does more than copy: size, stride or padding."""
     trivial = (1, 1, 0, 0, 1, 1)
     return [
         d

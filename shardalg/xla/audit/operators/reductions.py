@@ -102,6 +102,7 @@ def check_fills(
     good = [is_identity(combine, dtype, x.fill) for x in fills]
 
     def wrong(*rows: np.ndarray) -> np.ndarray:
+        """Return, per class of devices, whether wrong padding enters the reduction."""
         # In a product, one factor that is 0 is enough if the other one is a number.
         hidden = np.zeros(np.broadcast_shapes(*(r.shape for r in rows)), bool)
         for row, is_good in zip(rows, good, strict=True):
@@ -151,7 +152,13 @@ def is_identity(combine: str, dtype: str, number: object) -> bool:
 
 
 def _counted(size: int, combine: str) -> Callable[[np.ndarray], np.ndarray]:
+    """Return a function that gives the indices of a reduced loop that each device has, as flags.
+
+    It raises ClassError if an index enters a sum twice; a maximum may have it twice.
+    """
+
     def count(place: np.ndarray) -> np.ndarray:
+        """Return the flags, [classes, size], of indices before partitioning, [classes, length]."""
         found = np.zeros((len(place), size), np.int64)
         for row, line in enumerate(place):
             found[row] = np.bincount(line[line >= 0], minlength=size)

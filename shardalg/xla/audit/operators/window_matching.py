@@ -84,8 +84,13 @@ def scattered_places(
     """
 
     def scatter(image: np.ndarray, source: np.ndarray) -> np.ndarray:
+        """Return the index before partitioning of each element of the result.
+
+        It has one row per class of devices, and one column per element of the image on the device.
+        """
         index, inside = _taps(local)
         index_whole, inside_whole = _taps(whole)
+        # A window is right if it reads the same elements as before partitioning, at all taps.
         held = np.where(inside, image[:, index], -1)  # [classes, windows, taps]
         window = np.clip(source, 0, None)
         wanted = np.where(inside_whole, index_whole, -1)[window]
@@ -95,6 +100,8 @@ def scattered_places(
         covers = np.zeros((whole.image, whole.output), bool)
         at, tap = np.nonzero(inside_whole)
         covers[index_whole[at, tap], at] = True
+        # An element of the result is right if its device has every window that covers it before
+        # partitioning, and no wrong window touches it.
         for row in range(len(made)):
             have = np.zeros((local.image, whole.output), bool)
             for number in np.nonzero(source[row] >= 0)[0]:

@@ -118,6 +118,11 @@ class FieldRun:
         return self.run(name, [first, second], keep=False)
 
     def _step(self, one: HloInstruction, x: list[Any], types: list[str]) -> Any:
+        """Return the value of one instruction on all devices, [devices, ...], or a tuple of values.
+
+        Args:
+          x: the values of the operands. types: their item types, e.g. "f32".
+        """
         opcode, attributes = one.opcode, one.attributes
         dtype, shape = one.leaves[0] if one.leaves else ("", ())
         if opcode in _SAME or "Sharding" in attributes.get("custom_call_target", ""):
@@ -130,6 +135,9 @@ class FieldRun:
             return _CONTROL[opcode](self, one, x)
         if opcode in ("constant", "iota", "partition-id", "replica-id"):
             return self._source(one, dtype, shape)
+        # An asynchronous collective has its result at its start; the end passes it on (`_SAME`). A
+        # collective of several arrays is one collective per array. An all-to-all of several arrays
+        # exchanges the arrays themselves.
         plain = opcode.removesuffix("-start")
         if plain in _COLLECTIVES:
             made = (
@@ -145,6 +153,11 @@ class FieldRun:
         return self._pointwise(one, x, types)
 
     def _source(self, one: HloInstruction, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Return the value of an instruction without operands: device number, iota or constant.
+
+        Raises:
+          UnknownError: the dump left the numbers of the constant out.
+        """
         if one.opcode == "partition-id":
             return np.arange(self.devices)
         if one.opcode == "replica-id":
@@ -153,6 +166,7 @@ class FieldRun:
             dim = int(one.attributes.get("iota_dimension", 0))
             line = np.arange(shape[dim]).reshape([-1 if k == dim else 1 for k in range(len(shape))])
             return np.broadcast_to(line, (self.devices, *shape))
+        # A constant is a nested list in the text; its numbers in order are the elements in order.
         words = re.findall(r"[^\s{},()]+", one.literal)
         if "..." in one.literal:
             raise UnknownError("a constant whose numbers the dump left out")
@@ -165,8 +179,18 @@ class FieldRun:
         return np.broadcast_to(cells.reshape(shape), (self.devices, *shape))
 
     def _pointwise(self, one: HloInstruction, x: list[Any], types: list[str]) -> np.ndarray:
+        """Return the value of an elementwise operator.
+
+        Floats are elements of the field. Arithmetic is exact there, and a function such as `exp` is
+        a random function of its operand: equal operands give equal results. Integers have their own
+        arithmetic.
+
+        Raises:
+          UnknownError: an operator that this interpreter does not have for the item type.
+        """
         opcode, (dtype, shape) = one.opcode, one.leaves[0]
         rank = len(shape)
+        # A scalar operand of select or clamp is one for all places.
         x = [v.reshape(len(v), *[1] * rank) if v.ndim == 1 and rank else v for v in x]
         if opcode == "select":
             return np.where(*x)
@@ -183,6 +207,7 @@ class FieldRun:
             if opcode in _HASHED:
                 return f.hashed(opcode, *np.broadcast_arrays(*x))
         elif opcode in _INTEGER and (dtype == "pred" or dtype in INTEGERS):
+            # Truth values are added and multiplied by "or" and "and".
             if dtype == "pred":
                 opcode = {"add": "or", "multiply": "and"}.get(opcode, opcode)
             made = _INTEGER[opcode](*x)
@@ -192,8 +217,13 @@ class FieldRun:
     # --- collectives --------------------------------------------------------------------------
 
     def _collective(self, one: HloInstruction, opcode: str, x: np.ndarray, dtype: str) -> Any:
+        """Return the result of a collective of one array on all devices, [devices, ...].
+
+        `parts` has an array per member of a group: what the member receives in each of the groups.
+        """
         x = np.broadcast_to(x, (self.devices, *x.shape[1:]))
         if opcode == "collective-permute":
+            # A device that receives nothing has 0.
             made = np.zeros_like(x)
             for source, target in pairs_of(one):
                 made[target] = x[source]
@@ -203,6 +233,7 @@ class FieldRun:
         dims = integers(one.attributes.get("dimensions"))
         axis = 1 + dims[0] if dims else 0
         if opcode in ("all-reduce", "reduce-scatter"):
+            # The members are dimension 1 of `x[groups]`; each group has one result.
             reduced = self.reduced(one, x[groups], 1, dtype)
             if opcode == "all-reduce":
                 parts = [reduced] * members
@@ -211,6 +242,7 @@ class FieldRun:
         elif opcode == "all-gather":
             parts = [np.concatenate([x[groups[:, m]] for m in range(members)], axis)] * members
         else:
+            # All-to-all: member j receives part j of every member.
             cut = [np.split(x[groups[:, m]], members, axis) for m in range(members)]
             parts = [
                 np.concatenate([cut[s][j] for s in range(members)], axis) for j in range(members)
@@ -221,6 +253,10 @@ class FieldRun:
         return made
 
     def _exchange(self, one: HloInstruction, x: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+        """Return the results of an all-to-all of several arrays.
+
+        Member j's result s is array j of member s.
+        """
         groups = groups_of(one, self.devices)
         full = [np.broadcast_to(v, (self.devices, *v.shape[1:])) for v in x]
         made = [np.zeros_like(v) for v in full]
@@ -268,6 +304,11 @@ def _converted(x: np.ndarray, dtype: str, source: str, *, bits: bool) -> np.ndar
 
 
 def _while(run: FieldRun, one: HloInstruction, x: list[Any]) -> Any:
+    """Return the state after a loop; it runs until the condition is false on a device.
+
+    Raises:
+      UnknownError: the loop has too many iterations.
+    """
     state = x[0]
     for _ in range(LONGEST_LOOP):
         if not np.all(run.run(called(one, "condition"), [state])):
@@ -277,8 +318,14 @@ def _while(run: FieldRun, one: HloInstruction, x: list[Any]) -> Any:
 
 
 def _conditional(run: FieldRun, one: HloInstruction, x: list[Any]) -> Any:
+    """Return the result of the branch that all devices choose.
+
+    Raises:
+      UnknownError: devices choose different branches.
+    """
     names = one.attributes.get("branch_computations", "").strip("{}").split(",")
     if names == [""]:
+        # A conditional on a truth value lists its branches as attributes; False is number 0.
         names = [one.attributes["false_computation"], one.attributes["true_computation"]]
         x = [x[0], x[2], x[1]]
     chosen = np.unique(x[0].astype(int))
@@ -303,10 +350,12 @@ _CONTROL: dict[str, Callable[[FieldRun, HloInstruction, list[Any]], Any]] = {
 
 
 def _broadcast(one: HloInstruction, x: list[Any]) -> np.ndarray:
+    """Return the value of a broadcast: the operand's dimensions take their places in the result."""
     shape, dims = one.leaves[0][1], integers(one.attributes.get("dimensions"))
     lengths = [1] * len(shape)
     for k, dim in enumerate(dims):
         lengths[dim] = x[0].shape[1 + k]
+    # The operand's dimensions need not be in ascending order in the result.
     order = sorted(range(len(dims)), key=lambda k: dims[k])
     made = x[0].transpose(0, *(1 + k for k in order)).reshape(len(x[0]), *lengths)
     return np.broadcast_to(made, (len(x[0]), *shape))
@@ -326,15 +375,19 @@ def _blocks(starts: Sequence[np.ndarray], shape: Sequence[int], sizes: Sequence[
 
 
 def _dynamic_slice(one: HloInstruction, x: list[Any]) -> np.ndarray:
+    """Return the block of each device; a start beyond the end is moved back."""
     sizes = one.leaves[0][1]
     count, index = _blocks(x[1:], x[0].shape[1:], sizes)
+    # The value or the starts may be stored once for all devices.
     count = max(count, len(x[0]))
     device = np.arange(count).reshape(-1, *[1] * len(sizes))
     return np.broadcast_to(x[0], (count, *x[0].shape[1:]))[(device, *index)]
 
 
 def _dynamic_update(one: HloInstruction, x: list[Any]) -> np.ndarray:
+    """Return the operand with the update written at each device's place."""
     count, index = _blocks(x[2:], x[0].shape[1:], x[1].shape[1:])
+    # Each of the operands may be stored once for all devices.
     count = max(count, len(x[0]), len(x[1]))
     made = np.array(np.broadcast_to(x[0], (count, *x[0].shape[1:])))
     device = np.arange(count).reshape(-1, *[1] * (x[1].ndim - 1))

@@ -64,6 +64,10 @@ def lifted(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
     """Return a function of the field in which infinities and NaN absorb."""
 
     def run(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """Return the result; an operand that is infinite or NaN is the result in place of it.
+
+        The first operand has priority, because it is applied last.
+        """
         result = function(a, b) % PRIME
         for x in (b, a):
             bad = is_special(x)

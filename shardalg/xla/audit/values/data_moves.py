@@ -99,6 +99,10 @@ def pad(pool: ArrayPool, instruction: HloInstruction, operands: Sequence[Value])
         def widen(
             c: np.ndarray, low: int = low, high: int = high, step: int = inner + 1
         ) -> np.ndarray:
+            """Return a line with `VOID` at the padding; an element is at every `step`-th place.
+
+            E.g. [0, 1] with low=1, high=0, step=2 has the places [VOID, 0, VOID, 1].
+            """
             span = max(0, (c.shape[1] - 1) * step + 1)
             at = np.arange(-low, span + high)
             exists = (at >= 0) & (at < span) & (at % step == 0)
@@ -272,6 +276,11 @@ def _split(size: int, part: int) -> Callable[[np.ndarray], np.ndarray]:
     """Return a function that splits a line: part 0 is the major line, part 1 the minor one."""
 
     def split(line: np.ndarray) -> np.ndarray:
+        """Return the major or the minor line, e.g. [0, 8] or [0, 1] of [0, 1, 8, 9] in pairs.
+
+        Raises:
+          ClassError: the line is no sum of two lines, because it has padding within a row.
+        """
         table: Any = line.reshape(len(line), -1, size)
         void = table < LOW
         # A row or a column without elements is a mark; the others are sums of two lines.
@@ -280,6 +289,7 @@ def _split(size: int, part: int) -> Callable[[np.ndarray], np.ndarray]:
         minor = np.take_along_axis(table, row[:, None, None], 1)[:, 0]
         column = np.argmax(~column_void, 1)
         major = np.take_along_axis(table, column[:, None, None], 2)[:, :, 0]
+        # The first element of the minor line is part of the major one already.
         first = np.take_along_axis(minor, column[:, None], 1)
         dead = row_void.all(1)
         both = np.where(
@@ -287,6 +297,7 @@ def _split(size: int, part: int) -> Callable[[np.ndarray], np.ndarray]:
             VOID,
             major[:, :, None] + (minor - first)[:, None, :],
         )
+        # The sums of both lines must give the line; else no two lines can describe the elements.
         wrong = (np.where(void, VOID, table) != both).any((1, 2)) & ~dead
         if wrong.any():
             why = "a reshape that splits a dimension with padding"

@@ -269,7 +269,15 @@ def pick_line(line: np.ndarray, place: np.ndarray) -> np.ndarray:
 
 
 def _take(dim: int) -> Callable[..., np.ndarray]:
+    """Return a function that takes the places along one dimension of known numbers.
+
+    Args:
+      dim: the dimension, without the leading one of device classes.
+    """
+
     def take(cells: np.ndarray, place: np.ndarray) -> np.ndarray:
+        """Return the numbers at the places, [classes, ...]; -1 gives any number."""
+        # A place of -1 has no number; any number may be there, and index 0 is valid.
         index = np.maximum(place, 0).reshape(
             len(place), *(-1 if k == dim else 1 for k in range(cells.ndim - 1))
         )
@@ -302,8 +310,11 @@ def find_places(pool: ArrayPool, whole_view: View, part: View) -> Found:
 
 
 def _found(pool: ArrayPool, whole_view: View, part: View) -> Found:
-    # A shift is one number, and says not which dimension it belongs to. It is written in the steps
-    # of the value's dimensions, the largest step first, as a number is written in digits.
+    """Return the places for `find_places`, which keeps them per pair of views."""
+    # The shift of the part joins the offsets of all dimensions in one number. It is divided among
+    # the value's dimensions, the largest step first, as a number is written in digits. E.g. the
+    # steps of f32[4,10] are 10 and 1, so a shift of 23 is index 2 along the first dimension and
+    # index 3 along the second.
     rank = len(whole_view.lines)
     live = [k for k in range(rank) if whole_view.varies(k)]
     sorted_lines = {}
@@ -335,6 +346,8 @@ def _found(pool: ArrayPool, whole_view: View, part: View) -> Found:
     faults: dict[int, Fault] = {}
     why = "the elements are not those that the operator reads"
     for k in live:
+        # The mark of a fill that the value has too depends on its place: -2 if this dimension has
+        # the fill, -3 if another one has it. -4 marks an element that is not found.
         line, low = whole_view.lines[k], sorted_lines[k][0]
         shared = (-2 if (line.rows < LOW).any() else -3) if shares_fill else -1
         found = pool.applied(
@@ -347,10 +360,13 @@ def _found(pool: ArrayPool, whole_view: View, part: View) -> Found:
             faults[k] = Fault(why, found.device(row), (place,))
             found = pool.applied("lost", lambda p: np.where(p == -4, -1, p), found)
         places[k] = found
+    # A value of one element has no dimension that could explain a shift.
     if not live and rest.rows.any():
         device = rest.device(int(np.argmax(rest.rows != 0)))
         spot = (0,) * len(part.lines)
         raise RefutedError(why, device, spot, shown=unread(part, device, spot))
+    # Along a dimension in which all elements of the value are equal, the part must not vary either;
+    # its fills are allowed.
     for k in set(range(rank)) - set(live):
         if not part.varies(k):
             continue
@@ -419,7 +435,15 @@ def _searched(low: int, shared: int) -> Callable[..., np.ndarray]:
     def search(
         line: np.ndarray, lead: np.ndarray, steps: np.ndarray, dead: np.ndarray, strange: np.ndarray
     ) -> np.ndarray:
+        """Return the index in the line of each element of the part, [classes, length].
+
+        Args:
+          line: the elements before partitioning along the dimension. steps: those of the part.
+          lead: the share of the part's shift that belongs to this dimension.
+          dead: the device has fill only. strange: its shift is no sum of the dimensions' steps.
+        """
         want, values = low + lead[:, None] + steps, line[0]
+        # A line of one step is divided by the step; any other line is searched.
         step = values[1] - values[0] if len(values) > 1 else 0
         if step > 0 and (np.diff(values) == step).all():
             at = np.clip((want - values[0]) // step, 0, len(values) - 1)

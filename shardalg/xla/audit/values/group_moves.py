@@ -46,12 +46,19 @@ def all_gather(pool: ArrayPool, instruction: HloInstruction, operands: Sequence[
 
 
 def _known_gather(pool: ArrayPool, x: Known, dim: int, groups: np.ndarray) -> Known:
+    """Return the numbers of all members of each group, joined along a dimension.
+
+    Args:
+      groups: device numbers, [groups, members].
+    """
     size = x.shape[dim]
+    # Numbers that are stored once are repeated, because other members may have other numbers.
     full = pool.applied(
         ("spread", dim, size), lambda c: np.repeat(c, size // c.shape[1 + dim], 1 + dim), x.cells
     )
 
     def join(cells: np.ndarray) -> np.ndarray:
+        """Return the joined numbers, [groups, members, ...]; all members receive the same."""
         joined = np.concatenate([cells[:, m] for m in range(cells.shape[1])], 1 + dim)
         return np.repeat(joined[:, None], cells.shape[1], 1)
 
@@ -115,11 +122,17 @@ def _exchanged(pool: ArrayPool, x: View, dim: int, groups: np.ndarray, width: in
     apart = pool.applied("distance", distance, x.shift, lead)
 
     def join(apart: np.ndarray, line: np.ndarray) -> np.ndarray:
+        """Return the elements that each member receives, [groups, members, length].
+
+        Args:
+          apart: how far each member's first element is from the group's, [groups, members].
+        """
         steps = counted(line, apart)
         members = range(steps.shape[1])
         if width is None:
             joined = np.concatenate([steps[:, s] for s in members], 1)
             return np.repeat(joined[:, None], len(members), 1)
+        # With a width, member j receives part j of each member s, in the order of the members.
         received = [
             np.concatenate([steps[:, s, j * width : (j + 1) * width] for s in members], 1)
             for j in members
@@ -151,6 +164,11 @@ def collective_permute(
     silent = source < 0
 
     def received(part: PerDevice, rows: np.ndarray | None = None) -> PerDevice:
+        """Return an array as the devices have it after the permute.
+
+        Args:
+          rows: the row of a device that receives nothing; None: its row stays.
+        """
         # On a device that receives nothing the lines stay its own, so that joins with them agree.
         kept = np.where(silent, np.arange(pool.devices), source)
         if rows is None:
@@ -204,6 +222,7 @@ def all_reduce(pool: ArrayPool, combine: str, groups: np.ndarray, x: Value) -> V
         raise RefutedError(why, shown=shown)
 
     def equal_blocks(part: np.ndarray) -> np.ndarray:
+        """Return the array if all members of each group have it; else raise an error."""
         differ = (part != part[:, :1]).reshape(*part.shape[:2], -1).any(2)
         if differ.any():
             row, member = map(int, np.argwhere(differ)[0])
@@ -280,6 +299,11 @@ def _joined_cover(at: int, covers: Sequence[Any], *, is_sum: bool) -> np.ndarray
 
 
 def _known_reduce(pool: ArrayPool, combine: str, groups: np.ndarray, x: Known) -> Known:
+    """Return known numbers after a reduction over the members of each group.
+
+    Raises:
+      UnknownError: the function of the reduction is not in the table.
+    """
     combined: dict[str, Callable[..., np.ndarray]] = {
         "add": np.sum, "maximum": np.max, "minimum": np.min, "and": np.all, "or": np.any,
     }  # fmt: skip
@@ -313,6 +337,10 @@ def _owned(pool: ArrayPool, groups: np.ndarray, x: View) -> View:
     )
 
     def once(shift: np.ndarray) -> np.ndarray:
+        """Return the shifts, after a check that only one member of each group has elements.
+
+        With a masked dimension, `add` checks each place instead.
+        """
         if partly:
             return shift
         many = (shift > LOW).sum(1) > 1
@@ -326,6 +354,11 @@ def _owned(pool: ArrayPool, groups: np.ndarray, x: View) -> View:
     apart = pool.applied("distance", distance, x.shift, lead)
 
     def add(apart: np.ndarray, line: np.ndarray) -> np.ndarray:
+        """Return the elements of a masked dimension that the members have together.
+
+        Only one member has an element at each place. The others have the negative mark `VOID`, so
+        that the maximum is the element.
+        """
         steps = counted(line, apart)
         many = ((steps > LOW).sum(1) > 1).any(1)
         if many.any():

@@ -62,6 +62,7 @@ def known(
 
 
 def _narrow(cells: np.ndarray) -> np.ndarray:
+    """Return numbers with length 1 along each dimension in which all of them are equal."""
     for dim in range(1, cells.ndim):
         first = cells[(slice(None),) * dim + (slice(0, 1),)]
         if cells.shape[dim] > 1 and (cells == first).all():
@@ -117,6 +118,11 @@ def pointwise(pool: ArrayPool, instruction: HloInstruction, operands: Sequence[K
     function = _COMPARE.get(direction) if opcode == "compare" else _POINTWISE.get(opcode)
 
     def compute(*cells: np.ndarray) -> np.ndarray:
+        """Return the operator's numbers for each class of devices, in its item type.
+
+        Raises:
+          UnknownError: the result has too many numbers.
+        """
         rank = max(c.ndim for c in cells)
         # A scalar operand of select or clamp is one for all places.
         full = [c.reshape(len(c), *[1] * (rank - 1)) if c.ndim < rank else c for c in cells]
@@ -169,13 +175,19 @@ def moved(
 
 
 def _broadcast(instruction: HloInstruction, operands: Sequence[Known]) -> Change:
+    """Return the change of a broadcast: the operand's dimensions take their places in the result.
+
+    The new dimensions have length 1, because the numbers do not vary along them.
+    """
     dims, rank = integers(instruction.attributes.get("dimensions")), len(instruction.leaves[0][1])
     order = sorted(range(len(dims)), key=lambda k: dims[k])
 
     def change(cells: np.ndarray) -> np.ndarray:
+        """Return the numbers with one dimension per dimension of the result."""
         lengths = [1] * rank
         for k, dim in enumerate(dims):
             lengths[dim] = cells.shape[1 + k]
+        # The operand's dimensions need not be in ascending order in the result.
         return cells.transpose(0, *(1 + k for k in order)).reshape(len(cells), *lengths)
 
     return (tuple(dims), rank), change
@@ -187,6 +199,7 @@ def _transpose(instruction: HloInstruction, operands: Sequence[Known]) -> Change
 
 
 def _slice(instruction: HloInstruction, operands: Sequence[Known]) -> Change:
+    """Return the change of a slice; a dimension that is stored with length 1 stays as it is."""
     ranges = slices_of(instruction)
 
     def change(cells: np.ndarray) -> np.ndarray:
@@ -204,6 +217,7 @@ def reverse_change(instruction: HloInstruction, operands: Sequence[Known]) -> Ch
 
 
 def _reshape(instruction: HloInstruction, operands: Sequence[Known]) -> Change:
+    """Return the change of a reshape; it spreads the numbers to their full shape first."""
     old, new = operands[0].shape, instruction.leaves[0][1]
 
     def change(cells: np.ndarray) -> np.ndarray:
@@ -215,6 +229,7 @@ def _reshape(instruction: HloInstruction, operands: Sequence[Known]) -> Change:
 
 
 def _concatenate(instruction: HloInstruction, operands: Sequence[Known]) -> Change:
+    """Return the change of a concatenation of numbers that are spread to their full shapes."""
     (dim,) = integers(instruction.attributes["dimensions"])
     shapes = [x.shape for x in operands]
 
@@ -226,6 +241,7 @@ def _concatenate(instruction: HloInstruction, operands: Sequence[Known]) -> Chan
 
 
 def _pad(instruction: HloInstruction, operands: Sequence[Known]) -> Change:
+    """Return the change of a padding: its function takes the numbers and the padding value."""
     config, shape = padding_of(instruction), operands[0].shape
 
     def change(cells: np.ndarray, fill: np.ndarray) -> np.ndarray:
@@ -235,11 +251,18 @@ def _pad(instruction: HloInstruction, operands: Sequence[Known]) -> Change:
 
 
 def _dynamic_slice(instruction: HloInstruction, operands: Sequence[Known]) -> Change:
+    """Return the change of a slice whose start is a known number on each device."""
     old, new = operands[0].shape, instruction.leaves[0][1]
 
     def change(cells: np.ndarray, *starts: np.ndarray) -> np.ndarray:
+        """Return the block of each class of devices.
+
+        Args:
+          starts: per dimension, the number of each class.
+        """
         for dim, (start, n, size) in enumerate(zip(starts, new, old, strict=True)):
             if cells.shape[1 + dim] > 1:
+                # XLA moves a start back if the block would reach beyond the end.
                 first = np.clip(start.reshape(-1), 0, size - n)
                 at = first[:, None] + np.arange(n)
                 at = at.reshape(len(at), *(-1 if k == dim else 1 for k in range(len(new))))
@@ -257,11 +280,19 @@ _CHANGES: dict[str, Callable[[HloInstruction, Sequence[Known]], Change]] = {
 
 
 def _reduction(instruction: HloInstruction, shape: tuple[int, ...], combine: str) -> Change:
+    """Return the change of a reduction of known numbers.
+
+    Raises:
+      UnknownError: the function of the reduction is not in the table.
+    """
     dims = integers(instruction.attributes["dimensions"])
     if combine not in _COMBINE:
         raise UnknownError(f"a reduction of known numbers by {combine or 'a program'}")
 
     def change(cells: np.ndarray, start: np.ndarray) -> np.ndarray:
+        """Return the numbers combined over the reduced dimensions, and with the start value."""
+        # A reduced dimension needs all its numbers, e.g. a sum of equal numbers depends on their
+        # count; the others may stay at length 1.
         sizes = [n if d in dims else cells.shape[1 + d] for d, n in enumerate(shape)]
         total = _COMBINE[combine](_full(cells, sizes), axis=tuple(1 + d for d in dims))
         start = start.reshape(len(start), *[1] * (total.ndim - 1))
@@ -277,8 +308,17 @@ def _full(cells: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 def _padded(
     cells: np.ndarray, fill: np.ndarray, config: Sequence[tuple[int, int, int]]
 ) -> np.ndarray:
+    """Return numbers with padding at the ends of each dimension and between its numbers.
+
+    Args:
+      config: per dimension, the places before, after and between. Negative ends cut numbers off.
+
+    E.g. [5, 6] with (1, 0, 1) and fill 0 is [0, 5, 0, 6].
+    """
     for dim, (low, high, inner) in enumerate(config):
         size = cells.shape[1 + dim]
+        # `at` counts the places of the result from the first number; every (inner + 1)-th has a
+        # number.
         span = max(0, (size - 1) * (inner + 1) + 1)
         at = np.arange(-low, span + high)
         exists = (at >= 0) & (at < span) & (at % (inner + 1) == 0)

@@ -214,6 +214,7 @@ class AuditFinding(Exception):
         origin: object = None,
         shown: Shown = NOT_SHOWN,
     ) -> None:
+        """Keep the reason and the witness: a device, a place on it, and its contents."""
         super().__init__(why)
         self.why, self.device, self.place = why, device, place
         self.origin, self.shown = origin, shown
