@@ -55,11 +55,12 @@ def write_whole(target: Path, content: str | bytes) -> None:
 
 
 def check_place(target: Path) -> None:
-    """Raise the error that `write_whole` would raise, before there are data to write.
+    """Check that a file can be written, before there are data to write.
 
     Raises:
-      OSError: as in `write_whole`.
+      OSError: as in `write_whole`; also if the target is a folder.
     """
+    # In `fault`, 0 means that there is no fault; any other number is an error of the system.
     place = _behind_links(target)
     # An existing file must be writable, but a new file needs only a folder that can be changed.
     if place.exists():
@@ -161,6 +162,9 @@ def read(kind: Any, data: object, where: str) -> Any:
 def to_data(value: Any) -> Any:
     """Return plain data as JSON represents it: tuples as lists, and no infinity or NaN.
 
+    JSON has no such numbers: they become {"float": text}, which `_float` reads. The values of
+    lists and mappings are converted likewise; any other value is returned as it is.
+
     >>> to_data({"a": (1, float("inf"))})
     {'a': [1, {'float': 'inf'}]}
     """
@@ -220,14 +224,16 @@ def check_depth(data: object) -> None:
       PlanFileError: the data have more than `DEEPEST` levels.
     """
     # Level by level without recursion, because deep data would exceed the recursion limit.
+    # `level` has the lists and dicts that are nested equally deep.
     level: list[object] = [data]
     for _ in range(DEEPEST):
-        held = (x.values() if isinstance(x, dict) else x for x in level)
+        contents = (each.values() if isinstance(each, dict) else each for each in level)
+        # The data themselves may be a single value, such as a number or a text.
         level = [
             item
-            for x in held
-            if isinstance(x, Iterable) and not isinstance(x, str)
-            for item in x
+            for items in contents
+            if isinstance(items, Iterable) and not isinstance(items, str)
+            for item in items
             if isinstance(item, dict | list)
         ]
         if not level:
@@ -249,7 +255,12 @@ def _names(record: type) -> list[str]:
 
 @cache
 def _reader(kind: Any) -> Reader:
-    """Return a function that checks JSON data and returns it as a value of the type `kind`."""
+    """Return a function that checks JSON data and returns it as a value of the type `kind`.
+
+    The function raises `_WrongValue` if the type does not allow the data. Cached, because a type
+    is read many times; see `read` for the types.
+    """
+    # E.g. dict[str, int] has the origin dict and the inner types (str, int).
     origin, inner = get_origin(kind), get_args(kind)
     if kind in _SCALARS:
         return _SCALARS[kind]
@@ -330,11 +341,18 @@ def _starts(kind: Any) -> tuple[type, ...]:
 
 
 def _union(kinds: tuple[Any, ...]) -> Reader:
-    """Return the reader of a union: it tries each type whose JSON form fits the data's class."""
+    """Return the reader of a union: it tries each type whose JSON form fits the data's class.
+
+    Args:
+      kinds: the types of the union. A type `tuple[..., "text"]` contains the union itself.
+    """
     readers: dict[type, list[Reader]] = {}
 
     def read_union(data: Any) -> Any:
-        """Return the value of the first reader that accepts the data."""
+        """Return the value of the first reader that accepts the data.
+
+        `readers` has, for each class of JSON data, the readers of the types that may fit.
+        """
         # The last reader is called outside of the loop, so that its error names the place.
         candidates = readers.get(list if type(data) is tuple else type(data), ())
         for reader in candidates[:-1]:
@@ -385,19 +403,21 @@ def _tuple(kinds: tuple[Any, ...], reader_of: Callable[[Any], Reader]) -> Reader
       kinds: the arguments of the type: `(T, ...)`, or one type per place.
       reader_of: returns the reader of an item's type.
     """
+    # Any number of items of one type.
     if len(kinds) == 2 and kinds[1] is Ellipsis:
-        each = reader_of(kinds[0])
-        return lambda data: tuple([_at(i, each, item) for i, item in enumerate(_list(data))])
+        item_reader = reader_of(kinds[0])
+        return lambda data: tuple([_at(i, item_reader, item) for i, item in enumerate(_list(data))])
     # Python gives () as the only argument of the type `tuple[()]`, which has no items.
     readers = [reader_of(kind) for kind in kinds if kind != ()]
 
-    def fixed(data: Any) -> tuple[Any, ...]:
+    def read_fixed(data: Any) -> tuple[Any, ...]:
+        """Return a list with one item per place as a tuple."""
         if len(_list(data)) != len(readers):
             raise _WrongValue(data, f"not {len(readers)} values")
         pairs = enumerate(zip(readers, data, strict=True))
         return tuple([_at(i, reader, item) for i, (reader, item) in pairs])
 
-    return fixed
+    return read_fixed
 
 
 def _list(data: Any) -> list[Any]:
@@ -435,7 +455,8 @@ def _record(kind: Any) -> Reader:
     readers = {name: _reader(hints[name]) for name in names}
 
     def reader(data: Any) -> Any:
-        """Return a JSON object as an instance of the dataclass."""
+        """Return a JSON object as an instance of the dataclass; else raise `_WrongValue`."""
+        # A missing field has no value, and an unknown one means another version of the file.
         if type(data) is not dict or set(data) != set(names):
             raise _WrongValue(data, f"not an object with {', '.join(names)}")
         found = {name: _at(name, readers[name], data[name]) for name in names}

@@ -67,7 +67,12 @@ class Canvas:
     def rect(
         self, at: tuple[float, float], size: tuple[float, float], fill: str, *, edge: str = ""
     ) -> None:
-        """Draw a rectangle with its upper left corner at a point."""
+        """Draw a rectangle with its upper left corner at a point; y grows downwards.
+
+        Args:
+          at: the corner. size: width and height.
+          fill: colour of the inside. edge: colour of the frame; "" for none.
+        """
         (x, y), (w, h) = at, size
         line = f' stroke="{edge}" stroke-width="{2 if edge == REFUSED else 1}"' if edge else ""
         self.parts.append(
@@ -156,20 +161,26 @@ class Grid:
         return max(28, 12 + max(map(text_width, texts), default=0))
 
     def draw(self, canvas: Canvas, at: tuple[float, float] = (0, 0)) -> tuple[float, float]:
-        """Draw the grid with its upper left corner at a point; return its right and bottom end."""
+        """Draw the grid with its upper left corner at a point; return its right and bottom end.
+
+        From the top: the title, the name of the columns' direction, the names of the columns, and
+        the cells. Names of the rows are at the left of the cells.
+        """
         left, y = at
-        down = f"{self.row_title[0]} ↓" if self.row_title[0] else ""
-        side = max(map(text_width, (*self.rows, down)), default=0) + 10
+        row_arrow = f"{self.row_title[0]} ↓" if self.row_title[0] else ""
+        # The cells begin to the right of the longest name of a row.
+        names_width = max(map(text_width, (*self.rows, row_arrow)), default=0) + 10
         width, height = self.cell_width, 26.0
-        x = left + side
+        x = left + names_width
+        # `y` is the upper end of the part that comes next; a missing title takes no room.
         if self.title:
             canvas.text((left, y + SIZE), self.title, bold=True)
             y += 22
         if self.column_title[0]:
             canvas.text((x, y + SIZE), f"{self.column_title[0]} →", bold=True)
             y += 18
-        if down:
-            canvas.text((x - 8, y + SIZE), down, anchor="end", bold=True)
+        if row_arrow:
+            canvas.text((x - 8, y + SIZE), row_arrow, anchor="end", bold=True)
         for number, name in enumerate(self.columns):
             canvas.text((x + (number + 0.5) * width, y + SIZE), name, anchor="middle")
         y += 20
@@ -194,6 +205,9 @@ class Grid:
     def to_text(self, *, boxed: bool = True) -> str:
         """Return the grid as text; a marked cell is between exclamation marks.
 
+        Args:
+          boxed: whether the cells have frames.
+
         >>> cells = ((Cell("0"), Cell("1", is_marked=True)),)
         >>> print(Grid("", ("X=0",), ("a", "b"), cells).to_text())
              a   b
@@ -202,42 +216,47 @@ class Grid:
             └───┴───┘
         """
         texts = [[f"!{c.text}!" if c.is_marked else f" {c.text} " for c in r] for r in self.cells]
-        width = max([len(name) + 1 for name in self.columns] + [len(t) for r in texts for t in r])
-        titles = [f"{name} {arrow}" if name else "" for name, arrow in (
-            (self.row_title[0], "↓"), (self.column_title[0], "→")
-        )]  # fmt: skip
-        side = max(map(len, (*self.rows, titles[0])), default=0)
+        # All columns have the width of the longest text; a column's name is indented by a space.
+        cell_lengths = [len(text) for row in texts for text in row]
+        width = max([len(name) + 1 for name in self.columns] + cell_lengths)
+        row_title = f"{self.row_title[0]} ↓" if self.row_title[0] else ""
+        column_title = f"{self.column_title[0]} →" if self.column_title[0] else ""
+        names_width = max(map(len, (*self.rows, row_title)), default=0)
         bar = "│" if boxed else ""
         gap = " " * len(bar)
 
-        def rule(ends: str) -> list[str]:
-            line = ends[1].join(["─" * width] * len(self.columns))
-            return [" " * (side + 1) + ends[0] + line + ends[2]] if boxed else []
+        def rule(corners: str) -> list[str]:
+            """Return a horizontal line with its left, inner and right corners; [] if not boxed."""
+            line = corners[1].join(["─" * width] * len(self.columns))
+            return [" " * (names_width + 1) + corners[0] + line + corners[2]] if boxed else []
 
         lines = [self.title] if self.title else []
-        lines += [" " * (side + 2) + gap + titles[1]] if titles[1] else []
+        lines += [" " * (names_width + 2) + gap + column_title] if column_title else []
         heads = gap.join(f" {name}".ljust(width) for name in self.columns)
-        lines.append(f"{titles[0].ljust(side)} {gap}{heads}".rstrip())
-        rows = [
-            f"{name.ljust(side)} {bar}{bar.join(t.center(width) for t in row)}{bar}".rstrip()
-            for name, row in zip(self.rows, texts, strict=True)
-        ]
-        for number, row in enumerate(rows):
-            lines += [*rule("┌┬┐" if number == 0 else "├┼┤"), row]
+        lines.append(f"{row_title.ljust(names_width)} {gap}{heads}".rstrip())
+        for number, (name, row) in enumerate(zip(self.rows, texts, strict=True)):
+            cells = bar.join(text.center(width) for text in row)
+            # The line above the first row is the frame's upper end.
+            lines += rule("┌┬┐" if number == 0 else "├┼┤")
+            lines.append(f"{name.ljust(names_width)} {bar}{cells}{bar}".rstrip())
         return "\n".join([*lines, *rule("└┴┘")])
 
 
 def draw_grids(grids: Sequence[Grid]) -> Canvas:
     """Draw grids beside each other while they fit into the width, otherwise below each other."""
     canvas = Canvas()
+    # (x, y) is the corner of the next grid, and `bottom` the lowest end so far.
     x = y = bottom = 0.0
     for grid in grids:
-        alone = Canvas()
-        right, _ = grid.draw(alone)
-        if x and x + max(right, alone.width) > WIDTH:
+        # Drawn alone first to know its width: a long title may be wider than the cells.
+        sample = Canvas()
+        right, _ = grid.draw(sample)
+        width = max(right, sample.width)
+        # The first grid of a line stays there even if it is wider than the page.
+        if x and x + width > WIDTH:
             x, y = 0.0, bottom + 18
         _, end = grid.draw(canvas, (x, y))
-        x, bottom = x + max(right, alone.width) + 24, max(bottom, end)
+        x, bottom = x + width + 24, max(bottom, end)
     return canvas
 
 
@@ -274,18 +293,20 @@ def draw_bars(bars: Sequence[Bar], *, limit: float = 0, limit_text: str = "") ->
     """
     canvas = Canvas()
     longest = max((bar.total for bar in bars), default=0)
+    # On the scale of a limit that is far away, all bars would be too short to read.
     shows_limit = 0 < limit <= 20 * longest
-    most = max(longest, limit if shows_limit else 0) or 1
-    side = max((text_width(bar.name) for bar in bars), default=0)
-    side += 10 if side else 1
-    right = max((text_width(bar.text) for bar in bars), default=0)
-    room = WIDTH - side - right - 12
+    full_scale = max(longest, limit if shows_limit else 0) or 1
+    # From the left: names, bars, and the texts at their right ends.
+    left = max((text_width(bar.name) for bar in bars), default=0)
+    left += 10 if left else 1
+    texts_width = max((text_width(bar.text) for bar in bars), default=0)
+    bars_width = WIDTH - left - texts_width - 12
     top = 20 if limit_text else 0
     for number, bar in enumerate(bars):
-        x, y = side, top + 32 * number
-        canvas.text((side - 8, y + 17), bar.name, anchor="end")
+        x, y = left, top + 32 * number
+        canvas.text((left - 8, y + 17), bar.name, anchor="end")
         for segment in bar.segments:
-            width = room * segment.value / most
+            width = bars_width * segment.value / full_scale
             # A part that is thinner than a line is left out, but its legend remains.
             canvas.rect((x, y), (width, 24), segment.color, edge=FAINT if width > 1 else "")
             if text_width(segment.text) + 8 < width:
@@ -295,11 +316,14 @@ def draw_bars(bars: Sequence[Bar], *, limit: float = 0, limit_text: str = "") ->
         canvas.text((x + 6, y + 17), bar.text)
     bottom = top + 32 * len(bars)
     if shows_limit:
-        at = side + room * limit / most
-        canvas.line((at, top - 4), (at, bottom - 4), REFUSED, 2)
-        canvas.text((at, SIZE), limit_text, anchor="end" if at > WIDTH / 2 else "start")
+        x = left + bars_width * limit / full_scale
+        canvas.line((x, top - 4), (x, bottom - 4), REFUSED, 2)
+        # The text is on the side of the line that has more room.
+        canvas.text((x, SIZE), limit_text, anchor="end" if x > WIDTH / 2 else "start")
     elif limit_text:
-        canvas.text((side, SIZE), f"far below {limit_text}")
+        canvas.text((left, SIZE), f"far below {limit_text}")
+    # A name has one colour in all bars. The legend of a single bar also has the lengths, because
+    # thin segments have no text.
     entries = {s.name: s for bar in bars for s in bar.segments}
     texts = [f"{s.name} {s.text}" if len(bars) == 1 else s.name for s in entries.values()]
     draw_legend(canvas, [(s.color, t) for s, t in zip(entries.values(), texts, strict=True)])
@@ -311,6 +335,7 @@ def draw_legend(canvas: Canvas, entries: Iterable[tuple[str, str]]) -> None:
     x, y = 1.0, canvas.height + 10
     for color, text in entries:
         width = 18 + text_width(text) + 16
+        # The first entry of a line stays there even if it is too wide.
         if x > 1 and x + width > WIDTH:
             x, y = 1.0, y + 20
         canvas.rect((x, y), (12, 12), color, edge=FAINT)
@@ -366,21 +391,28 @@ def drawing_card(
 def spans_by_pixel(
     spans: Iterable[tuple[float, float, str]], most: float, pixels: int
 ) -> list[tuple[float, float, str]]:
-    """Return (start, end, key) in pixels for intervals in another unit, at most one per pixel.
+    """Return (start, end, key) in pixels for intervals of time, at most one per pixel.
 
-    Each pixel gets the key with the longest time in it, and equal neighbours are joined.
+    Each pixel gets the key with the longest time in it, and equal neighbours are joined. Pixels
+    without an interval are left out.
+
+    Args:
+      spans: (start, seconds, key) of each interval.
+      most: the seconds of the whole drawing, which is `pixels` wide.
 
     >>> spans_by_pixel([(0, 1, "a"), (1, 4, "b")], 4, 8)
     [(0, 2, 'a'), (2, 8, 'b')]
     """
+    # Per pixel, the share of its width that the intervals of each key take.
     shares: list[dict[str, float]] = [{} for _ in range(pixels)]
     for start, seconds, key in spans:
-        first, end = (pixels * place / most for place in (start, start + seconds))
+        first, end = (pixels * time / most for time in (start, start + seconds))
         for pixel in range(int(first), min(pixels, int(end) + 1)):
-            held = min(end, pixel + 1) - max(first, pixel)
-            shares[pixel][key] = shares[pixel].get(key, 0) + max(held, 0)
+            # The interval and the pixel [pixel, pixel + 1) overlap by this width.
+            overlap = min(end, pixel + 1) - max(first, pixel)
+            shares[pixel][key] = shares[pixel].get(key, 0) + max(overlap, 0)
     keys = [max(share, key=share.__getitem__, default="") for share in shares]
-    # A run ends where the next pixel has another key.
+    # A run ends where the next pixel has another key. The key of empty pixels is "".
     ends = [0, *(i for i, (a, b) in enumerate(pairwise(keys), 1) if a != b), pixels]
     return [(a, b, keys[a]) for a, b in pairwise(ends) if keys[a]]
 
@@ -427,16 +459,19 @@ def draw_points(
     most = [max((point[k] for point in points), default=1.0) or 1.0 for k in (0, 1)]
 
     def at(point: PlotPoint) -> tuple[float, float]:
+        """Return the place of a point in pixels; y grows downwards, so the second one is turned."""
         return left + width * point.x / most[0], top + height * (1 - point.y / most[1])
 
+    # The vertical scale, with a line at each mark.
     canvas.text((0, SIZE), names[1], bold=True)
     for mark in scale_marks(most[1]):
         y = top + height * (1 - mark / most[1])
         canvas.line((left, y), (left + width, y), LINE)
         canvas.text((left - 8, y + 4), texts[1](mark), anchor="end")
-    best = sorted((at(point) for point in points if point.is_best), key=lambda place: place[0])
-    for one, other in pairwise(best):
-        canvas.line(one, other, AXES[0], 2)
+    # The line joins the points of the Pareto front from left to right.
+    front = sorted((at(point) for point in points if point.is_best), key=lambda place: place[0])
+    for start, end in pairwise(front):
+        canvas.line(start, end, AXES[0], 2)
     # Filled points come last, so that no other point covers them.
     for point in sorted(points, key=lambda point: point.is_best):
         canvas.dot(at(point), 5 if point.is_best else 4, AXES[0] if point.is_best else GREY)

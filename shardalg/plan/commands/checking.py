@@ -74,9 +74,13 @@ class CheckedFile:
 
     @property
     def status(self) -> int:
-        """The exit status: 0, `BROKEN`, `UNDECIDED`, or the status of an error."""
+        """The exit status: 0, `BROKEN`, `UNDECIDED`, or the status of an error.
+
+        A refuted statement counts more than one that is not decided.
+        """
         if self.error is not None:
             return self.error[0]
+        # Without a report it is a plan file. Differences that --update has saved are no failure.
         if self.report is None:
             return BROKEN if self.differences and not self.updated else 0
         verdicts = [one.verdict for one in self.report.verdicts]
@@ -99,6 +103,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Check the files, print the outcome of each, and return the exit status.
+
+    The status is that of the worst file: an error that left it unchecked, then a refuted statement
+    or a changed plan, then a statement that is not decided, then 0.
 
     Raises:
       ContractError, PlanFileError: a file that cannot be read, or that fits nothing.
@@ -129,8 +136,10 @@ def _outcome(path: Path, options: argparse.Namespace) -> CheckedFile:
     try:
         return _checked(path, options)
     except (ShardalgError, OSError) as error:
+        # A program that reads the output needs an entry for each file, also for a single one.
         if len(options.files) == 1 and not (options.json or options.github):
             raise
+        # The user's own function failed: its traceback is shown, not the error around it.
         if isinstance(error, UserProgramError):
             words = failed(error.__cause__ or error, str(error))
             return CheckedFile(path, error=(PROGRAM_FAILED, words))
@@ -139,7 +148,9 @@ def _outcome(path: Path, options: argparse.Namespace) -> CheckedFile:
 
 
 def _checked(path: Path, options: argparse.Namespace) -> CheckedFile:
-    """Return the outcome of one file.
+    """Return the outcome of a plan file (.json) or a contract file (.toml).
+
+    A contract is checked on the plan of its function, or on the text of XLA that --hlo names.
 
     Raises:
       ContractError: another kind of file, or a contract without a function.
@@ -208,7 +219,10 @@ def _on_hlo(given: ContractFile, hlo: Path, path: Path) -> ContractReport:
 
 
 def _update(given: ContractFile, plan: Plan) -> Iterator[str]:
-    """Write the plan files that a contract names, and yield a text per file that changed."""
+    """Write the plan files that a contract names, and yield a text per file that changed.
+
+    A statement `unchanged = "step.plan.json"` names a file. The text has the first five changes.
+    """
     from shardalg.plan.contracts.inequalities import Place, claims_of
     from shardalg.plan.contracts.statements import Unchanged
 
@@ -216,6 +230,7 @@ def _update(given: ContractFile, plan: Plan) -> Iterator[str]:
         if isinstance(statement, Unchanged):
             path = given.contract.folder / statement.path
             if path.exists():
+                # A claim is a decision of the saved plan that the new plan does not make.
                 claims = claims_of(statement, plan, Place(given.contract.folder)).claims
                 changes = [claim.at for claim in claims]
             else:
@@ -241,7 +256,7 @@ def _plan_file(path: Path, *, update: bool) -> CheckedFile:
 
 
 def _lines(one: CheckedFile) -> Iterator[str]:
-    """Yield the lines that a user reads about a file."""
+    """Yield the lines that a user reads about a file: its error, verdicts or differences."""
     if one.error is not None:
         yield f"{one.path}: error: {one.error[1]}"
     elif one.report is not None:
@@ -278,7 +293,10 @@ def _escaped(text: str) -> str:
 
 
 def _data(one: CheckedFile) -> dict[str, object]:
-    """Return the outcome of a file as plain data."""
+    """Return the outcome of a file as plain data for --json.
+
+    "ok" is False also for a statement that is not decided. "error" is "" without an error.
+    """
     verdicts = () if one.report is None else one.report.verdicts
     return {
         "file": str(one.path),
@@ -291,7 +309,10 @@ def _data(one: CheckedFile) -> dict[str, object]:
 
 
 def _verdict_data(verdict: StatementVerdict) -> dict[str, object]:
-    """Return a verdict as plain data."""
+    """Return the verdict of one statement as plain data.
+
+    "at" is the place of the instruction that decides it, "" if there is none.
+    """
     return {
         "statement": str(verdict.statement),
         "verdict": verdict.verdict,

@@ -198,17 +198,21 @@ class ComparedStrategy:
         return self.name, on, f"{on} on {self.chip}"
 
     def record(self) -> dict[str, Any]:
-        """Return the row of the comparison's table."""
+        """Return the row of the comparison's table: a value for each of `COLUMNS`.
+
+        A refused strategy has only its name, mesh and chip, and the reason in "limited_by".
+        Amounts per sample or per token are None if their number is unknown.
+        """
         row: dict[str, Any] = {"strategy": self.name, "mesh": self.mesh, "chip": self.chip}
         if self.figures is None:
             return {**row, "fits": False, "limited_by": f"refused: {self.refused}"}
-        step = self.step_s
         return {
             **row,
             "samples": self.samples,
-            "step_s": step,
-            "seconds_per_sample": step / self.samples if self.samples else None,
-            "tokens_per_s": self.tokens / step if self.tokens and step else None,
+            "step_s": self.step_s,
+            "seconds_per_sample": self.step_s / self.samples if self.samples else None,
+            # A program without work takes no time, and has no rate of tokens.
+            "tokens_per_s": self.tokens / self.step_s if self.tokens and self.step_s else None,
             "mfu": self.figures.mfu,
             "exposed_s": sum(self.exposed_s.values()),
             "idle_s": sum(self.idle_s.values()),
@@ -232,19 +236,25 @@ class ComparedStrategy:
         row: dict[str, Any] = {"strategy": self.name, "mesh": self.mesh, "chip": self.chip}
         if self.figures is None:
             return {**row, "step": "refused", "fits": "no"}
-        tokens = self.tokens / self.step_s if self.tokens and self.step_s else None
+        # Not known without tokens; a program without work takes no time, and has no rate.
+        rate = self.tokens / self.step_s if self.tokens and self.step_s else None
+        # Seconds along each set of mesh axes, such as "data 3 ms, model 1 ms"; zeros are left out.
+        exposed, idle = (
+            ", ".join(
+                f"{axes} {seconds_text(seconds)}" for axes, seconds in by_axes.items() if seconds
+            )
+            for by_axes in (self.exposed_s, self.idle_s)
+        )
         return {
             **row,
             "samples": self.samples or "",
             "step": seconds_text(self.step_s),
-            "tokens_per_s": f"{tokens:,.0f}" if tokens else "",
+            "tokens_per_s": f"{rate:,.0f}" if rate else "",
             "mfu": f"{self.figures.mfu:.0%}",
             # Bytes and memory do not show that devices are idle, but the largest cause does.
             "largest_cause": self.figures.limits.largest,
-            **{
-                name: ", ".join(f"{axes} {seconds_text(s)}" for axes, s in along.items() if s)
-                for name, along in (("exposed", self.exposed_s), ("idle", self.idle_s))
-            },
+            "exposed": exposed,
+            "idle": idle,
             "peak": bytes_text(self.peak_bytes),
             "fits": "yes" if self.fits else f"no: {bytes_text(self.capacity_bytes)}",
         }
@@ -287,8 +297,10 @@ class StrategyComparison(Answer):
         Raises:
           TableError: no strategy fits; the error names the one that needs the least memory.
         """
+        # The rows are ranked: all that fit come first, the fastest of them first.
         if self.rows and self.rows[0].fits:
             return self.rows[0]
+        # The nearest miss says most: the plan that needs the least memory; None without a plan.
         least = least_memory(self.rows)
         if least is None:
             reasons = "; ".join(f"{row.name}: {row.refused}" for row in self.rows)
@@ -300,7 +312,7 @@ class StrategyComparison(Answer):
         )
 
     def __getitem__(self, name: str) -> ComparedStrategy:
-        """Return a strategy by its name.
+        """Return a strategy by its name: "fsdp", "fsdp on data=8", or "fsdp on data=8 on v5p".
 
         Raises:
           TableError: there is no such strategy, or several meshes or chips have it.
@@ -310,10 +322,10 @@ class StrategyComparison(Answer):
             return found[0]
         if found:
             # A suggested name should be of one row only, or the next look-up fails as well.
-            every = Counter(name for row in self.rows for name in row.names)
-            own = [min(row.names, key=lambda n: (every[n], len(n))) for row in found]
+            uses = Counter(name for row in self.rows for name in row.names)
+            unique = [min(row.names, key=lambda n: (uses[n], len(n))) for row in found]
             raise TableError(
-                f"{name!r} is several rows: ask for one of {', '.join(map(repr, own))}."
+                f"{name!r} is several rows: ask for one of {', '.join(map(repr, unique))}."
             )
         names = [*dict.fromkeys(row.name for row in self.rows)]
         near = get_close_matches(str(name), names, 3)
@@ -335,7 +347,8 @@ class StrategyComparison(Answer):
         A row has the number of collectives, the bytes that a device sends, in total and over each
         kind of link, the seconds by network, and the seconds that no computation hides.
         """
-        names = ("link", "network", "dcn", "latency")
+        networks = ("link", "network", "dcn", "latency")
+        # `sums` has no entry for a network over which nothing is sent.
         records = [
             {
                 "strategy": row.name,
@@ -345,7 +358,7 @@ class StrategyComparison(Answer):
                 "executions": sums["executions"],
                 "wire_bytes": sums["wire_bytes"],
                 **{f"{name}_bytes": row.bytes_over(axes, name) for name in KINDS_OF_LINKS},
-                **{f"{name}_s": sums.get(name, 0.0) for name in names},
+                **{f"{name}_s": sums.get(name, 0.0) for name in networks},
                 "exposed_s": row.exposed_s.get(axes, 0.0),
             }
             for row in self.rows
@@ -357,7 +370,7 @@ class StrategyComparison(Answer):
             (
                 *columns,
                 *(f"{name}_bytes" for name in KINDS_OF_LINKS),
-                *(f"{name}_s" for name in names),
+                *(f"{name}_s" for name in networks),
                 "exposed_s",
             ),
         )
@@ -368,14 +381,17 @@ class StrategyComparison(Answer):
         Classes are those of `plan.memory`: parameters, optimizer state, activations, and so on.
         """
         records = []
+        # Strategies may have different classes: the columns are all of them, in order of first use.
         classes: dict[str, None] = {}
         for row in self.rows:
             if row.figures is not None:
-                held = {f"{name}_bytes": n for name, n in row.figures.memory_by_class.items()}
-                classes |= dict.fromkeys(held)
+                class_bytes = {
+                    f"{name}_bytes": n for name, n in row.figures.memory_by_class.items()
+                }
+                classes |= dict.fromkeys(class_bytes)
                 place = {"strategy": row.name, "mesh": row.mesh, "chip": row.chip}
-                ends = {"peak_bytes": row.peak_bytes, "capacity_bytes": row.capacity_bytes}
-                records.append({**place, **held, **ends})
+                totals = {"peak_bytes": row.peak_bytes, "capacity_bytes": row.capacity_bytes}
+                records.append({**place, **class_bytes, **totals})
         columns = ("strategy", "mesh", "chip", *classes, "peak_bytes", "capacity_bytes")
         return Table.from_records(records, columns)
 
@@ -472,10 +488,14 @@ class StrategyComparison(Answer):
 
     @property
     def conclusion(self) -> str:
-        """One or two sentences: the best strategy, and how much slower the next one is."""
+        """One or two sentences: the best strategy, and how much slower the next one is.
+
+        If no strategy fits in memory, the sentence names the one that needs the least of it.
+        """
         planned = [row for row in self.rows if row.plan is not None]
         if not planned:
             return f"No strategy of {len(self.rows)} has a plan."
+        # The rows are ranked: all that fit come first, so the first one stands for all.
         first = planned[0]
         if not first.fits:
             least = least_memory(planned) or first
@@ -483,20 +503,21 @@ class StrategyComparison(Answer):
                 f"No strategy fits: {least.name} needs the least memory, "
                 f"{bytes_text(least.peak_bytes)} of {bytes_text(least.capacity_bytes)} per device."
             )
-        held = f"{bytes_text(first.peak_bytes)} of {bytes_text(first.capacity_bytes)} per device"
+        memory = f"{bytes_text(first.peak_bytes)} of {bytes_text(first.capacity_bytes)} per device"
         step = f"{seconds_text(first.step_s)} per step"
+        # Steps of different batches are ranked per sample, so the sentence says the batch.
         if len({row.samples for row in planned}) > 1:
             step += f" of {first.samples:,} samples"
-        said = f"Fastest that fits: {first.name} on {first.mesh}, {step}, {held}."
+        text = f"Fastest that fits: {first.name} on {first.mesh}, {step}, {memory}."
         others = [row for row in planned[1:] if row.fits]
         if others:
-            said += f" Next: {others[0].name} on {others[0].mesh}, "
+            text += f" Next: {others[0].name} on {others[0].mesh}, "
             # A step that takes no time has no share by which another one is slower.
             if first.order:
-                said += f"{max(0.0, others[0].order / first.order - 1):.0%} slower."
+                text += f"{max(0.0, others[0].order / first.order - 1):.0%} slower."
             else:
-                said += f"{seconds_text(others[0].step_s)}."
-        return said
+                text += f"{seconds_text(others[0].step_s)}."
+        return text
 
     @property
     def _ranking(self) -> Table:
@@ -504,9 +525,10 @@ class StrategyComparison(Answer):
         shown = Table.from_records((row.shown() for row in self.rows), SHOWN)
         # A column in which no row has a value (tokens of a model without tokens) is left out, and
         # so are the samples if all strategies have the same batch.
-        alike = {"samples"} if len({row.samples for row in self.rows if row.plan}) < 2 else set()
-        used = tuple(name for name in SHOWN if any(shown[name]) and name not in alike)
-        return Table.from_records(iter(shown), used)
+        has_one_batch = len({row.samples for row in self.rows if row.plan}) < 2
+        constant = {"samples"} if has_one_batch else set()
+        columns = tuple(name for name in SHOWN if any(shown[name]) and name not in constant)
+        return Table.from_records(iter(shown), columns)
 
     @property
     def _refused(self) -> list[str]:
@@ -514,7 +536,11 @@ class StrategyComparison(Answer):
         return [f"{row.name} on {row.mesh}: {row.refused}" for row in self.rows if row.refused]
 
     def _repr_html_(self) -> str:
-        """Return a drawing for notebooks: a bar per strategy by the causes of its step's time."""
+        """Return HTML for notebooks: a bar per strategy by the causes of its step's time.
+
+        At most `MOST_ROWS` strategies have a bar; refused ones have none. The left edge is green
+        if a strategy fits in memory.
+        """
         shown = [row.bar() for row in self.rows if row.plan is not None][:MOST_ROWS]
         bars = []
         for row in shown:
@@ -524,6 +550,7 @@ class StrategyComparison(Answer):
         left = len(self.rows) - len(shown)
         note = f"{left} more strategies are in the table or refused." if left else ""
         conclusion, *below = self.parts()
+        # The first row is the best one: if it does not fit, no strategy does.
         ok = bool(shown) and shown[0].fits
         return drawing_card(f"{conclusion}", draw_bars(bars), *below, ok=ok, note=note)
 
@@ -531,18 +558,19 @@ class StrategyComparison(Answer):
         """Return the conclusion, the ranked table, and the reasons of refused strategies."""
         refused = self._refused
         reserve = max((row.reserve for row in self.rows), default=0.0)
-        kept = "all of a device's memory counts as usable (reserve=0)"
+        reserve_text = "all of a device's memory counts as usable (reserve=0)"
         if reserve:
-            kept = f"{reserve:.0%} of a device's memory must stay free"
-        # A chip alone is in the column if no arrangement of chips is assumed.
-        alone = {
+            reserve_text = f"{reserve:.0%} of a device's memory must stay free"
+        # A row on a topology has its text in the column. A row with the chip's name alone assumes
+        # no arrangement of chips, but links for each axis, which a sentence says.
+        lone_chips = {
             row.chip: None for row in self.rows if row.figures and row.chip == row.on.chip.name
         }
         return (
             self.conclusion,
             self._ranking,
-            *(f"Rows on {chip} have {OWN_LINKS}." for chip in alone),
-            f"Memory: {kept}.",
+            *(f"Rows on {chip} have {OWN_LINKS}." for chip in lone_chips),
+            f"Memory: {reserve_text}.",
             *(f"Refused: {r}" for r in refused),
         )
 
@@ -557,35 +585,39 @@ class StrategyDifference(Answer):
     @cached_property
     def causes(self) -> Table:
         """A row per cause of time (`Cost.limits`); the sum is the difference of the step times."""
-        one, other = self.first.limits, self.second.limits
-        rows = [
-            (
-                name,
-                one.get(name, 0.0),
-                other.get(name, 0.0),
-                other.get(name, 0.0) - one.get(name, 0.0),
-            )
-            for name in dict.fromkeys((*one, *other))
-        ]
+        first, second = self.first.limits, self.second.limits
+        rows = []
+        # A cause may occur in one of the strategies only; it takes no time in the other one.
+        for name in dict.fromkeys((*first, *second)):
+            first_s, second_s = first.get(name, 0.0), second.get(name, 0.0)
+            rows.append((name, first_s, second_s, second_s - first_s))
+        # The largest difference first, of either sign.
         rows.sort(key=lambda row: -abs(row[3]))
         return Table(("cause", "first_s", "second_s", "difference_s"), tuple(rows))
 
     @cached_property
     def table(self) -> Table:
         """A row per module, kind of collective and axes whose bytes differ, the largest first."""
-        one, other = self._bytes(self.first), self._bytes(self.second)
+        first, second = self._bytes(self.first), self._bytes(self.second)
         rows = []
-        for key in dict.fromkeys((*one, *other)):
-            before, after = one.get(key, (0, 0.0)), other.get(key, (0, 0.0))
-            if before != after:
-                rows.append((*key, before[0], after[0], before[1], after[1]))
+        # A key is (module, kind, axes). A strategy without such collectives sends nothing.
+        for key in dict.fromkeys((*first, *second)):
+            (first_count, first_bytes), (second_count, second_bytes) = (
+                sums.get(key, (0, 0.0)) for sums in (first, second)
+            )
+            if (first_count, first_bytes) != (second_count, second_bytes):
+                rows.append((*key, first_count, second_count, first_bytes, second_bytes))
+        # By the difference of bytes, of either sign.
         rows.sort(key=lambda row: -abs(row[6] - row[5]))
         columns = ("module", "kind", "mesh_axes", "first_executions", "second_executions")
         return Table((*columns, "first_wire_bytes", "second_wire_bytes"), tuple(rows))
 
     @staticmethod
     def _bytes(row: ComparedStrategy) -> dict[tuple[str, str, str], tuple[int, float]]:
-        """Return {(module, kind, axes): (executions, wire bytes per step)} of the collectives."""
+        """Return {(module, kind, axes): (executions, wire bytes per step)} of the collectives.
+
+        Empty if the strategy has no plan. Bytes are those that one device sends.
+        """
         from shardalg.show.tables import collectives_by_module
 
         plan = row.plan
@@ -607,18 +639,19 @@ class StrategyDifference(Answer):
         # names that tells the two rows apart.
         level = next((n for n in range(3) if fast.names[n] != slow.names[n]), 0)
         fast_name, slow_name = fast.names[level], slow.names[level]
-        apart = slow.step_s - fast.step_s
-        if not apart:
+        difference_s = slow.step_s - fast.step_s
+        if not difference_s:
             return f"{self.first.name} and {self.second.name} take the same time."
         # Differences in the tables are "second minus first". The sign makes them "slow minus fast".
         sign = 1 if slow is self.second else -1
         cause = max(self.causes, key=lambda row: sign * row["difference_s"])
-        gained = seconds_text(sign * cause["difference_s"])
-        said = (
-            f"{fast_name} is {seconds_text(apart)} ({apart / slow.step_s:.0%}) faster than "
-            f"{slow_name} per step. {slow_name} loses {gained} more to {cause['cause']}."
+        loss = seconds_text(sign * cause["difference_s"])
+        share = f"{difference_s / slow.step_s:.0%}"
+        text = (
+            f"{fast_name} is {seconds_text(difference_s)} ({share}) faster than "
+            f"{slow_name} per step. {slow_name} loses {loss} more to {cause['cause']}."
         )
-        return said + self.more_sent(sign)
+        return text + self.more_sent(sign)
 
     def more_sent(self, sign: int) -> str:
         """Return a sentence about the collective of which the slower strategy sends most more.
@@ -639,17 +672,13 @@ class StrategyDifference(Answer):
     def parts(self) -> Parts:
         """Return the sentence, the causes and the collectives that differ."""
         names = {"first": self.first.name, "second": self.second.name}
-        legend = ", ".join(f"{place} = {name}" for place, name in names.items())
-        shown = Table(
-            ("cause", *names, "difference"),
-            tuple(
-                (
-                    cause,
-                    *(seconds_text(s) for s in pair),
-                    seconds_text(d) if d >= 0 else f"-{seconds_text(-d)}",
-                )
-                for cause, *pair, d in self.causes.rows
-                if d
-            ),
-        )
+        legend = ", ".join(f"{column} = {name}" for column, name in names.items())
+        rows = []
+        for cause, first_s, second_s, difference in self.causes.rows:
+            # Causes that cost both strategies the same explain no difference.
+            if difference:
+                # `seconds_text` is for amounts; the sign is written in front of it.
+                change = f"{'-' if difference < 0 else ''}{seconds_text(abs(difference))}"
+                rows.append((cause, seconds_text(first_s), seconds_text(second_s), change))
+        shown = Table(("cause", *names, "difference"), tuple(rows))
         return (self.sentence, f"{legend}:", shown, self.table)

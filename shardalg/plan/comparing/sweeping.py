@@ -90,11 +90,18 @@ class SweepSettings:
     progress: Progress | bool | None = None
 
     def is_for_arrays(self, sizes: Mapping[str, Any]) -> bool:
-        """Return whether arrays of sizes are asked for, and no list of points.
+        """Return whether the sweep evaluates numpy arrays of sizes, without a row per point.
+
+        False if a size is a list, or if a setting needs a row per point: meshes, policies of
+        rematerialisation, an executor, or a file.
+
+        Args:
+          sizes: the values of each swept size by its name: a number, a list, or an array.
 
         Raises:
           StrategyError: a size is an array and another one a list, or a size is a set or iterator.
         """
+        # Called only for its error: the values of a set or an iterator have no fixed order.
         for name, given in sizes.items():
             listed(name, given)
         lists = [name for name, given in sizes.items() if isinstance(given, list | tuple | range)]
@@ -140,11 +147,14 @@ class _Point:
 
 
 def _points(plan: Plan, sizes: Mapping[str, Any], settings: SweepSettings) -> list[_Point]:
-    """Return all combinations, in the order of the lists.
+    """Return all combinations of policies, meshes and sizes; the last size varies fastest.
+
+    A combination has None for the mesh or the policy if the sweep does not vary it.
 
     Raises:
       StrategyError, SymbolError: as in `swept`.
     """
+    # A list with None alone gives one combination, at the plan's own mesh or policy.
     meshes: list[Any] = [None]
     if settings.mesh is not None:
         meshes = list(meshes_of(settings.mesh, what="mesh"))
@@ -157,9 +167,11 @@ def _points(plan: Plan, sizes: Mapping[str, Any], settings: SweepSettings) -> li
         policies = [None if p is None else check_policy(p) for p in listed("remat", several)]
         check_distinct("remat", policies)
     values = {name: _sizes(name, given) for name, given in sizes.items()}
+    # Called only for its error: the plan has no such name, or the value is no size.
     for name, found in values.items():
         for value in found:
             point_of(plan.sizes, {name: value})
+    # Counted before the points are made, because a product of lists can exceed the memory.
     count = len(meshes) * len(policies) * math.prod(map(len, values.values()))
     if count > MOST:
         raise StrategyError(
@@ -171,7 +183,11 @@ def _points(plan: Plan, sizes: Mapping[str, Any], settings: SweepSettings) -> li
 
 
 def _sizes(name: str, given: Any) -> list[int]:
-    """Return the values of a swept size."""
+    """Return the values of a swept size as Python integers, from a number, a list or an array.
+
+    Raises:
+      StrategyError: the list is empty, or has a value twice.
+    """
     several = given.reshape(-1).tolist() if isinstance(given, np.ndarray) else given
     found = [int(v) if isinstance(v, np.integer) else v for v in listed(name, several)]
     check_distinct(name, found)
@@ -179,7 +195,11 @@ def _sizes(name: str, given: Any) -> list[int]:
 
 
 def _check_meshes(plan: Plan, meshes: Sequence[Mesh], sizes: Mapping[str, Any]) -> None:
-    """Raise if a mesh has no numbers, or if an axis is swept by its name, too."""
+    """Check the meshes of a sweep: their axes have numbers, and `sizes` does not name an axis too.
+
+    Raises:
+      StrategyError: a mesh has named sizes, or an axis of it is also in `sizes`.
+    """
     for mesh in meshes:
         if mesh.symbolic:
             raise StrategyError(
@@ -193,9 +213,12 @@ def _check_meshes(plan: Plan, meshes: Sequence[Mesh], sizes: Mapping[str, Any]) 
 
 @dataclass(eq=False)
 class _Base:
-    """A function with annotations, of which all points differ by numbers for named sizes alone.
+    """A function with annotations on a mesh, and the points that differ only by its named sizes.
+
+    One traced function, and one set of formulas, can serve all of these points.
 
     Attributes:
+      inputs: the traced function, its annotations and the settings of planning.
       known: the plan if it exists already.
       points: for each point, its number in the sweep, and a number for each named size.
     """
@@ -325,26 +348,37 @@ class _Sweep:
         return _Base(inputs, plan if policy is None else None)
 
     def _made_of(self) -> dict[str, str]:
-        """Return all that the figures depend on, for the file: digests, versions, settings."""
+        """Return all that the figures depend on, as text by name: digests, versions, settings.
+
+        The file of an interrupted sweep is continued only if its text for each name is the same.
+        Without a file, the result is empty.
+        """
         if self.settings.file is None:
             return {}
-        made = {}
+        texts = {}
+        # The traced function with its annotations differs for each policy of rematerialisation.
         for policy, base in self.variants.items():
             given = base.inputs
             inputs = plan_file.inputs(given.traced, given.annotations, given.options)
             text = plan_file.body(json.loads(json.dumps(inputs)))
-            made[f"function {policy_text(policy)}"] = plan_file.digest(text)
+            texts[f"function {policy_text(policy)}"] = plan_file.digest(text)
+        # Named sizes are traced at their hints. At other sizes Python code may take another
+        # branch, so the text of the function counts, too.
         call = self.plan._traced.call
-        made["text of the function"] = plan_file.digest(_source(call.fn if call else None))
+        texts["text of the function"] = plan_file.digest(_source(call.fn if call else None))
         chip = plan_file.digest(plan_file.body(self.machine.chip.to_json()))
-        made["hardware"] = f"{self.machine_text} (figures {chip[:12]})"
-        made["overlap"] = str(self.settings.overlap)
+        texts["hardware"] = f"{self.machine_text} (figures {chip[:12]})"
+        texts["overlap"] = str(self.settings.overlap)
         versions = plan_file.versions(self.plan.options)
-        own = (f"{name} {version}" for name, version in versions.items())
-        return {**made, "versions": ", ".join(own)}
+        version_texts = (f"{name} {version}" for name, version in versions.items())
+        return {**texts, "versions": ", ".join(version_texts)}
 
     def _key(self, point: _Point) -> str:
-        """Return the text of a point in the file: all numbers on which its figures depend."""
+        """Return the key of a point in the file: JSON text of its mesh, policy and sizes.
+
+        Sizes that the sweep does not vary are included at their hints, because the figures depend
+        on them. The mesh is None for the plan's own mesh.
+        """
         mesh = None
         if point.mesh is not None:
             mesh = [*map(list, point.mesh.axes), point.mesh.device_ids]
@@ -353,7 +387,7 @@ class _Sweep:
         return json.dumps(parts, sort_keys=True)
 
     def _take_known(self) -> None:
-        """Take the points that the file has."""
+        """Copy the figures of points that an earlier sweep has written to the file."""
         for number, point in enumerate(self.points):
             known = self.file.points.get(self._key(point))
             if known is not None:
@@ -362,12 +396,21 @@ class _Sweep:
             self._report("points of the file")
 
     def _place(self, number: int, point: _Point) -> None:
-        """Add a point to the base that has it, or refuse it."""
+        """Add a point to its base, or finish it as refused.
+
+        It is refused if it has no base, or if its mesh does not have the machine's number of
+        devices.
+
+        Args:
+          number: the position of the point in `points`.
+        """
         base, sizes = self.base_of(point), dict(point.sizes)
+        # In place of a base, text is the reason of a refusal.
         if isinstance(base, str):
             self._finish(number, Finished(None, refused=base))
             return
         try:
+            # On a mesh with named axis sizes, the mesh of the point is a number for each axis.
             if point.mesh is not None and base.mesh.symbolic:
                 sizes |= point.mesh.shape
             check_devices(mesh_at(base.mesh, base.add(number, sizes)), self.machine)
@@ -375,32 +418,44 @@ class _Sweep:
             self._finish(number, Finished(None, refused=reason(error)))
 
     def base_of(self, point: _Point) -> _Base | str:
-        """Return the base of a point, or the reason why there is none.
+        """Return the base of a point, or the reason (text) why there is none.
+
+        A base is a function with annotations on one mesh; the points of a base differ only by the
+        numbers of its named sizes.
 
         A mesh with the axes of a plan with named axis sizes is only another set of sizes. For any
         other mesh, the annotations are moved to it by the names of its axes.
         """
         variant, mesh = self.variants[point.remat], point.mesh
-        own = variant.mesh
-        is_own = mesh is None or mesh == own
-        if mesh is not None and own.symbolic and mesh.device_ids is None:
-            is_own = is_own or mesh.axis_names == own.axis_names
+        plan_mesh = variant.mesh
+        is_own = mesh is None or mesh == plan_mesh
+        # Named axis sizes take any numbers. Device ids are an order, which numbers do not say.
+        if mesh is not None and plan_mesh.symbolic and mesh.device_ids is None:
+            is_own = is_own or mesh.axis_names == plan_mesh.axis_names
+        # One base per policy and mesh, made at the first point that needs it.
         key = (point.remat, None if is_own else mesh)
         if key not in self.bases:
             self.bases[key] = variant
             if mesh is not None and not is_own:
                 try:
+                    # It fails if the mesh lacks an axis that an annotation names.
                     self.bases[key] = _moved(variant, mesh)
                 except ShardalgError as error:
                     self.bases[key] = reason(error)
         return self.bases[key]
 
     def _evaluate(self, base: _Base) -> None:
-        """Find the figures of all points of a base at which its formulas hold."""
+        """Finish the points of a base whose figures need no plan of their own.
+
+        These are the points at which formulas in the named sizes hold: those of the plan at the
+        hints, then those of plans at a few other points. `_make` plans the points that are left.
+        """
+        # A pair is the position of a point in the sweep, and its number for each named size.
         points = [pair for pair in base.points if pair[0] not in self.found]
         # One point is planned as fast as the formulas are made.
         if not points or (base.known is None and len(points) < 2):
             return
+        # Without named sizes there are no formulas, and the only point is the plan itself.
         if not base.inputs.is_named:
             if base.known is not None:
                 self._finish(points[0][0], self._planned(base.inputs, base.known))
@@ -425,7 +480,7 @@ class _Sweep:
                 places = iter(PLACES)
 
     def _take_formulas(self, base: _Base, points: Sequence[tuple[int, Mapping[str, int]]]) -> None:
-        """Keep the figures of the points at which the formulas of a base hold."""
+        """Finish the points at which the formulas of a base hold, with one report of progress."""
         for number, figures in self._by_formula(base, points):
             self._finish(number, Finished(figures, FORMULA), is_told=False)
         self._report("formulas")
@@ -433,7 +488,15 @@ class _Sweep:
     def _by_formula(
         self, base: _Base, points: Sequence[tuple[int, Mapping[str, int]]]
     ) -> Iterator[tuple[int, StepFigures]]:
-        """Yield the figures of the points at which the formulas of a base hold."""
+        """Yield (number, figures) of the points at which the formulas of a base hold.
+
+        A formula holds at a point if planning decides there as at the base's hints. Nothing is
+        yielded if there are no formulas: no plan at the hints, no named sizes, or an overlap that
+        is a schedule.
+
+        Args:
+          points: pairs of a point's number in the sweep and its number for each named size.
+        """
         try:
             plan = base.plan
             if plan._named is None or plan._guards is None or self.settings.overlap in SCHEDULES:
@@ -444,7 +507,8 @@ class _Sweep:
         holds = plan._guards.holding([point for _, point in points], attempts=ATTEMPTS)
         held = [pair for pair, is_held in zip(points, holds, strict=True) if is_held]
         chip = plan._stages.machine(self.machine)
-        # On a topology, the links under an axis depend on the sizes of all axes.
+        # Group the points by mesh. On a topology, the links under an axis depend on the sizes of
+        # all axes, so each other mesh needs formulas of its own. None is the mesh of the hints.
         links: dict[Mesh | None, list[tuple[int, Mapping[str, int]]]] = {}
         for number, point in held:
             mesh = mesh_at(plan.mesh, point)
@@ -459,6 +523,7 @@ class _Sweep:
                 formulas = step_formulas(plan, chip, self.settings.overlap, mesh_)
             except (FormulaError, HardwareError):
                 continue
+            # Evaluate the formulas once for the whole group, as arrays.
             names = group[0][1]
             arrays = {name: np.array([point[name] for _, point in group]) for name in names}
             rows = zip(*(found.tolist() for found in formulas.at(arrays)), strict=True)
@@ -466,7 +531,10 @@ class _Sweep:
                 yield number, StepFigures(seconds, float(peak), float(sent))
 
     def _make(self, waiting: Sequence[tuple[_Base, int, Mapping[str, int]]]) -> None:
-        """Plan the function at points, here or by the workers of the executor.
+        """Plan the function at points that no formula serves, here or by the executor's workers.
+
+        Args:
+          waiting: (base, number of the point in the sweep, its number for each named size).
 
         Raises:
           StrategyError: the executor fails for all points.
@@ -502,7 +570,12 @@ class _Sweep:
                 yield number, inputs
 
     def _planned(self, inputs: PlanInputs, known: Plan | None = None) -> Finished:
-        """Return the figures of a plan, or the reason why there is none."""
+        """Return the figures of a plan, or the reason why there is none.
+
+        Args:
+          inputs: the function and its annotations at one point, in numbers.
+          known: the plan at this point if it exists already.
+        """
         try:
             if known is not None:
                 cost = known.cost(self.machine, overlap=self.settings.overlap)
@@ -512,7 +585,12 @@ class _Sweep:
             return Finished(None, refused=reason(error))
 
     def _finish(self, number: int, found: Finished, *, is_told: bool = True) -> None:
-        """Keep the result of a point."""
+        """Store the result of a point, also in the file.
+
+        Args:
+          number: the position of the point in `points`.
+          is_told: whether the user's progress function is called.
+        """
         self.found[number] = found
         self.file.add(self._key(self.points[number]), found)
         if is_told:
@@ -542,17 +620,19 @@ class _Sweep:
           number: the position of the point in `points`.
         """
         found = self.found.get(number)
+        # A point without a result failed in the executor, or the sweep was interrupted before it.
         refused = found.refused if found else self.failures.get(number, UNFINISHED)
         sizes = dict(point.sizes)
+        # A swept size may be the name of an axis of the plan's mesh.
         axes = {**self.plan.mesh.shape, **sizes}
-        own = Mesh([(name, axes[name]) for name in self.plan.mesh.axis_names])
+        plan_mesh = Mesh([(name, axes[name]) for name in self.plan.mesh.axis_names])
         try:
             samples = None if self._lead is None else evaluate(self._lead, sizes)
         except ShardalgError:  # no whole number, so that the function has no plan there either
             samples = None
         capacity = self.machine.chip.hbm_bytes * (1 - self.settings.reserve)
         return SweptPoint(
-            mesh_text(point.mesh or own),
+            mesh_text(point.mesh or plan_mesh),
             policy_text(point.remat),
             sizes,
             found.figures if found else None,
@@ -564,21 +644,27 @@ class _Sweep:
         )
 
     def _plan_of(self, point: _Point) -> Plan:
-        """Return the plan at a point that has figures."""
+        """Return the plan at a point that has figures; it is made now."""
         base = self.base_of(point)
         assert isinstance(base, _Base), "points without a base are refused"
         sizes = dict(point.sizes)
+        # On a mesh with named axis sizes, the mesh of the point is a number for each axis.
         if point.mesh is not None and base.mesh.symbolic:
             sizes |= point.mesh.shape
         return base.plan_at(sizes)
 
     @cached_property
     def _lead(self) -> Any:
-        """The leading dimension of the data arguments; None if unknown."""
+        """The leading dimension of the data arguments: the samples of a step.
+
+        A number, or a formula in the named sizes. None if data arguments differ in it, or if there
+        are none.
+        """
         traced = self.plan._traced
         shapes = [traced.graph.values[v].type.shape for v in traced.graph.arguments]
-        dims = traced.symbols.dims if traced.symbols else shapes
-        pairs = zip(dims, traced.argument_roles, strict=True)
+        # With named sizes, the declared shapes have formulas in place of numbers.
+        declared_shapes = traced.symbols.dims if traced.symbols else shapes
+        pairs = zip(declared_shapes, traced.argument_roles, strict=True)
         leading = {shape[0] for shape, role in pairs if role == "data" and len(shape)}
         return leading.pop() if len(leading) == 1 else None
 

@@ -77,6 +77,7 @@ class ExplicitPatch(SourcePatch):
     def table(self) -> Table:
         """A row per edit: its place, the expression, the sharding, and the error it answers."""
         rows = []
+        # The sharding is written with the names that the expression's file has for JAX's classes.
         for fix in self.fixes:
             expression = self.expressions[fix.number]
             names = SourceNames.of(expression.file, self.axes, explicit=True)
@@ -85,17 +86,22 @@ class ExplicitPatch(SourcePatch):
         return Table(LINE_COLUMNS, tuple(rows))
 
     def edits_of(self, file: UserFile) -> list[Edit]:
-        """Return the edits of a file; [] if it does not change."""
-        own = [fix for fix in self.fixes if self.expressions[fix.number].file is file]
-        if not own:
+        """Return the edits of a file's text, with its new imports; [] if it does not change."""
+        file_fixes = [fix for fix in self.fixes if self.expressions[fix.number].file is file]
+        if not file_fixes:
             return []
         names = SourceNames.of(file, self.axes, explicit=True)
-        made = [edit for fix in own for edit in _edits(self.expressions[fix.number], fix, names)]
-        return made + names.import_edits(file)
+        new_edits = [
+            edit for fix in file_fixes for edit in _edits(self.expressions[fix.number], fix, names)
+        ]
+        return new_edits + names.import_edits(file)
 
     @property
     def conclusion(self) -> str:
-        """One sentence: whether JAX types the function, and with how many edits."""
+        """One sentence: whether JAX types the function, and with how many edits.
+
+        JAX types a function if it can infer the sharding of each result on explicit axes.
+        """
         count = f"{len(self.fixes)} edit{'' if len(self.fixes) == 1 else 's'}"
         if self.left:
             return f"After {count} JAX still refuses the function on explicit axes: {self.left}"
@@ -162,16 +168,17 @@ class _ExplicitSearch:
 
         Return "" then, else the text of the error that no edit answers.
         """
+        # Each trace shows one error. Every round adds an edit, so that the limit ends the search.
         while len(self.fixes) < MOST_FIXES:
             error = self.error()
             if error is None:
                 self.reduce()
                 return ""
             text = " ".join(str(error).split())
-            new = self.answers(error, text)
-            if not new:
+            new_fixes = self.answers(error, text)
+            if not new_fixes:
                 return text
-            self.fixes |= {fix.number: fix for fix in new}
+            self.fixes |= {fix.number: fix for fix in new_fixes}
         return f"more than {MOST_FIXES} errors"
 
     def reduce(self) -> None:
@@ -194,7 +201,10 @@ class _ExplicitSearch:
         return {(e.file.path, _span(e.node)): n for n, e in self.marked.expressions.items()}
 
     def error(self) -> Exception | None:
-        """Return JAX's sharding error for the function with the edits so far, or None."""
+        """Trace the function with the edits so far, and return JAX's sharding error, or None.
+
+        The user's files do not change: the edited functions replace the user's for this trace.
+        """
         from shardalg.plan.patching.explicit_trace import explicit_error
 
         trees = [
@@ -205,12 +215,21 @@ class _ExplicitSearch:
             return explicit_error(self.plan)
 
     def answers(self, error: Exception, text: str) -> list[Fix]:
-        """Return the edits that answer an error; [] if none does."""
+        """Return the edits that answer an error; [] if none does.
+
+        An operator that can take the sharding of its result gets it from the plan. For any other
+        one, the operands are resharded first.
+
+        Args:
+          text: the message of the error, for the edits' `error`.
+        """
         number = self.place(error)
+        # The error comes from no line of the user, or from a line without a marked expression.
         if number is None:
             return []
         expression = self.marked.expressions[number]
         node, spec = expression.node, self.specs.get(number)
+        # An edit of this expression did not help before, so the next attempt is at its operands.
         if number not in self.fixes and spec is not None:
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
                 return [Fix(number, "matmul", spec, text)]
@@ -219,30 +238,39 @@ class _ExplicitSearch:
             if isinstance(node, ast.Call) and _takes_out_sharding(expression):
                 return [Fix(number, "out_sharding", spec, text)]
         # Otherwise the operands get the sharding of the result, in the dimensions that they have.
-        found = []
+        fixes = []
         for operand in _operands(node):
             inner = self.spans.get((expression.file.path, _span(operand)))
             shape = None if inner is None else self.marked.shapes.get(inner)
+            # Only arrays with dimensions have a sharding, and each operand is resharded once.
             if inner is None or not shape or inner in self.fixes:
                 continue
-            wanted = spec or self.specs.get(inner)
-            if wanted is not None and len(shape) <= len(wanted):
-                last = wanted[len(wanted) - len(shape) :]
-                fitted = tuple(() if n == 1 else axes for n, axes in zip(shape, last, strict=True))
-                found.append(Fix(inner, "reshard", fitted, text))
-        return found
+            result_spec = spec or self.specs.get(inner)
+            if result_spec is not None and len(shape) <= len(result_spec):
+                # Broadcasting aligns the last dimensions, and repeats a dimension of size 1, which
+                # stays whole. E.g. shape (1, 8) with the result's (X, Y, Z) -> ((), Z).
+                last_axes = result_spec[len(result_spec) - len(shape) :]
+                pairs = zip(shape, last_axes, strict=True)
+                operand_spec = tuple(() if size == 1 else axes for size, axes in pairs)
+                fixes.append(Fix(inner, "reshard", operand_spec, text))
+        return fixes
 
     def place(self, error: Exception) -> int | None:
-        """Return the number of the expression at the innermost line of the user in a traceback."""
+        """Return the number of the innermost marked expression of the user in a traceback.
+
+        None if the traceback has no marked expression in a file of the user.
+        """
         found: int | None = None
         paths = {file.path for file in self.files}
         link = error.__traceback__
         while link is not None:
             code = link.tb_frame.f_code
             if code.co_filename in paths:
-                # The offset of the instruction that raised gives its place in the source.
+                # The offset of the instruction that raised gives its place in the source. Offsets
+                # count bytes, and `co_positions` has an entry per two bytes.
                 first, last, start, end = [*code.co_positions()][link.tb_lasti // 2]
                 span: Any = (first, start, last, end)
+                # Frames go from the outermost call inwards, so the last expression found counts.
                 found = self.spans.get((code.co_filename, span), found)
             link = link.tb_next
         return found
@@ -254,18 +282,27 @@ def _span(node: Any) -> Span:
 
 
 def _operands(node: ast.expr) -> list[ast.expr]:
-    """Return the parts of an expression that may be its operands."""
+    """Return the parts of an expression that may be its operands; [] for another expression.
+
+    E.g. `x + y` -> x, y; `x.dot(y)` -> x, y; `jnp.concatenate([x, y])` -> jnp, x, y; `x[i]` -> x.
+    """
     if isinstance(node, ast.BinOp):
         return [node.left, node.right]
     if isinstance(node, ast.Call):
-        inner = [a.elts if isinstance(a, ast.List | ast.Tuple) else [a] for a in node.args]
+        # A list of arrays, as of jnp.concatenate, has one operand per item.
+        groups = [a.elts if isinstance(a, ast.List | ast.Tuple) else [a] for a in node.args]
+        # The text before the dot is the array of a method, or a module, which no mark has.
         method = [node.func.value] if isinstance(node.func, ast.Attribute) else []
-        return [*method, *(each for group in inner for each in group)]
+        return [*method, *(operand for group in groups for operand in group)]
     return [node.value] if isinstance(node, ast.Subscript | ast.Attribute) else []
 
 
 def _takes_out_sharding(expression: Expression) -> bool:
-    """Return whether the called function has a parameter `out_sharding`."""
+    """Return whether the called function has a parameter `out_sharding`.
+
+    The function is looked up by its name, such as `jnp.einsum`, among the globals of the user's
+    file. False if the name is unknown, or if the function has no signature.
+    """
     node = expression.node
     assert isinstance(node, ast.Call)
     space = expression.file.functions[0].__globals__
@@ -297,13 +334,20 @@ class _Fixing(ast.NodeTransformer):
         fixes: Mapping[int, Fix],
         axes: Mapping[str, int],
     ) -> None:
-        """Take the edits of a file."""
+        """Store the edits of one file by the type and the place of their expression.
+
+        Args:
+          expressions, fixes: expressions and edits of all files, by the number of the expression.
+          axes: sizes of the mesh's axes by name.
+        """
         self.file = file
         self.names = SourceNames.of(file, axes, explicit=True)
-        own = {n: f for n, f in fixes.items() if expressions[n].file is file}
-        self.fixes = {
-            (type(expressions[n].node), _span(expressions[n].node)): f for n, f in own.items()
-        }
+        # The visited tree is a copy of the file's tree, so nodes are found by type and place.
+        self.fixes = {}
+        for number, fix in fixes.items():
+            if expressions[number].file is file:
+                node = expressions[number].node
+                self.fixes[type(node), _span(node)] = fix
 
     def tree(self) -> ast.Module:
         """Return the tree of the file with its edits."""
@@ -312,10 +356,17 @@ class _Fixing(ast.NodeTransformer):
         return ast.fix_missing_locations(made)
 
     def visit(self, node: ast.AST) -> ast.AST:
-        """Return a node with its edits."""
+        """Return the edited form of a node, or the node itself if no edit is at its place.
+
+        Forms are `x @ w` -> `jnp.matmul(x, w, out_sharding=...)`, `table[ids]` ->
+        `table.at[ids].get(out_sharding=...)`, `y` -> `jax.reshard(y, ...)`, and a call with one
+        more keyword `out_sharding`.
+        """
         fix = None
+        # Only expressions that are read: a target of an assignment has no sharding to ask for.
         if isinstance(node, ast.expr) and isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
             fix = self.fixes.get((type(node), _span(node)))
+        # Operands first, because the new node contains their edited forms.
         inner: Any = self.generic_visit(node)
         if fix is None:
             return inner
@@ -323,11 +374,13 @@ class _Fixing(ast.NodeTransformer):
         if fix.kind == "out_sharding":
             inner.keywords.append(ast.keyword("out_sharding", _parsed(sharding, node)))
             return inner
+        # The new node is parsed from text in which _0 and _1 are replaced by the node's parts.
         texts = {
             "matmul": f"{self.names.matmul}(_0, _1, out_sharding={sharding})",
             "gather": f"_0.at[_1].get(out_sharding={sharding})",
             "reshard": f"{self.names.reshard}(_0, {sharding})",
         }
+        # Each kind reads other attributes of the node, so only the part of its own kind may run.
         parts = {
             "matmul": lambda: {"_0": inner.left, "_1": inner.right},
             "gather": lambda: {"_0": inner.value, "_1": inner.slice},
@@ -357,11 +410,17 @@ def _parsed(text: str, at: ast.AST) -> Any:
 
 
 def _edits(expression: Expression, fix: Fix, names: SourceNames) -> list[Edit]:
-    """Return the edits of the text for one sharding."""
+    """Return the edits of the user's text that give one expression its sharding.
+
+    Lines count from 1 and columns are bytes. Where several edits are at one place, their order
+    keeps brackets nested: an inner expression has a larger number than the one around it.
+    """
     node: Any = expression.node
     lines = [line.encode() for line in expression.file.lines]
     sharding, most = names.sharding(fix.spec), 1 << 20
     end = (node.end_lineno, node.end_col_offset)
+    # Text in front of an expression is written from the outermost to the innermost expression,
+    # and text behind it from the innermost to the outermost.
     inwards = most + fix.number
     if fix.kind == "reshard":
         return [
@@ -370,6 +429,7 @@ def _edits(expression: Expression, fix: Fix, names: SourceNames) -> list[Edit]:
         ]
     if fix.kind == "out_sharding":
         line, column, token = _before_end(expression)
+        # No comma after an opening parenthesis or after a trailing comma.
         text = f"{'' if token in '(,' else ','}{'' if token == '(' else ' '}out_sharding={sharding}"
         return [Edit(line, column, most - fix.number, text)]
     if fix.kind == "gather":
@@ -378,6 +438,8 @@ def _edits(expression: Expression, fix: Fix, names: SourceNames) -> list[Edit]:
             Edit(line, column, most - fix.number, ".at"),
             Edit(*end, most - fix.number, f".get(out_sharding={sharding})"),
         ]
+    # The operator becomes a comma, so that `x @ w` becomes `matmul(x, w, ...)`: the spaces in
+    # front of it are removed, too.
     line, column = _find(lines, node.left, b"@")
     spaces = len(lines[line - 1][:column]) - len(lines[line - 1][:column].rstrip())
     return [
@@ -388,10 +450,14 @@ def _edits(expression: Expression, fix: Fix, names: SourceNames) -> list[Edit]:
 
 
 def _before_end(expression: Expression) -> tuple[int, int, str]:
-    """Return the end of the last token before a call's closing parenthesis, and the token."""
+    """Return the (line, column) of the end of a call's last token before ")", and that token.
+
+    Comments and line breaks do not count. E.g. `f(x, y)` in line 1 -> (1, 6, "y"). The column
+    counts bytes.
+    """
     text, end = expression.file.text, expression.node.end_lineno
     lines = expression.file.lines
-    passed = (tokenize.COMMENT, tokenize.NL)
+    ignored_kinds = (tokenize.COMMENT, tokenize.NL)
     before = (1, 0, "(")
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         line, column = token.end
@@ -399,13 +465,13 @@ def _before_end(expression: Expression) -> tuple[int, int, str]:
         column = len(lines[line - 1][:column].encode()) if line <= len(lines) else 0
         if (line, column) == (end, expression.node.end_col_offset) and token.string == ")":
             return before
-        if token.type not in passed:
+        if token.type not in ignored_kinds:
             before = (line, column, token.string)
     return before
 
 
 def _find(lines: Sequence[bytes], before: Any, mark: bytes) -> tuple[int, int]:
-    """Return the line and the column of the first `mark` after a node."""
+    """Return the line (from 1) and the column (in bytes) of the first `mark` after a node."""
     line, column = before.end_lineno, before.end_col_offset
     while (found := lines[line - 1].find(mark, column)) < 0:
         line, column = line + 1, 0

@@ -77,20 +77,23 @@ class AppliedRules:
 
     @staticmethod
     def of(rules: LogicalRules, arrays: Sequence[NamedArray]) -> AppliedRules:
-        """Apply rules to the arrays that have names.
+        """Apply logical-axis rules to arrays; arrays without names of dimensions are left out.
 
         Raises:
           StrategyError: an array has a name twice.
         """
-        found: dict[object, list[NamedArray]] = {}
-        for one in arrays:
-            if one.names is not None:
-                found.setdefault((one.names, one.shape), []).append(one)
+        # Rules see only names and shapes, so arrays with equal ones share their faults: a model
+        # with 32 equal layers has one finding per array of a layer.
+        arrays_by_names: dict[object, list[NamedArray]] = {}
+        for array in arrays:
+            if array.names is not None:
+                arrays_by_names.setdefault((array.names, array.shape), []).append(array)
         groups = []
-        for alike in found.values():
-            sizes = [one.num_bytes for one in alike]
-            known = None if None in sizes else sum(n for n in sizes if n is not None)
-            groups.append(Group(tuple(alike), rules.applied(alike[0].names or ()), known))
+        for members in arrays_by_names.values():
+            sizes = [array.num_bytes for array in members]
+            num_bytes = None if None in sizes else sum(n for n in sizes if n is not None)
+            rule_by_dim = rules.applied(members[0].names or ())
+            groups.append(Group(tuple(members), rule_by_dim, num_bytes))
         return AppliedRules(rules, tuple(groups))
 
     def live(self, rule: int) -> Axes:
@@ -109,12 +112,13 @@ class AppliedRules:
     @cached_property
     def having(self) -> dict[str, list[Group]]:
         """A dictionary from a logical name to the groups with a dimension of that name."""
-        found: dict[str, list[Group]] = {}
+        groups_by_name: dict[str, list[Group]] = {}
         for group in self.groups:
             for name in group.names:
+                # A dimension without a name has no rule.
                 if name is not None:
-                    found.setdefault(name, []).append(group)
-        return found
+                    groups_by_name.setdefault(name, []).append(group)
+        return groups_by_name
 
     @cached_property
     def in_use(self) -> frozenset[int]:
@@ -129,13 +133,14 @@ class AppliedRules:
     @cached_property
     def is_shared(self) -> bool:
         """True if the list serves several models: it is long, or most rules have no effect here."""
-        given = [i for i, rule in enumerate(self.rules.rules) if rule.axes]
+        # A rule without axes asks for no sharding, and says nothing about the list.
+        with_axes = [i for i, rule in enumerate(self.rules.rules) if rule.axes]
         # A rule has no effect if no array has its name, or if the mesh has none of its axes with a
         # size above 1.
         inert = [
-            i for i in given if self.rules.rules[i].name not in self.having or not self.live(i)
+            i for i in with_axes if self.rules.rules[i].name not in self.having or not self.live(i)
         ]
-        return len(given) > MANY or 2 * len(inert) > len(given)
+        return len(with_axes) > MANY or 2 * len(inert) > len(with_axes)
 
     def is_fallback(self, rule: int) -> bool:
         """Return whether a rule has fewer axes than an earlier one of the same name."""
@@ -155,14 +160,14 @@ class AppliedRules:
         Rules name these axes for unsharded dimensions of the group's arrays, and no other dimension
         of the arrays is sharded along them. Axes of size 1 or missing in the mesh do not count.
         """
-        unlaid = {n for d, n in enumerate(group.names) if n and d not in group.applied}
-        wanted = {
+        unsharded_names = {n for d, n in enumerate(group.names) if n and d not in group.applied}
+        requested_axes = {
             axis
             for i, rule in enumerate(self.rules.rules)
-            if rule.name in unlaid
+            if rule.name in unsharded_names
             for axis in self.live(i)
         }
-        return wanted - self.axes_of(group)
+        return requested_axes - self.axes_of(group)
 
     def finding(self, kind: str, rule: int | None, why: str, **more: object) -> Finding:
         """Return a finding about the rule at a position, or about no rule (None).
@@ -182,20 +187,27 @@ def is_misspelt(given: str, meant: str) -> bool:
     >>> is_misspelt("activation_mlp_moe", "activation_length_moe")
     False
     """
-    mine, other = given.split("_"), meant.split("_")
-    if len(mine) != len(other):
-        return "".join(mine) == "".join(other)
-    differ = [(a, b) for a, b in zip(mine, other, strict=True) if a != b]
-    if len(differ) != 1:
+    given_words, meant_words = given.split("_"), meant.split("_")
+    # With another number of words, only the underscores may differ.
+    if len(given_words) != len(meant_words):
+        return "".join(given_words) == "".join(meant_words)
+    # Rules of a model have similar names, so that two different words are another name.
+    pairs = zip(given_words, meant_words, strict=True)
+    different_pairs = [(word, other) for word, other in pairs if word != other]
+    if len(different_pairs) != 1:
         return False
-    ((word, right),) = differ
-    return sorted(word) == sorted(right) or bool(get_close_matches(word, [right], 1, _NEAR))
+    # Exchanged letters of a short word ("mpl", "mlp") are too far apart for difflib.
+    ((word, other),) = different_pairs
+    return sorted(word) == sorted(other) or bool(get_close_matches(word, [other], 1, _NEAR))
 
 
 def check_rules(laid: AppliedRules) -> Iterator[Finding]:
     """Yield the faults of single rules: they apply to no array, or their axes have no effect.
 
     An axis has no effect if the mesh does not have it, or if its size is 1.
+
+    Args:
+      laid: the rules with the arrays to which they are applied.
     """
     mesh = laid.rules.mesh
     for i, rule in enumerate(laid.rules.rules):
@@ -230,7 +242,11 @@ def _without_arrays(laid: AppliedRules, i: int) -> Iterator[Finding]:
 
 
 def _unused(laid: AppliedRules, i: int) -> Iterator[Finding]:
-    """Yield the finding about a rule that applies to no array, although arrays have its name."""
+    """Yield the finding about rule `i`, which applies to no array although arrays have its name.
+
+    The fault is "shadowed" if one earlier rule always applies instead, and "never_applies" if other
+    dimensions of the arrays already have its axes. Fallbacks and inert rules have none.
+    """
     rule, groups = laid.rules.rules[i], laid.having[laid.rules.rules[i].name]
     live = laid.live(i)
     # A fallback is written for arrays in which the earlier rule does not apply; there may be none.
@@ -244,10 +260,10 @@ def _unused(laid: AppliedRules, i: int) -> Iterator[Finding]:
     # Per group, the rule that applies to the dimension. If it is one and the same earlier rule, no
     # array can ever get this rule.
     winners = {group.applied.get(group.names.index(rule.name)) for group in groups}
-    first = next(iter(winners))
-    if len(winners) == 1 and first is not None and first < i:
-        why = f"{laid.rules.rules[first]} before it applies to every dimension {rule.name!r}"
-        yield laid.finding("shadowed", i, why, axis=", ".join(live), by=(first,), **more)
+    winner = next(iter(winners))
+    if len(winners) == 1 and winner is not None and winner < i:
+        why = f"{laid.rules.rules[winner]} before it applies to every dimension {rule.name!r}"
+        yield laid.finding("shadowed", i, why, axis=", ".join(live), by=(winner,), **more)
         return
     # Otherwise the rule lost its axes to earlier rules for other dimensions of the same arrays.
     takers = sorted(
@@ -269,7 +285,10 @@ def _unused(laid: AppliedRules, i: int) -> Iterator[Finding]:
 
 
 def _of_size_one(laid: AppliedRules, i: int) -> Iterator[Finding]:
-    """Yield the finding about a rule whose axes have size 1, if it leaves an array whole."""
+    """Yield the finding about rule `i`, whose axes have size 1, if it leaves an array whole.
+
+    Small arrays, and arrays that other rules shard, do not count.
+    """
     rule = laid.rules.rules[i]
     groups = [
         group
@@ -279,14 +298,15 @@ def _of_size_one(laid: AppliedRules, i: int) -> Iterator[Finding]:
     if not groups:
         return
     axes = laid.rules.present(rule)
-    first = groups[0].arrays[0]
-    size = " and ".join(axes) + (" has" if len(axes) == 1 else " have")
+    # One finding for all arrays, with the first one as an example.
+    example = groups[0].arrays[0]
+    subject = " and ".join(axes) + (" has" if len(axes) == 1 else " have")
     yield laid.finding(
         "size_one",
         i,
-        f"{size} size 1, so every device has all of {first.key}",
+        f"{subject} size 1, so every device has all of {example.key}",
         name=rule.name,
-        array=first.key,
+        array=example.key,
         num_arrays=sum(len(group.arrays) for group in groups),
         axis=", ".join(axes),
         bytes=_sum(groups),
@@ -302,43 +322,53 @@ def check_arrays(laid: AppliedRules) -> Iterator[Finding]:
 
 
 def _collisions(laid: AppliedRules, group: Group) -> Iterator[Finding]:
-    """Yield a finding per axis that two dimensions of an array want: the earlier rule gets it."""
+    """Yield a finding per axis that rules name for two dimensions of an array.
+
+    A tensor can be sharded along an axis in one dimension only. The earlier rule gets the axis, and
+    the finding is about the later one.
+    """
     lost = laid.lost_axes(group)
     for i, rule in enumerate(laid.rules.rules):
+        # Only rules for a dimension of the array that no rule shards.
         if rule.name not in group.names or group.names.index(rule.name) in group.applied:
             continue
         # Losing an axis is normal for activations and fallbacks. It is a fault if the rule then has
         # no effect at all, or if a large array stays whole along an axis that the rule names.
-        dead = i not in laid.in_use and not group.has_batch and not laid.is_fallback(i)
-        if not laid.live(i) or not (dead or (lost and laid.is_large(group))):
+        is_dead = i not in laid.in_use and not group.has_batch and not laid.is_fallback(i)
+        if not laid.live(i) or not (is_dead or (lost and laid.is_large(group))):
             continue
+        # The rules that took its axes are earlier ones, for other dimensions of the array.
         for j in sorted(group.applied.values()):
-            wins = laid.rules.rules[j]
+            winner = laid.rules.rules[j]
             for axis in rule.axes:
-                if j < i and axis in laid.rules.present(wins):
+                if j < i and axis in laid.rules.present(winner):
                     first = group.arrays[0]
-                    words = f"both {wins.name!r} and {rule.name!r} of {first.key} want {axis}: "
-                    words += f"{wins} is first, and {rule.name!r} is not sharded"
-                    only = [a for a in laid.live(i) if a in lost]
-                    if only:
-                        words += f", not along {', '.join(only)} either"
+                    words = f"both {winner.name!r} and {rule.name!r} of {first.key} want {axis}: "
+                    words += f"{winner} is first, and {rule.name!r} is not sharded"
+                    # Other axes of the losing rule are lost with it, although they are free.
+                    free_axes = [a for a in laid.live(i) if a in lost]
+                    if free_axes:
+                        words += f", not along {', '.join(free_axes)} either"
                     yield laid.finding(
                         "collision", i, words, name=rule.name, array=first.key, axis=axis, by=(j,),
-                        num_arrays=len(group.arrays), bytes=_saved(laid, group, only),
+                        num_arrays=len(group.arrays), bytes=_saved(laid, group, free_axes),
                     )  # fmt: skip
 
 
 def _uneven(laid: AppliedRules, group: Group) -> Iterator[Finding]:
-    """Yield a finding per dimension whose size is no multiple of the devices on its rule's axes."""
+    """Yield a finding per dimension whose size is no multiple of the devices on its rule's axes.
+
+    E.g. 6 elements along an axis of 4 devices. Nothing is yielded if the shape is not known.
+    """
     if group.shape is None:
         return
-    for at, i in sorted(group.applied.items()):
-        axes, size = laid.live(i), group.shape[at]
-        parts = math.prod(laid.rules.mesh.shape[axis] for axis in axes)
-        if size % parts:
+    for dim, i in sorted(group.applied.items()):
+        axes, size = laid.live(i), group.shape[dim]
+        num_devices = math.prod(laid.rules.mesh.shape[axis] for axis in axes)
+        if size % num_devices:
             first, rule = group.arrays[0], laid.rules.rules[i]
-            why = f"{rule.name!r} of {first.key} has {size} elements, which {parts} devices along "
-            why += f"{', '.join(axes)} do not divide: jax refuses it as an argument"
+            why = f"{rule.name!r} of {first.key} has {size} elements, which {num_devices} devices "
+            why += f"along {', '.join(axes)} do not divide: jax refuses it as an argument"
             yield laid.finding(
                 "not_divisible", i, why, name=rule.name, array=first.key, axis=", ".join(axes),
                 num_arrays=len(group.arrays),
@@ -355,22 +385,24 @@ def _replicated(laid: AppliedRules) -> Iterator[Finding]:
     sized = [group for group in laid.groups if group.num_bytes and not group.has_batch]
     for group in sized:
         peers = [g for g in sized if g is not group]
-        of_all = sum(g.num_bytes or 0 for g in peers)
-        used = laid.axes_of(group)
+        peer_bytes = sum(g.num_bytes or 0 for g in peers)
+        used_axes = laid.axes_of(group)
         for axis, size in laid.rules.mesh.shape.items():
-            if size == 1 or axis in used or not laid.is_large(group) or not group.shape:
+            if size == 1 or axis in used_axes or not laid.is_large(group) or not group.shape:
                 continue
             # If most other bytes are whole along the axis, too, then the rules do not mean to shard
             # weights along it, and this array is no exception.
-            split = sum(g.num_bytes or 0 for g in peers if axis in laid.axes_of(g))
-            free = [
+            sharded_bytes = sum(g.num_bytes or 0 for g in peers if axis in laid.axes_of(g))
+            # Names without a rule (None: no name) of dimensions that the axis divides evenly. If
+            # there is none, a missing rule is not the reason.
+            names_without_rule = [
                 name
-                for name, n in zip(group.names, group.shape, strict=True)
-                if name not in ruled and n % size == 0
+                for name, length in zip(group.names, group.shape, strict=True)
+                if name not in ruled and length % size == 0
             ]
-            if not free or not peers or 2 * split <= of_all:
+            if not names_without_rule or not peers or 2 * sharded_bytes <= peer_bytes:
                 continue
-            first, name = group.arrays[0], next((n for n in free if n), "")
+            first, name = group.arrays[0], next((n for n in names_without_rule if n), "")
             named = f"no rule has the name {name!r}" if name else "a dimension has no name"
             why = f"{first.key} is whole along {axis}, which splits most other arrays: {named}"
             yield laid.finding(
@@ -382,13 +414,14 @@ def _replicated(laid: AppliedRules) -> Iterator[Finding]:
 def _saved(laid: AppliedRules, group: Group, axes: Sequence[str]) -> int | None:
     """Return the bytes that each device saves if a group is also sharded along `axes`, or None.
 
-    None if the shape is not known, or if there are no axes.
+    None if the shape is not known, or if there are no axes. E.g. 64 bytes that are sharded over 2
+    devices, and also over 4 others: 32 - 32 // 4 = 24.
     """
     if group.num_bytes is None or not axes:
         return None
     shape = laid.rules.mesh.shape
-    held = group.num_bytes // math.prod(shape[axis] for axis in laid.axes_of(group))
-    return held - held // math.prod(shape[axis] for axis in axes)
+    device_bytes = group.num_bytes // math.prod(shape[axis] for axis in laid.axes_of(group))
+    return device_bytes - device_bytes // math.prod(shape[axis] for axis in axes)
 
 
 def _sum(groups: Sequence[Group]) -> int | None:
