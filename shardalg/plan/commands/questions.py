@@ -45,15 +45,19 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_plan(options: argparse.Namespace) -> int:
-    """Print the overview and the collectives, write files, and return the exit status."""
+    """Print the overview and the collectives, write files, and return the exit status.
+
+    The status is 1 if a proof was asked for and the program is refuted, else 0.
+    """
     plan = planned(options)
     report = plan.verify() if options.verify else None
     if options.json:
         print_json(_plan_data(plan, options.hardware, report))
     else:
         rows = plan.collectives()
-        kept = [name for name in SHOWN if name in rows.columns]
-        collectives = Table(tuple(kept), tuple(rows[kept].itertuples(index=False, name=None)))
+        # The table has more columns than a terminal is wide; --json prints all of them.
+        shown = [name for name in SHOWN if name in rows.columns]
+        collectives = Table(tuple(shown), tuple(rows[shown].itertuples(index=False, name=None)))
         print(plan.overview(options.hardware), collectives or "No collectives.", sep="\n\n")
         if report is not None:
             print(f"\n{report}")
@@ -65,15 +69,21 @@ def run_plan(options: argparse.Namespace) -> int:
 
 
 def _plan_data(plan: Plan, hardware: str | None, report: Report | None) -> dict[str, Any]:
-    """Return the overview, collectives, warnings and proof of a plan as plain data for JSON."""
-    seen = plan.overview(hardware)
-    named = {name: plain(value) for name, value in seen.priced.hints.named()}
+    """Return the overview, collectives, warnings and proof of a plan as plain data for JSON.
+
+    Args:
+      hardware: the chip or topology for prices; None for the plan's own.
+      report: the proof; None if the user did not ask for one.
+    """
+    overview = plan.overview(hardware)
+    # Named sizes have their hints, because JSON has no formulas.
+    cost = {name: plain(value) for name, value in overview.priced.hints.named()}
     return {
         "plan": repr(plan),
         "layouts": plan.options.followed,
-        **machine_data(seen.priced, plan.mesh),
-        "cost": named,
-        "axes": records(seen.numbers),
+        **machine_data(overview.priced, plan.mesh),
+        "cost": cost,
+        "axes": records(overview.numbers),
         "beside_jit": records(plan.beside_jit()),
         "collectives": records(plan.collectives()),
         "warnings": records(plan.warnings()),
@@ -94,12 +104,13 @@ def run_explain(options: argparse.Namespace) -> int:
     """Print why a collective is there, or why a value has its sharding; return 0."""
     what = options.what
     plan = planned(options)
-    found = plan.explain(int(what) if what.isdecimal() else what)
+    # A number is a collective, as `shardalg plan` counts them; other text is the name of a value.
+    answer = plan.explain(int(what) if what.isdecimal() else what)
     if options.json:
-        on = machine_data(plan.overview(options.hardware).priced, plan.mesh)
-        print_json({"what": what, "text": str(found), **on, "rows": records(found.table)})
+        machine = machine_data(plan.overview(options.hardware).priced, plan.mesh)
+        print_json({"what": what, "text": str(answer), **machine, "rows": records(answer.table)})
     else:
-        print(found)
+        print(answer)
     return 0
 
 
@@ -115,14 +126,14 @@ def add_compare_xla_options(parser: argparse.ArgumentParser) -> None:
 def run_compare_xla(options: argparse.Namespace) -> int:
     """Print the plan compared with XLA's partitioning of the function; return 0."""
     plan = planned(options)
-    found = plan.compare_xla(options.partitioner)
+    comparison = plan.compare_xla(options.partitioner)
     if options.json:
-        sent = {"wire_bytes": found.wire_bytes, "xla_wire_bytes": found.xla_wire_bytes}
-        on = machine_data(plan.overview(options.hardware).priced, plan.mesh)
-        rows = {"rows": records(found.table)}
-        print_json({"partitioner": found.partitioner, **sent, **on, **rows})
+        sent = {"wire_bytes": comparison.wire_bytes, "xla_wire_bytes": comparison.xla_wire_bytes}
+        machine = machine_data(plan.overview(options.hardware).priced, plan.mesh)
+        rows = {"rows": records(comparison.table)}
+        print_json({"partitioner": comparison.partitioner, **sent, **machine, **rows})
     else:
-        print(found)
+        print(comparison)
     return 0
 
 
@@ -147,9 +158,9 @@ def run_timeline(options: argparse.Namespace) -> int:
     timeline = plan.timeline(options.hardware)
     if options.json:
         shares = {"step_s": timeline.step_s, "bubble_share": timeline.bubbles}
-        on = machine_data(plan.overview(options.hardware).priced, plan.mesh)
-        about = {"of": timeline.of, "stages": timeline.stages, **on}
-        print_json({**about, **shares, "events": records(timeline.table())})
+        machine = machine_data(plan.overview(options.hardware).priced, plan.mesh)
+        header = {"of": timeline.of, "stages": timeline.stages, **machine}
+        print_json({**header, **shares, "events": records(timeline.table())})
     else:
         print(timeline)
         if options.table:
@@ -174,13 +185,14 @@ def run_aot(options: argparse.Namespace) -> int:
     if options.hardware is None:
         raise CommandError("no topology given. Pass a chip and its shape: --hardware v3:8x8.")
     topology = Topology.parse(options.hardware)
+    # The plan needs only the chip: its mesh gives the number of devices.
     options.hardware = topology.hardware.name
     plan = planned(options)
-    found = plan.aot(topology)
+    comparison = plan.aot(topology)
     if options.json:
-        print_json(_aot_data(found, plan, topology))
+        print_json(_aot_data(comparison, plan, topology))
     else:
-        print(found)
+        print(comparison)
     return 0
 
 

@@ -112,7 +112,10 @@ class SweptPoint:
         return SweepDot(self.name, self.remat, *sizes, self.fits)
 
     def record(self) -> dict[str, Any]:
-        """Return the row of the table."""
+        """Return the row of the table in numbers: mesh, policy, sizes, source, seconds, bytes.
+
+        A point without figures has only the reason, in "refused".
+        """
         row = {"mesh": self.mesh, "remat": self.remat, **self.sizes, "source": self.source}
         if self.figures is None:
             return {**row, "fits": False, "refused": self.refused}
@@ -128,7 +131,10 @@ class SweptPoint:
         }
 
     def shown(self) -> dict[str, Any]:
-        """Return the row of the printed table, with amounts in units that people say."""
+        """Return the row of the printed table as text with units: 12 ms, 3.8 GB.
+
+        A point without figures has no amounts. "fits" names the capacity if the point does not fit.
+        """
         row = {"mesh": self.mesh, "remat": self.remat, **self.sizes, "source": self.source}
         if self.figures is None:
             return {**row, "step": "none", "fits": "no"}
@@ -189,8 +195,10 @@ class SweepComparison(Answer):
         Raises:
           TableError: no point fits; the error names the one that needs the least memory.
         """
+        # The rows are ranked: all that fit come first, the fastest of them first.
         if self.rows[0].fits:
             return self.rows[0]
+        # The nearest miss says most: the point that needs the least memory; None without figures.
         least = least_memory(self.rows)
         if least is None:
             raise TableError(f"no point has a plan. {self.rows[0].name}: {self.rows[0].refused}")
@@ -213,6 +221,7 @@ class SweepComparison(Answer):
         wrong = [name for name in values if name not in known]
         if wrong:
             raise TableError(f"{', '.join(wrong)} was not swept: there are {', '.join(known)}.")
+        # Rows have meshes and policies as text, so values of other types become this text.
         if not isinstance(mesh := values.get("mesh", ""), str):
             values["mesh"] = ", ".join(map(mesh_text, meshes_of(mesh, what="mesh")))
         if not isinstance(remat := values.get("remat", ""), str):
@@ -224,16 +233,19 @@ class SweepComparison(Answer):
 
         found = [row for row in self.rows if all(value(row, n) == v for n, v in values.items())]
         if len(found) != 1:
-            asked = ", ".join(f"{name}={value!r}" for name, value in values.items())
-            every = {name: sorted({value(row, name) for row in self.rows}) for name in values}
-            swept = [
-                f"{name} has {', '.join(map(str, every[name][:MOST_SHOWN]))}"
-                for name, one in values.items()
-                if one not in every[name]
+            request = ", ".join(f"{name}={value!r}" for name, value in values.items())
+            swept_values = {
+                name: sorted({value(row, name) for row in self.rows}) for name in values
+            }
+            # Only names whose value no point has; else each value occurs, but not together.
+            hints = [
+                f"{name} has {', '.join(map(str, swept_values[name][:MOST_SHOWN]))}"
+                for name, given in values.items()
+                if given not in swept_values[name]
             ]
             raise TableError(
-                f"{counted(len(found), 'point')} of {len(self.rows)} have {asked or 'no value'}: "
-                f"{'; '.join(swept) or '`.table` lists all points'}."
+                f"{counted(len(found), 'point')} of {len(self.rows)} have {request or 'no value'}: "
+                f"{'; '.join(hints) or '`.table` lists all points'}."
             )
         return found[0]
 
@@ -275,25 +287,31 @@ class SweepComparison(Answer):
     @property
     def conclusion(self) -> str:
         """One or two sentences: the best point, how many fit, and what was not finished."""
-        found = [row for row in self.rows if row.figures is not None]
-        by = {source: sum(row.source == source for row in found) for source in (FORMULA, PLAN)}
-        counts = f"{by[FORMULA]:,} by formula and {by[PLAN]:,} by a plan"
-        said = f"{counted(len(self.rows), 'point')} on {self.machine}: {counts}."
+        planned = [row for row in self.rows if row.figures is not None]
+        # Figures are from formulas, or from a plan that was made at the point.
+        num_formulas = sum(row.source == FORMULA for row in planned)
+        num_plans = sum(row.source == PLAN for row in planned)
+        counts = f"{num_formulas:,} by formula and {num_plans:,} by a plan"
+        text = f"{counted(len(self.rows), 'point')} on {self.machine}: {counts}."
         if self.unfinished:
-            said += f" Interrupted: {counted(self.unfinished, 'point')} not finished."
-        if not found:
-            return f"{said} No point has a plan."
-        fitting = sum(row.fits for row in found)
-        if not fitting:
-            least = least_memory(found) or found[0]
-            held = f"{bytes_text(least.peak_bytes)} of {bytes_text(least.capacity_bytes)}"
-            return f"{said} No point fits: {least.name} needs the least memory, {held} per device."
-        first = self.rows[0]
-        held = f"{bytes_text(first.peak_bytes)} of {bytes_text(first.capacity_bytes)} per device"
-        time = f"{seconds_text(first.step_s)} per step"
-        if first.samples:
-            time += f", {seconds_text(first.order)} per sample"
-        return f"{said} {fitting:,} fit. Fastest per {self._unit}: {first.name}, {time}, {held}."
+            text += f" Interrupted: {counted(self.unfinished, 'point')} not finished."
+        if not planned:
+            return f"{text} No point has a plan."
+        num_fitting = sum(row.fits for row in planned)
+        if not num_fitting:
+            least = least_memory(planned) or planned[0]
+            memory = f"{bytes_text(least.peak_bytes)} of {bytes_text(least.capacity_bytes)}"
+            return (
+                f"{text} No point fits: {least.name} needs the least memory, {memory} per device."
+            )
+        # The rows are ranked: the first one is the fastest that fits.
+        best = self.rows[0]
+        memory = f"{bytes_text(best.peak_bytes)} of {bytes_text(best.capacity_bytes)} per device"
+        time = f"{seconds_text(best.step_s)} per step"
+        if best.samples:
+            time += f", {seconds_text(best.order)} per sample"
+        fastest = f"Fastest per {self._unit}: {best.name}, {time}, {memory}."
+        return f"{text} {num_fitting:,} fit. {fastest}"
 
     @property
     def _ranking(self) -> Table:
@@ -306,10 +324,14 @@ class SweepComparison(Answer):
         return Table.from_records(iter(shown), used)
 
     def parts(self) -> Parts:
-        """Return the conclusion, the best points, and the reasons of those without figures."""
-        shown = self._ranking
-        best = Table(shown.columns, shown.rows[:MOST_SHOWN])
-        more = len(shown.rows) - len(best.rows)
+        """Return the conclusion, the best points, and the reasons of those without figures.
+
+        At most `MOST_SHOWN` points and five different reasons are included.
+        """
+        ranking = self._ranking
+        best = Table(ranking.columns, ranking.rows[:MOST_SHOWN])
+        more = len(ranking.rows) - len(best.rows)
+        # Each reason occurs once. Reversed, so that its first point is the one that stays.
         reasons = {row.refused: row for row in reversed(self.rows) if row.refused}
         return (
             self.conclusion,

@@ -56,6 +56,7 @@ class SizeScope:
     domain: tuple[Fact, ...]
 
     def __post_init__(self) -> None:
+        """Check the user's conditions at the hints, where every proof starts."""
         for fact in self.domain:
             if not fact.holds(self.hints):
                 raise ContractError(
@@ -94,13 +95,17 @@ class SizeScope:
 
     @cached_property
     def next_points(self) -> list[dict[str, int]]:
-        """Points of the domain that differ from the hints in one size: twice it, and half of it."""
-        found = []
+        """Points of the domain that differ from the hints in one size: twice it, and half of it.
+
+        E.g. hints B=8, X=2 -> B=16; B=4; X=4. A half of 1 or of an odd size is left out.
+        """
+        points = []
         for name in self.free:
             hint = self.hints[name]
+            # A dimension of size 1 is special, because it broadcasts, so 2 is not halved.
             sizes = [2 * hint, *([hint // 2] if hint % 2 == 0 and hint > 2 else [])]
-            found += [{**self.hints, name: size} for size in sizes]
-        return [point for point in found if self.has(point)]
+            points += [{**self.hints, name: size} for size in sizes]
+        return [point for point in points if self.has(point)]
 
     def has(self, point: Point) -> bool:
         """Return whether a point fulfils the user's conditions."""
@@ -144,21 +149,24 @@ class SameDecisions:
         """Some points of the region: the hints, and neighbours of points that are in it.
 
         A neighbour has one or two other sizes (`_neighbours`). The seed is fixed, so that a
-        contract has the same answer in each run.
+        contract has the same answer in each run. At most about `MOST_POINTS` points are collected.
         """
-        drawn, hints = random.Random(SEED), dict(self.scope.hints)
+        generator, hints = random.Random(SEED), dict(self.scope.hints)
+        # Breadth-first search from the hints. Points are identified by their sizes in order.
         found = {tuple(hints.values()): hints}
         tried = set(found)
         front = [hints]
         for _ in range(ROUNDS):
-            chosen = front if len(front) <= WIDTH else drawn.sample(front, WIDTH)
+            # The front grows with each round, so only a sample of it is extended.
+            starts = front if len(front) <= WIDTH else generator.sample(front, WIDTH)
             near: dict[tuple[int, ...], dict[str, int]] = {}
-            for point in chosen:
+            for point in starts:
                 for other in _neighbours(point, hints, self.scope.free):
                     key = tuple(other.values())
                     if key not in tried and self.scope.has(other):
                         tried.add(key)
                         near[key] = other
+            # All new neighbours are checked in one call. Only those inside are extended further.
             points = list(near.values())
             holds = self.guards.holding(points, with_memory=self.with_memory) if points else ()
             front = list(itertools.compress(points, holds))
@@ -202,17 +210,24 @@ class SameDecisions:
 
 
 def _neighbours(point: Point, hints: Point, names: Sequence[str]) -> Iterator[dict[str, int]]:
-    """Yield points in which one size is larger or smaller, or two sizes are twice as large."""
+    """Yield points in which one size is larger or smaller, or two sizes are twice as large.
+
+    Args:
+      point: the size of each name. hints: the sizes at which the plan was made.
+      names: the names whose sizes vary.
+    """
     for name in names:
         size, hint = point[name], hints[name]
         yield {**point, name: 2 * size}
         yield {**point, name: 3 * size}
         if size % 2 == 0 and size > 2:
             yield {**point, name: size // 2}
-        # Smaller steps stay inside a region that ends before twice the hint.
-        for part in (2, 4, 16, 64):
-            if hint % part == 0:
-                yield {**point, name: size + hint // part}
+        # Smaller steps stay inside a region that ends before twice the hint. E.g. a hint of 8 has
+        # steps of 4 and 2.
+        for divisor in (2, 4, 16, 64):
+            if hint % divisor == 0:
+                yield {**point, name: size + hint // divisor}
+    # A quotient of two sizes, such as the share of a device, stays the same in these.
     for one, other in itertools.combinations(names, 2):
         yield {**point, one: 2 * point[one], other: 2 * point[other]}
 
@@ -276,7 +291,11 @@ def refuted(scope: SizeScope, claims: Claims, asked: Asked) -> Refutation | None
 
 
 def _suspects(scope: SizeScope, claims: Claims) -> Iterator[Point]:
-    """Yield points at which a statement may be false."""
+    """Yield points at which a statement may be false.
+
+    First the points of the region at which a formula exceeds its bound, one per claim; then the
+    points next to the hints, where the formulas need not hold.
+    """
     region = scope.region(with_memory=claims.about_memory)
     if region is not None:
         for claim in claims.claims:
@@ -286,7 +305,11 @@ def _suspects(scope: SizeScope, claims: Claims) -> Iterator[Point]:
 
 
 def undecided(scope: SizeScope, claims: Claims) -> str:
-    """Return why a statement that was not refuted is not proved either; "" if it is proved."""
+    """Return why a statement that was not refuted is not proved either; "" if it is proved.
+
+    Args:
+      claims: the claims of the statement about the plan with named sizes.
+    """
     region = scope.region(with_memory=claims.about_memory)
     if region is None:
         return f"the questions of planning are not known ({scope.plan.unguarded})"
@@ -294,6 +317,7 @@ def undecided(scope: SizeScope, claims: Claims) -> str:
         return f"a proof would cover too few sizes: {region.text}"
     if claims.unknown:
         return claims.unknown
+    # Each claim must follow from the conditions of the user and the recorded answers of planning.
     for claim in claims.claims:
         difference = Fact(claim.fact.formula.subs(scope.fixed), claim.fact.relation)
         if not follows(difference, region.facts):

@@ -82,7 +82,10 @@ class ContractFile:
 
     @property
     def text(self) -> str:
-        """The file's text, from which `read_file` makes the same contract."""
+        """The TOML text of the file, from which `read_file` makes the same contract.
+
+        First the keys of the whole contract, then a table `[[statement]]` per statement.
+        """
         lines = [f"version = {VERSION}"]
         lines += [f"{key} = {_value(word)}" for key, word in self.function.items()]
         if self.contract.where:
@@ -109,7 +112,7 @@ def load_contract(path: str | Path) -> Contract:
 
 
 def read_file(path: Path) -> ContractFile:
-    """Return a contract file.
+    """Read a contract file (TOML): its statements, and the function that it is about.
 
     Raises:
       ContractError: as `load_contract`.
@@ -131,9 +134,14 @@ def read_file(path: Path) -> ContractFile:
 def _of(data: Mapping[str, Any], path: Path) -> ContractFile:
     """Return the contract of a parsed file.
 
+    Args:
+      data: the keys and values of the file.
+      path: the file, for errors, and for the folder of files that statements name.
+
     Raises:
       ContractError: the content is no contract; the error names the entry.
     """
+    # The version comes first, because the keys of another version are not known.
     version = data.get("version")
     if type(version) is not int:
         found = "no version" if version is None else f"version = {version!r:.20}"
@@ -183,11 +191,18 @@ def _texts(data: Mapping[str, Any], key: str) -> list[str] | None:
 def _statement(row: object, place: str) -> Statement:
     """Return a statement of a file.
 
+    E.g. {"no": "all_gather", "axis": "model"} -> `no("all_gather", axis="model")`.
+
+    Args:
+      row: the keys and values of one `[[statement]]`.
+      place: the file and the number of the statement, for errors.
+
     Raises:
       ContractError: unknown or missing keys; the error names the place.
     """
     if not isinstance(row, dict):
         raise ContractError(f"{place} is {row!r:.60}: write [[statement]] and its keys below.")
+    # The key that names the kind of the statement; its value is the kind's first argument.
     kinds = [kind for kind in _KEYS if kind in row]
     if len(kinds) != 1:
         raise ContractError(
@@ -197,6 +212,7 @@ def _statement(row: object, place: str) -> Statement:
     _check_keys(row, (kind, *_KEYS[kind]), place)
     given = {key: value for key, value in row.items() if key != kind}
     word = row[kind]
+    # Errors of the functions do not know the file, so the place is added below.
     try:
         if kind in ("no", "some"):
             make = no if kind == "no" else some
@@ -243,19 +259,23 @@ def _check_keys(row: Mapping[str, Any], known: tuple[str, ...], place: str) -> N
 
 
 def _entries(statement: Statement) -> dict[str, object]:
-    """Return the keys and values of a statement in a file."""
+    """Return the keys and values of a statement in a file, as `_statement` reads them.
+
+    Values that are the default are left out.
+    """
     if isinstance(statement, NoCollective | SomeCollective):
         given = dict(arguments_of(statement.subject))
         kind = given.pop("kind", ANY)
         return {"no" if isinstance(statement, NoCollective) else "some": kind, **given}
     if isinstance(statement, AtMost):
-        found: dict[str, object] = {"at_most": statement.measure, "bound": statement.bound}
-        found |= arguments_of(statement.subject)
-        plain = AtMost(statement.measure, statement.bound)
+        entries: dict[str, object] = {"at_most": statement.measure, "bound": statement.bound}
+        entries |= arguments_of(statement.subject)
+        # A statement of the two required values alone has all defaults.
+        default = AtMost(statement.measure, statement.bound)
         for key in ("memory_class", "hardware", "software", "tolerance"):
-            if getattr(statement, key) != getattr(plain, key):
-                found[key] = getattr(statement, key)
-        return found
+            if getattr(statement, key) != getattr(default, key):
+                entries[key] = getattr(statement, key)
+        return entries
     if isinstance(statement, ShardedAlong):
         above = {"above_bytes": statement.above_bytes} if statement.above_bytes else {}
         return {"sharded": statement.role, "axis": statement.axis, **above}
@@ -265,7 +285,11 @@ def _entries(statement: Statement) -> dict[str, object]:
 
 
 def _value(value: object) -> str:
-    """Return a value in TOML."""
+    """Return a value as TOML text: true, a number, or text in quotes.
+
+    Quotes, backslashes and letters that cannot be printed are escaped.
+    """
+    # Before numbers, because True is an int in Python.
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):

@@ -121,7 +121,10 @@ def _some(statement: SomeCollective, plan: Plan, place: Place) -> Claims:
 
 
 def _at_most(statement: AtMost, plan: Plan, place: Place) -> Claims:
-    """Return the claims that an amount of a plan is at most a bound."""
+    """Return the claims that an amount of a plan is at most a bound.
+
+    The amount is one of collectives (bytes, executions), the seconds of a step, or bytes of memory.
+    """
     bound = place.formula(statement.bound, plan)
     if statement.measure in OF_COLLECTIVES:
         check_subject(statement.subject, plan)
@@ -131,15 +134,16 @@ def _at_most(statement: AtMost, plan: Plan, place: Place) -> Claims:
             statement.hardware or plan.options.hardware, overlap="none", software=statement.software
         )
         seconds = cost._time(cost.totals)
-        allowed = bound * (1 + Fraction(statement.tolerance).limit_denominator(10**6))
-        return Claims((Inequality(_exact(seconds), allowed, "the step"),))
+        # An exact fraction: a float such as 0.1 would give a formula with a long denominator.
+        largest = bound * (1 + Fraction(statement.tolerance).limit_denominator(10**6))
+        return Claims((Inequality(_exact(seconds), largest, "the step"),))
     memory = plan._stages.cost if plan._symbolised is None else plan.cost(plan.options.hardware)
     if statement.measure == "peak_bytes":
         totals = memory.totals
         peaks = totals.peaks() if totals.peaks else (totals.peak_bytes,)
         # The peak is the largest of these, so each of them is at most the bound.
-        made = tuple(Inequality(_exact(peak), bound, "bytes at the peak") for peak in peaks)
-        return Claims(made, about_memory=True)
+        claims = tuple(Inequality(_exact(peak), bound, "bytes at the peak") for peak in peaks)
+        return Claims(claims, about_memory=True)
     check_word("memory_class", statement.memory_class, MEMORY_CLASSES)
     return _held(str(statement.memory_class), plan, memory, bound)
 
@@ -168,9 +172,13 @@ def _held(memory_class: str, plan: Plan, memory: Cost, bound: Formula) -> Claims
 
 
 def _sharded(statement: ShardedAlong, plan: Plan, place: Place) -> Claims:
-    """Return, per argument of the role that is replicated along the axis, the claim on its bytes.
+    """Return the claims that all large arguments of a role are sharded along an axis.
 
-    They are at most the statement's `above_bytes`.
+    There is a claim per argument of the role that is replicated along the axis: its bytes are at
+    most the statement's `above_bytes`.
+
+    Raises:
+      ContractError: the plan has no roles, or no argument has this one.
     """
     check_word("axis", statement.axis, plan.mesh.axis_names)
     check_word("role", statement.role, ARGUMENT_ROLES)
@@ -187,27 +195,33 @@ def _sharded(statement: ShardedAlong, plan: Plan, place: Place) -> Claims:
             f"arguments have {known}."
         )
     bound = place.formula(statement.above_bytes, plan)
-    named, digit, found = plan._symbolised, plan.mesh.digit(statement.axis), []
+    named, digit, claims = plan._symbolised, plan.mesh.digit(statement.axis), []
     unknown = []
     for value, role in zip(graph.arguments, roles, strict=True):
         layout, kind = plan._sharded.shardings[value], graph.values[value].type
+        # A dimension may be sharded along a sub-axis of the axis only.
         is_sharded = any(overlap(digit, used) for digits in layout.dims for used in digits)
         if role not in (statement.role, None) or is_sharded or plan.mesh.shape[statement.axis] == 1:
             continue
-        bytes_ = Formula.of(kind.itemsize)
+        # The bytes of the whole argument, as a formula of the named sizes if there are any.
+        num_bytes = Formula.of(kind.itemsize)
         for size in kind.shape if named is None else named.sizes.dims[value]:
-            bytes_ = bytes_ * Formula.of(size)
+            num_bytes = num_bytes * Formula.of(size)
         name = graph.values[value].name
+        # An argument without a role may have the statement's role, so the answer is unknown.
         if role is None:
             unknown.append(name)
         else:
-            found.append(Inequality(bytes_, bound, f"argument {name}: {layout.text()}"))
+            claims.append(Inequality(num_bytes, bound, f"argument {name}: {layout.text()}"))
     why = f"arguments without a role are replicated: {', '.join(unknown[:3])}" if unknown else ""
-    return Claims(tuple(found), why)
+    return Claims(tuple(claims), why)
 
 
 def _idle(statement: NoIdleDevices, plan: Plan, place: Place) -> Claims:
-    """Return a claim, which fails, per product that leaves a mesh axis unused."""
+    """Return a claim, which fails, per product that leaves a mesh axis unused.
+
+    The claim is 1 <= 0, because the statement is true only without such a product.
+    """
     nodes = plan.graph.nodes
     return Claims(tuple(
         Inequality(
@@ -221,7 +235,13 @@ def _idle(statement: NoIdleDevices, plan: Plan, place: Place) -> Claims:
 
 
 def _unchanged(statement: Unchanged, plan: Plan, place: Place) -> Claims:
-    """Return a claim, which fails, per difference from the plan in a file."""
+    """Return a claim, which fails, per difference from the plan in a file.
+
+    The claim is 1 <= 0, because the statement is true only without a difference.
+
+    Raises:
+      ContractError: the file does not exist.
+    """
     from shardalg.plan import plan_file
     from shardalg.plan.explain.decisions import difference
     from shardalg.plan.explain.plan_summary import planned_file
@@ -232,13 +252,12 @@ def _unchanged(statement: Unchanged, plan: Plan, place: Place) -> Claims:
             f"{path} does not exist: write it with plan.save, or run shardalg check with --update."
         )
     saved, _, _ = planned_file(plan_file.read(path), path)
+    # Plans on other meshes differ in almost every row, so the meshes are the only claim.
     if saved.mesh.shape != plan.mesh.shape:
         here, there = plan.mesh, saved.mesh
-        return Claims(
-            (Inequality(Formula.of(1), Formula.of(0), f"{here!r}, {there!r} in {path.name}"),)
-        )
+        return Claims((Inequality(ONE, ZERO, f"{here!r}, {there!r} in {path.name}"),))
     rows = [row for row in difference(saved, plan._stages).table if row["this"] != row["other"]]
-    made = [
+    claims = [
         Inequality(
             ONE,
             ZERO,
@@ -247,7 +266,7 @@ def _unchanged(statement: Unchanged, plan: Plan, place: Place) -> Claims:
         )
         for row in rows
     ]
-    return Claims(tuple(made), here_only=plan.is_symbolic)
+    return Claims(tuple(claims), here_only=plan.is_symbolic)
 
 
 _CLAIMS: dict[type, Callable[..., Claims]] = {
@@ -294,7 +313,11 @@ def some_of(subject: Subject, rows: Iterable[SentRow]) -> Claims:
 
 
 def amounts_of(statement: AtMost, rows: Iterable[SentRow], bound: Formula) -> Claims:
-    """Return the claims that the collectives of a statement have at most its bound."""
+    """Return the claims that the collectives of a statement have at most its bound.
+
+    "largest_bytes" has a claim per collective. "executions" and bytes are sums over all of them,
+    with one claim.
+    """
     found, unknown = _chosen(statement.subject, rows)
     if statement.measure == "largest_bytes":
         return Claims(
@@ -306,21 +329,25 @@ def amounts_of(statement: AtMost, rows: Iterable[SentRow], bound: Formula) -> Cl
         amount = _total(one.executions * one.bytes for one in found)
     # The sum has no one place, so a failure names the collective that contributes most.
     # Formulas are compared where every size is large.
-    sizes = [one.executions * one.bytes for one in found]
-    values = [float(size.at(dict.fromkeys(size.names, 64))) for size in sizes]
-    largest = found[values.index(max(values))] if found else None
-    at = ""
+    amounts = [one.executions * one.bytes for one in found]
+    amounts_at_64 = [float(size.at(dict.fromkeys(size.names, 64))) for size in amounts]
+    largest = found[amounts_at_64.index(max(amounts_at_64))] if found else None
+    place = ""
     if largest is not None:
-        at = f"the most of {len(found)} is {_named(largest)}" if found[1:] else _named(largest)
+        place = f"the most of {len(found)} is {_named(largest)}" if found[1:] else _named(largest)
     return Claims(
-        (Inequality(amount, bound, at, None if largest is None else largest.number),), unknown
+        (Inequality(amount, bound, place, None if largest is None else largest.number),), unknown
     )
 
 
 def _chosen(subject: Subject, rows: Iterable[SentRow]) -> tuple[list[SentRow], str]:
-    """Return the collectives of a subject, and why others may belong to it too, or ""."""
+    """Return the collectives of a subject, and why others may belong to it too, or "".
+
+    A collective whose role, phase, module, region or axes are not known may belong to it.
+    """
     found, doubtful = [], []
     for row in rows:
+        # True, False, or None if it is not known.
         answer = row.is_of(subject)
         if answer:
             found.append(row)
@@ -328,6 +355,7 @@ def _chosen(subject: Subject, rows: Iterable[SentRow]) -> tuple[list[SentRow], s
             doubtful.append(row)
     if not doubtful:
         return found, ""
+    # The reason names the properties that the subject asks for and the first of them lacks.
     first = doubtful[0]
     unknown = [
         name

@@ -151,15 +151,17 @@ def alive_at(graph: Graph, memory: Liveness) -> tuple[str, str]:
 def _assignments(program: SpmdProgram) -> dict[int, str]:
     """Return the partitioned loops of each node with their axes, as text: "i over X".
 
-    If a node is emitted several times in different ways, semicolons separate the texts.
+    If a node is emitted several times in different ways, semicolons separate the texts. The key is
+    the number of the node.
     """
-    words = cache(partial(loops_over, program.mesh))
-    found: dict[int, list[str]] = {}
+    loops_text = cache(partial(loops_over, program.mesh))
+    texts_by_node: dict[int, list[str]] = {}
+    # Only `Apply` is the work of an operator; the other instructions bring its operands.
     for step in walk(program):
         attributes, node = step.instruction.attributes, step.instruction.node
         if type(attributes) is Apply and node is not None:
-            found.setdefault(node, []).append(words(attributes.loops))
-    return {node: "; ".join(dict.fromkeys(made)) for node, made in found.items()}
+            texts_by_node.setdefault(node, []).append(loops_text(attributes.loops))
+    return {node: "; ".join(dict.fromkeys(texts)) for node, texts in texts_by_node.items()}
 
 
 def loops_over(mesh: Mesh, loops: tuple[tuple[str, Digits], ...]) -> str:
@@ -179,7 +181,10 @@ def place(graph: Graph, node: int) -> tuple[str, str]:
 
 
 def _shardings(hints: Stages, here: Stages) -> Iterator[ChangeRow]:
-    """Yield a row per value of both plans with different shardings."""
+    """Yield a row per value of both plans with different shardings.
+
+    Values are compared by the text of their shardings, such as "[X, None]".
+    """
     graph = hints.graph
     partner = Alignment(graph, here.graph).partner
     text = cache(Sharding.text)
@@ -199,18 +204,19 @@ def _moved(program: SpmdProgram) -> Mapping[int, list[str]]:
 
     The key is the number of the node, or `BORDER`.
     """
-    found: dict[int, list[str]] = {}
+    texts_by_node: dict[int, list[str]] = {}
     for step in walk(program):
         instruction = step.instruction
         attributes = instruction.attributes
         if is_collective(attributes):
             node = BORDER if instruction.node is None else instruction.node
+            # E.g. "all_to_all of dimension 0 to 1 along X (activation)".
             dims = attributes.dims
-            of = f" of dimension {' to '.join(map(str, dims))}" if dims else ""
+            dims_text = f" of dimension {' to '.join(map(str, dims))}" if dims else ""
             axes = _axes(program.mesh, attributes.digits)
-            text = f"{attributes.sent_as}{of} along {axes} ({instruction.role})"
-            found.setdefault(node, []).append(text)
-    return found
+            text = f"{attributes.sent_as}{dims_text} along {axes} ({instruction.role})"
+            texts_by_node.setdefault(node, []).append(text)
+    return texts_by_node
 
 
 KEYS = ("kind", "mesh_axes", "role", "phase", "op", "module", "region")
@@ -246,13 +252,18 @@ class PlanDifference(Answer):
 
     @property
     def table(self) -> Table:
-        """All differences in one table: kind, place, and both plans."""
+        """All differences in one table: kind, place, and the value in this and the other plan.
+
+        Collectives are compared by their bytes.
+        """
         rows = [("sharding", r["value"], r["sharding"], r["other_sharding"]) for r in self.values]
         # The last two columns of the collectives are the bytes of this plan and of the other one.
         for r in self.collectives:
             op = f"{r['op']} in {r['module']}" if r["module"] else r["op"]
-            at = f"{r['mesh_axes']} {op} ({r['source']}) {r['role']} {r['phase']}"
-            rows.append((f"{r['kind']} wire_bytes", at, *(r[c] for c in COLLECTIVE_COLUMNS[-2:])))
+            place = f"{r['mesh_axes']} {op} ({r['source']}) {r['role']} {r['phase']}"
+            rows.append(
+                (f"{r['kind']} wire_bytes", place, *(r[c] for c in COLLECTIVE_COLUMNS[-2:]))
+            )
         rows += [("total", r["quantity"], r["this"], r["other"]) for r in self.totals]
         return Table(DIFFERENCE_COLUMNS, tuple(rows))
 
@@ -273,27 +284,34 @@ def difference(this: Stages, other: Stages) -> PlanDifference:
     """
     # Values and collectives are matched by module, operator and loop, because the plans may have
     # different graphs, and lines of a source move. What one plan lacks has an empty entry there.
-    first, second = _layouts(this.sharded), _layouts(other.sharded)
-    absent = ("", "", None)
-    values = [
-        (mine[0] or its[0], mine[1], its[1], mine[2], its[2])
-        for key in dict.fromkeys((*first, *second))
-        if (mine := first.get(key, absent))[1:] != (its := second.get(key, absent))[1:]
-    ]
-    sent, other_sent = _sent(this), _sent(other)
-    nothing = ("", 0, 0)
-    moved = [
-        (*key, ours[0] or theirs[0], ours[1], theirs[1], ours[2], theirs[2])
-        for key in dict.fromkeys((*sent, *other_sent))
-        if (ours := sent.get(key, nothing))[1:] != (theirs := other_sent.get(key, nothing))[1:]
-    ]
+    layouts, other_layouts = _layouts(this.sharded), _layouts(other.sharded)
+    value_rows = []
+    for key in dict.fromkeys((*layouts, *other_layouts)):
+        name, sharding, num_bytes = layouts.get(key, ("", "", None))
+        other_name, other_sharding, other_bytes = other_layouts.get(key, ("", "", None))
+        # Names have source lines, so a different name alone is no difference.
+        if (sharding, num_bytes) != (other_sharding, other_bytes):
+            pairs = (sharding, other_sharding, num_bytes, other_bytes)
+            value_rows.append((name or other_name, *pairs))
+
+    sums, other_sums = _sent(this), _sent(other)
+    collective_rows = []
+    for key in dict.fromkeys((*sums, *other_sums)):
+        line, count, sent = sums.get(key, ("", 0, 0))
+        other_line, other_count, other_sent = other_sums.get(key, ("", 0, 0))
+        if (count, sent) != (other_count, other_sent):
+            pairs = (count, other_count, sent, other_sent)
+            collective_rows.append((*key, line or other_line, *pairs))
+
     amounts, other_amounts = dict(_quantities(this)), dict(_quantities(other))
-    names = dict.fromkeys((*amounts, *other_amounts))
-    pairs = [(name, amounts.get(name, 0), other_amounts.get(name, 0)) for name in names]
+    total_rows = []
+    for name in dict.fromkeys((*amounts, *other_amounts)):
+        amount, other_amount = amounts.get(name, 0), other_amounts.get(name, 0)
+        total_rows.append((name, amount, other_amount, other_amount - amount))
     return PlanDifference(
-        Table(VALUE_COLUMNS, tuple(values)),
-        Table(COLLECTIVE_COLUMNS, tuple(moved)),
-        Table(TOTAL_COLUMNS, tuple((n, mine, its, its - mine) for n, mine, its in pairs)),
+        Table(VALUE_COLUMNS, tuple(value_rows)),
+        Table(COLLECTIVE_COLUMNS, tuple(collective_rows)),
+        Table(TOTAL_COLUMNS, tuple(total_rows)),
     )
 
 
@@ -323,9 +341,10 @@ def _layouts(sharded: ShardedGraph) -> dict[tuple[object, ...], tuple[str, str, 
 
 
 def _sent(plan: Stages) -> dict[tuple[object, ...], tuple[str, int, float]]:
-    """Return (source line, executions, wire bytes) per step, by the columns `KEYS`.
+    """Return (source line, executions, wire bytes) per step of the collectives, by group.
 
-    The line is that of the first collective with this key.
+    A group has equal values in the columns `KEYS`: kind, axes, role, phase, operator, module and
+    region. Its line is that of its first collective.
     """
     counts: Counter[tuple[object, ...]] = Counter()
     sent: Counter[tuple[object, ...]] = Counter()
@@ -339,10 +358,14 @@ def _sent(plan: Stages) -> dict[tuple[object, ...], tuple[str, int, float]]:
 
 
 def _quantities(plan: Stages) -> Iterator[tuple[str, float]]:
-    """Yield the totals of a plan by name: collectives, wire bytes, peak memory and its classes."""
+    """Yield (name, amount) of the totals of a plan's step.
+
+    They are the executions of collectives, and the bytes of one device: wire bytes, the peak
+    memory, and the classes of values that are alive at the peak.
+    """
     groups = _sent(plan).values()
     yield "collectives", sum(count for _, count, _ in groups)
     yield "wire_bytes", sum(sent for _, _, sent in groups)
     yield "peak_memory_bytes", plan.cost.memory.peak_bytes
-    for name, held in plan.cost.memory.by_class.items():
-        yield f"{name}_bytes", held
+    for name, class_bytes in plan.cost.memory.by_class.items():
+        yield f"{name}_bytes", class_bytes

@@ -100,7 +100,11 @@ class _Marking(ast.NodeTransformer):
         self.plain: set[int] = set()
 
     def visit(self, node: ast.AST) -> ast.AST:
-        """Return the node, with marks around it and the expressions in it."""
+        """Return the node, with marks around it and the expressions in it.
+
+        A marked expression is the call `mark(number, expression)`. Expressions outside of functions
+        get none: they run at import, before there is a trace.
+        """
         if isinstance(node, _FUNCTIONS):
             return self._function(node)
         self._note(node)
@@ -120,24 +124,30 @@ class _Marking(ast.NodeTransformer):
         return ast.fix_missing_locations(ast.copy_location(call, node))
 
     def _rebinding(self, node: ast.AugAssign | ast.Assign) -> Any:
-        """Return an assignment, and a marked assignment of each name that it rebinds."""
+        """Return an assignment, and a marked assignment of each name that it rebinds.
+
+        E.g. `a, b = f()` -> `a, b = f()`, `a = mark(4, a)`, `b = mark(5, b)`. The value of a simple
+        `name = value` is marked itself.
+        """
         targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets[:1]
         if isinstance(node, ast.Assign) and isinstance(targets[0], ast.Name):
             return self.generic_visit(node)
+        # A tuple of targets has the names in `elts`. Attributes and subscripts have no name.
         inner = getattr(targets[0], "elts", targets)
         names = [each for each in inner if isinstance(each, ast.Name)]
-        made: list[ast.AST] = [self.generic_visit(node)]
+        statements: list[ast.AST] = [self.generic_visit(node)]
         # A constraint needs a line of its own, so no other statement may be on the same lines.
         lines = self.file.lines
         before = lines[node.lineno - 1].encode()[: node.col_offset]
         after = lines[(node.end_lineno or node.lineno) - 1].encode()[node.end_col_offset :]
-        for name in () if before.strip() or after.strip() else names:
+        shares_lines = bool(before.strip() or after.strip())
+        for name in () if shares_lines else names:
             number = ast.Constant(self.first + len(self.found))
             self.found.append(Expression(self.file, name, rebinds=node))
             call = ast.Call(ast.Name(MARK, ast.Load()), [number, ast.Name(name.id, ast.Load())], [])
             added = ast.Assign([ast.Name(name.id, ast.Store())], call)
-            made.append(ast.fix_missing_locations(ast.copy_location(added, node)))
-        return made
+            statements.append(ast.fix_missing_locations(ast.copy_location(added, node)))
+        return statements
 
     def _function(self, node: Any) -> ast.AST:
         """Return a function with marks in its body alone: its defaults run in the definition."""
@@ -153,7 +163,11 @@ class _Marking(ast.NodeTransformer):
         return node
 
     def _note(self, node: ast.AST) -> None:
-        """Note which children are no values of their own, and which are a whole statement."""
+        """Record the parts of a node in `plain` (no arrays of their own) or in `whole`.
+
+        `whole` has the statement of a value that is all of `name = value`. The names of called
+        functions, indices, annotations of types and parts of f-strings are `plain`.
+        """
         if isinstance(node, ast.Call):
             self.plain.add(id(node.func))
         elif isinstance(node, ast.Subscript):
@@ -212,23 +226,30 @@ class MarkedPlan:
         return planned(self.traced, self.annotations(()), self.plan.options)
 
     def constraints(self) -> Iterator[Constraint]:
-        """Yield every form in which the plan has the value of a marked expression.
+        """Yield a constraint per form in which the plan has the value of a marked expression.
 
-        The forms of a value are its sharding as it is computed, and those after each reshard.
+        The forms of a value are its sharding as it is computed, and those after each reshard. The
+        first one has depth 0.
         """
         graph, program = self.traced.graph, self.stages.program
-        held: dict[int, list[Sharding]] = {}
+        # The shardings of each value of the graph, in the order in which the program makes them.
+        shardings_by_value: dict[int, list[Sharding]] = {}
         for local in program.locals:
             if local.origin is not None:
-                held.setdefault(local.origin, []).append(local.sharding)
+                shardings_by_value.setdefault(local.origin, []).append(local.sharding)
         for number in self.expressions:
             forms: Counter[tuple[tuple[Axes, ...], ...]] = Counter()
             for place in self.places.get(f"{MARK}{number}.0", ()):
                 site = graph.sites[place]
                 node = graph.nodes[site.node]
+                # The mark of a value is also on its gradient, which the user's line does not name.
                 if node.phase != "backward":
                     values = (*node.operands, *node.results)
-                    shardings = [s for value in values for s in held.get(value, ())]
+                    shardings = [
+                        sharding
+                        for value in values
+                        for sharding in shardings_by_value.get(value, ())
+                    ]
                     forms[tuple(_specs(shardings, site.unspecified_dims))] += 1
             # Layers that share a line share a constraint: the forms that most of them have.
             for depth, spec in enumerate(forms.most_common(1)[0][0] if forms else ()):
@@ -280,24 +301,28 @@ def own_annotations(
 
 
 def _specs(shardings: Sequence[Sharding], added: tuple[int, ...]) -> Iterator[tuple[Axes, ...]]:
-    """Yield the axis names of shardings, without repetitions; sub-axes have no names.
+    """Yield the axis names per dimension of shardings, such as (("X",), ()) for [X, None].
+
+    Left out are shardings along sub-axes, which have no names, and those equal to the one before.
 
     Args:
       added: dimensions that `vmap` added, which the user's constraint does not count.
     """
     before = None
     for sharding in shardings:
+        # A constraint cannot say that a sum is pending, so only the dimensions count.
         try:
             entries = tuple(replace(sharding, unreduced=()).to_spec())
         except ShardalgError:
             continue
+        # An entry of a PartitionSpec is an axis, a tuple of axes, or None.
         spec = tuple(
             e if isinstance(e, tuple) else (e,) if isinstance(e, str) else () for e in entries
         )
-        kept = tuple(axes for dim, axes in enumerate(spec) if dim not in added)
-        if kept != before:
-            before = kept
-            yield kept
+        user_spec = tuple(axes for dim, axes in enumerate(spec) if dim not in added)
+        if user_spec != before:
+            before = user_spec
+            yield user_spec
 
 
 def marked_plan(
@@ -307,7 +332,10 @@ def marked_plan(
     *,
     names: bool = False,
 ) -> MarkedPlan:
-    """Return a plan whose function is traced with marks.
+    """Return a plan whose function is traced with marks at the user's expressions.
+
+    A mark calls `mark(number, value)`, which annotates the value, so that a sharding can be tried
+    there without another trace.
 
     Args:
       files: the user's files.
@@ -335,10 +363,11 @@ def marked_plan(
     shapes: dict[int, tuple[int, ...]] = {}
 
     def mark(number: int, value: Any) -> Any:
-        """Return the value, with its annotations if it is a traced array."""
+        """Return the value, with its annotations if it is a traced array; note its shape."""
         if not isinstance(value, jax.core.Tracer) or not value.ndim:
             return value
         shapes[number] = value.shape
+        # Inside of `shard_map` a value is a device's own block, which has no constraint.
         kinds = getattr(jax.sharding.get_abstract_mesh(), "axis_types", ())
         if jax.sharding.AxisType.Manual in kinds:
             return value

@@ -42,29 +42,38 @@ def held_rows(trials: Trials) -> tuple[Row, ...]:
 
 
 def _uneven(trials: Trials) -> Iterator[Row]:
-    """Yield a warning per group of dimensions of equal size whose axes do not divide this size."""
+    """Yield a warning per group of dimensions of equal size whose axes do not divide this size.
+
+    E.g. 10 elements over 4 devices are blocks of 3, so that 2 of 12 elements are padding. Only
+    padding of more than `PADDED_SHARE` counts.
+    """
     stages = trials.stages
-    alike: defaultdict[tuple[int, Digits], list[Value]] = defaultdict(list)
+    values_by_split: defaultdict[tuple[int, Digits], list[Value]] = defaultdict(list)
     for value, layout in zip(stages.graph.values, stages.sharded.shardings, strict=True):
         for size, digits in zip(layout.shape, layout.dims, strict=True):
+            # The last blocks are filled up: a block has ceil(size / devices) elements.
             block = -(-size // parts(digits))
             if size and block * parts(digits) - size > PADDED_SHARE * size:
-                alike[size, digits].append(value)
+                values_by_split[size, digits].append(value)
     # Padding that the user asked for by an annotation is reported even without a remedy.
     annotated = stages.annotations
-    given = [*annotated.arguments, *annotated.results, *annotated.sites]
-    asked = {pair for a in given if a is not None for pair in zip(a.shape, a.dims, strict=True)}
+    annotations = [*annotated.arguments, *annotated.results, *annotated.sites]
+    requested_splits = {
+        pair for a in annotations if a is not None for pair in zip(a.shape, a.dims, strict=True)
+    }
     groups = [
         _Uneven(size, digits, values, sum(_padding(stages, v, digits, size) for v in values))
-        for (size, digits), values in alike.items()
+        for (size, digits), values in values_by_split.items()
     ]
     # The groups with the most padding come first, because only these get trials.
     for place, group in enumerate(sorted(groups, key=lambda group: -group.padding)):
-        is_asked = (group.size, group.digits) in asked
-        even = [*_even_remedies(trials, group, equal=is_asked)] if place < MOST_TRIED else []
+        is_requested = (group.size, group.digits) in requested_splits
+        remedies = (
+            [*_even_remedies(trials, group, equal=is_requested)] if place < MOST_TRIED else []
+        )
         # Padding that no annotation asks for is worth a row if another layout is cheaper.
-        if even or is_asked:
-            yield _uneven_row(trials, group, even)
+        if remedies or is_requested:
+            yield _uneven_row(trials, group, remedies)
 
 
 class _Uneven(NamedTuple):
@@ -106,9 +115,10 @@ def _uneven_row(trials: Trials, group: _Uneven, even: Sequence[str]) -> Row:
 def _padding(stages: Stages, value: Value, digits: Digits, size: int) -> float:
     """Return the average bytes of padding in a device's block of a value."""
     layout = stages.sharded.shardings[value.index]
-    held = prod(layout.shard_shape) * value.type.itemsize
-    true = size / (-(-size // parts(digits)) * parts(digits))
-    return held * (1 - true)
+    block_bytes = prod(layout.shard_shape) * value.type.itemsize
+    # E.g. 10 elements in 4 blocks of 3: a share of 10/12 is no padding.
+    valid_share = size / (-(-size // parts(digits)) * parts(digits))
+    return block_bytes * (1 - valid_share)
 
 
 def _even_remedies(trials: Trials, group: _Uneven, *, equal: bool) -> Iterator[str]:
@@ -146,7 +156,10 @@ def _evened(
 ) -> tuple[bool, str] | None:
     """Plan with unevenly sharded dimensions along other axes; None if it costs memory or bytes.
 
+    None also if no other dimension has room for the digits (axes or sub-axes) that move.
+
     Args:
+      value: an example of the values with the uneven dimension, which the text names.
       uneven: size and digits of the dimensions. over: the digits that replace them, and the digits
         that shard another dimension.
 
@@ -160,16 +173,17 @@ def _evened(
     # Other annotations with the same uneven dimension have the same padding. Changing only one of
     # them would add reshards, so all are changed likewise.
     sides = {side: list(getattr(stages.annotations, side)) for side in _SIDES}
-    changed = 0
+    num_changed = 0
     for given in sides.values():
-        for at, before in enumerate(given):
+        for position, before in enumerate(given):
             after = None if before is None else _with_even(before, uneven, over)
             if after is not None:
-                given[at], changed = after, changed + 1
-    asked: Any = {side: tuple(given) for side, given in sides.items()}
+                given[position], num_changed = after, num_changed + 1
+    changed_sides: Any = {side: tuple(given) for side, given in sides.items()}
+    # If completion chose the sharding, no annotation has it: the value gets a new one.
     annotations = (
-        replace(stages.annotations, **asked)
-        if changed
+        replace(stages.annotations, **changed_sides)
+        if num_changed
         else annotated_as(stages, value.index, layout)
     )
     then = trials.outcome(annotations)
@@ -177,9 +191,10 @@ def _evened(
     # A sharding without padding may still cost more elsewhere.
     if min(saved) < 0:
         return None
-    alike = f" and {counted(changed - 1, 'more annotation')} likewise" if changed > 1 else ""
+    more = num_changed - 1
+    more_text = f" and {counted(more, 'more annotation')} likewise" if more > 0 else ""
     return max(saved) > 0, (
-        f"annotate {value.name} as {layout.text()}{alike}: no padding, peak memory "
+        f"annotate {value.name} as {layout.text()}{more_text}: no padding, peak memory "
         f"{_change(now.peak_memory_bytes, then.peak_memory_bytes)}, sent "
         f"{_change(now.wire_bytes, then.wire_bytes)}"
     )
@@ -220,17 +235,21 @@ def _with_even(
 
 
 def _donated(trials: Trials) -> Iterator[Row]:
-    """Yield a row per donated argument whose memory no result reuses."""
-    stages, held = trials.stages, trials.stages.program.locals
+    """Yield a row per donated argument whose memory no result reuses.
+
+    The remedy is to annotate a free result of the same shape and type with the argument's
+    sharding, or else not to donate.
+    """
+    stages, locals_ = trials.stages, trials.stages.program.locals
     graph, block, donated = stages.graph, stages.program.block, stages.traced.donated
-    taken = reused_arguments(stages.program, donated)
-    kept = set(taken.values())
+    reused = reused_arguments(stages.program, donated)
+    reused_locals = set(reused.values())
     # Results that reuse no donated memory could still take an argument's place.
-    free = [place for place, local in enumerate(block.results) if local not in taken]
+    free_results = [place for place, local in enumerate(block.results) if local not in reused]
     for position in donated:
-        argument, value = held[block.arguments[position]], graph.arguments[position]
+        argument, value = locals_[block.arguments[position]], graph.arguments[position]
         # Reused memory needs no warning, and an empty block wastes nothing.
-        if argument.index in kept or not argument.bytes:
+        if argument.index in reused_locals or not argument.bytes:
             continue
         path, layout = graph.argument_paths[position], stages.sharded.shardings[value]
         text = (
@@ -240,49 +259,59 @@ def _donated(trials: Trials) -> Iterator[Row]:
         )
         # XLA reuses the memory for a result of the same global shape if the sharding is the same.
         kind = graph.values[value].type
-        alike = [place for place in free if graph.values[graph.results[place]].type == kind]
+        same_type = [
+            place for place in free_results if graph.values[graph.results[place]].type == kind
+        ]
         remedy = "do not donate it (not tried): no other result has its shape and type"
-        if alike:
+        if same_type:
             # A result takes the memory of one argument, so no other row may propose it.
-            free.remove(alike[0])
-            result = f"result {graph.result_paths[alike[0]]} as {layout.text()}"
+            free_results.remove(same_type[0])
+            result = f"result {graph.result_paths[same_type[0]]} as {layout.text()}"
             text += f"; {result} would allow reuse"
-            asked = filled(stages.annotations, (("results", alike[0]),), layout)
-            found = _effect(trials, asked)
+            annotations = filled(stages.annotations, (("results", same_type[0]),), layout)
+            effect = _effect(trials, annotations)
             remedy = (
                 "do not donate it (not tried)"
-                if found == NOTHING
-                else f"annotate {result}: {found}"
+                if effect == NOTHING
+                else f"annotate {result}: {effect}"
             )
         yield ("donation", path, 1, 0, text, remedy, 0)
 
 
 def _replicated(trials: Trials) -> Iterator[Row]:
-    """Yield a row per set of axes along which much of the state is replicated."""
+    """Yield a row per set of axes along which much of the state is replicated.
+
+    State is parameters and optimizer state. It is much if sharding it along these axes would save
+    more than `REPLICATED_SHARE` of the peak memory.
+    """
     stages, peak = trials.stages, trials.now.peak_memory_bytes
-    alike: defaultdict[Digits, list[int]] = defaultdict(list)
+    values_by_axes: defaultdict[Digits, list[int]] = defaultdict(list)
     for value, role in zip(stages.graph.arguments, stages.traced.argument_roles, strict=True):
         layout = stages.sharded.shardings[value]
         # Along an axis that shards no dimension, all devices hold equal blocks. Axes of size 1
         # replicate nothing.
-        used = {digit for dim in layout.dims for digit in dim}
-        free = tuple(d for d in map(stages.mesh.digit, stages.mesh.axis_names) if d not in used)
-        free = tuple(digit for digit in free if digit.size > 1)
-        if role in STATE and free:
-            alike[free].append(value)
-    for digits, found in alike.items():
-        values = sorted(found, key=lambda value: -_held(stages, value))
-        held = sum(_held(stages, value) for value in values)
+        used_digits = {digit for dim in layout.dims for digit in dim}
+        free_digits = tuple(
+            d for d in map(stages.mesh.digit, stages.mesh.axis_names) if d not in used_digits
+        )
+        free_digits = tuple(digit for digit in free_digits if digit.size > 1)
+        if role in STATE and free_digits:
+            values_by_axes[free_digits].append(value)
+    for digits, members in values_by_axes.items():
+        values = sorted(members, key=lambda value: -_held(stages, value))
+        state_bytes = sum(_held(stages, value) for value in values)
         # Sharding along these axes would leave one part per device: compare what it saves.
-        if held * (1 - 1 / parts(digits)) > REPLICATED_SHARE * peak:
-            yield _replicated_row(trials, digits, values, held)
+        if state_bytes * (1 - 1 / parts(digits)) > REPLICATED_SHARE * peak:
+            yield _replicated_row(trials, digits, values, state_bytes)
 
 
 def _replicated_row(trials: Trials, digits: Digits, values: Sequence[int], held: int) -> Row:
     """Return the warning about state that is replicated along some axes.
 
     Args:
-      digits: the axes. values: the arrays, the largest first. held: their bytes on a device.
+      digits: the axes.
+      values: numbers of the arrays in the graph, the largest first.
+      held: their bytes on a device.
     """
     stages, peak = trials.stages, trials.now.peak_memory_bytes
     axes = ",".join(stages.mesh.texts(digits))
@@ -291,10 +320,11 @@ def _replicated_row(trials: Trials, digits: Digits, values: Sequence[int], held:
         f"{counted(len(values), 'array')} of state: {bytes_text(held)} per device, "
         f"{held / peak:.0%} of the peak memory"
     )
-    split = tuple(
+    # The remedy that is tried shards all arrays along these axes that have a dimension for it.
+    layouts = tuple(
         (value, layout) for value in values if (layout := _along(stages, value, digits)) is not None
     )
-    remedy = _tried(trials, split) if split else NOTHING
+    remedy = _tried(trials, layouts) if layouts else NOTHING
     first = stages.graph.values[values[0]]
     return ("argument", _source(stages, first), len(values), 0, text, remedy, 0)
 
@@ -302,7 +332,8 @@ def _replicated_row(trials: Trials, digits: Digits, values: Sequence[int], held:
 def _along(stages: Stages, value: int, digits: Digits) -> Sharding | None:
     """Return a value's sharding with its largest dimension sharded along `digits`, too.
 
-    It is the largest dimension that the digits divide; None if they divide none.
+    It is the largest dimension that the digits divide together with its own axes; None if they
+    divide none. E.g. shape (8, 6) as [X, None] with Y=2 -> [(X, Y), None], if X has size 4.
     """
     layout = stages.sharded.shardings[value]
     for dim in sorted(range(len(layout.shape)), key=lambda dim: -layout.shape[dim]):
@@ -333,9 +364,10 @@ def _tried(trials: Trials, wanted: Sequence[tuple[int, Sharding]]) -> str:
 
 
 def _effect(trials: Trials, asked: Annotations) -> str:
-    """Return the effect of annotations on peak memory and bytes sent as text, or `NOTHING`.
+    """Plan with annotations, and return the effect on peak memory and bytes sent as text.
 
-    The seconds of a step are added if they increase.
+    The seconds of a step are added if they increase. `NOTHING` if neither memory nor bytes are
+    saved.
     """
     now, then = trials.now, trials.outcome(asked)
     if then.peak_memory_bytes >= now.peak_memory_bytes and then.wire_bytes >= now.wire_bytes:

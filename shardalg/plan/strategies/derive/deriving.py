@@ -116,7 +116,15 @@ def derived(parts: Sequence[Part], wishes: Wishes, traced: Traced, mesh: Mesh) -
 
 
 def check_wishes(graph: Graph, wishes: Wishes, mesh: Mesh) -> None:
-    """Raise if a pin or ban names no argument, or if two of them contradict each other."""
+    """Check the pins and bans of a recipe against a function's arguments and a mesh.
+
+    A pin is a glob of argument paths with mesh axes per dimension that these arguments must have. A
+    ban is a glob with an axis that they must not have.
+
+    Raises:
+      StrategyError: a pattern matches no argument, two pins or a pin and a ban contradict each
+        other, or a pin names an axis that the mesh lacks.
+    """
     paths = graph.argument_paths
     for pattern, _ in (*wishes.pins, *wishes.bans):
         if not any(matches(pattern, path) for path in paths):
@@ -134,6 +142,7 @@ def check_wishes(graph: Graph, wishes: Wishes, mesh: Mesh) -> None:
                 f"the pins {', '.join(map(repr, pins.values()))} give {path} different layouts. "
                 "Leave one out, or make its glob narrower."
             )
+        # All axes along which pins shard this argument.
         axes = {axis for dims in pins for group in dims for axis in group}
         for pattern, axis in wishes.bans:
             if axis in axes and matches(pattern, path):
@@ -176,24 +185,25 @@ def _spec(dims: Sequence[Axes], mesh: Mesh, shape: tuple[int, ...] | None) -> An
 def _results(placing: Placing, entered: list[Any]) -> list[Any]:
     """Return a spec or None per result of the function.
 
-    A result that is the new value of an argument, such as a parameter, has the argument's spec.
+    A result that is the new value of an argument, such as a parameter, has the argument's spec. All
+    other results are left to completion (None).
 
     Args:
       entered: a spec or None per flat argument.
     """
     graph, mesh = placing.named.graph, placing.mesh
-    found: list[Any] = [None] * len(graph.results)
-    levels = [part for part in placing.parts if part.kind == "zero" and part.level == 2]
+    specs: list[Any] = [None] * len(graph.results)
+    zero_parts = [part for part in placing.parts if part.kind == "zero" and part.level == 2]
     for result, argument in next_values(graph).items():
-        found[result] = entered[argument]
+        specs[result] = entered[argument]
         layout = placing.layouts[argument]
         producer = graph.producer[graph.results[result]]
         # With `zero` 2, a gradient that the function returns is sharded like optimizer state.
-        if levels and producer is not None and graph.nodes[producer].phase == "backward":
+        if zero_parts and producer is not None and graph.nodes[producer].phase == "backward":
             shape = graph.values[graph.results[result]].type.shape
-            dims = placing.gradient_dims(layout, levels[0])
-            found[result] = _spec(dims, mesh, shape)
-    return found
+            dims = placing.gradient_dims(layout, zero_parts[0])
+            specs[result] = _spec(dims, mesh, shape)
+    return specs
 
 
 def spec_trees(traced: Traced, entered: list[Any], left: list[Any]) -> tuple[Any, Any]:
@@ -219,10 +229,14 @@ def spec_trees(traced: Traced, entered: list[Any], left: list[Any]) -> tuple[Any
 
 
 def _sites(placing: Placing) -> tuple[SiteLayout, ...]:
-    """Return the layouts of the sites that have a name and no spec of their own."""
+    """Return the layouts of the sites that have a name and no spec of their own.
+
+    A site is a place in the user's code that `sa.annotate(x, "name")` marks. A name that occurs at
+    places with different dimensions has no axes, because one spec must serve all of them.
+    """
     graph = placing.named.graph
     by_name: dict[str, list[SiteLayout]] = defaultdict(list)
-    # The gradient of a site has its name, too; what reads the value itself decides.
+    # The gradient of a site has its name, too. Its layout follows from that of the value.
     forward = {site.name for site in graph.sites if graph.nodes[site.node].phase == "forward"}
     for site in graph.sites:
         is_gradient = site.name in forward and graph.nodes[site.node].phase != "forward"
@@ -242,8 +256,9 @@ def _site(placing: Placing, site: Site) -> SiteLayout:
     """Return the layout of a named `with_sharding_constraint`, with the reason for each axis.
 
     Each kind of parallelism (expert, tensor, batch, sequence) has mesh axes and classes of
-    dimensions. It shards the first dimension of these classes that has no axes yet, if the axes
-    divide it.
+    dimensions: a class has the dimensions of all tensors that operators identify with each other,
+    such as all batch dimensions. It shards the first dimension of these classes that has no axes
+    yet, if the axes divide it.
     """
     graph, named = placing.named.graph, placing.named
     value = graph.nodes[site.node].results[0]
@@ -251,7 +266,7 @@ def _site(placing: Placing, site: Site) -> SiteLayout:
     dims: list[Axes] = [()] * len(shape)
     reasons = []
     batch = frozenset[int]() if named.batch_class is None else frozenset({named.batch_class})
-    wanted: tuple[tuple[str, frozenset[int], Axes], ...] = (
+    requests: tuple[tuple[str, frozenset[int], Axes], ...] = (
         ("experts", named.expert_classes, placing.parts_axes("expert")),
         ("products", placing.tensor_classes, placing.parts_axes("tensor")),
         ("batch", batch, placing.batch_axes),
@@ -265,17 +280,19 @@ def _site(placing: Placing, site: Site) -> SiteLayout:
     # sharded by experts, the other one by batch.
     if named.batch_class in names and set(names) & named.expert_classes:
         beside = _is_beside_experts(named, site)
-        wanted = tuple(row for row in wanted if row[0] != ("batch" if beside else "experts"))
-    for what, classes, axes in wanted:
+        requests = tuple(row for row in requests if row[0] != ("batch" if beside else "experts"))
+    for what, classes, axes in requests:
+        # An axis can shard one dimension only, so the earlier request gets it.
         used = {axis for group in dims for axis in group}
         free = tuple(axis for axis in axes if axis not in used)
-        places = [d for d, n in enumerate(names) if n in classes and not dims[d]]
-        if free and places and shape[places[0]] % placing.count(free) == 0:
-            dims[places[0]] = free
+        candidates = [d for d, n in enumerate(names) if n in classes and not dims[d]]
+        if free and candidates and shape[candidates[0]] % placing.count(free) == 0:
+            dims[candidates[0]] = free
             reasons.append(f"{what} on {', '.join(free)}")
+    # The user's spec does not count the dimensions that `vmap` added.
     added = graph.added_dims(site)
-    kept = tuple(axes for dim, axes in enumerate(dims) if dim not in added)
-    return SiteLayout(name, kind, kept, "; ".join(reasons) or "replicated")
+    user_dims = tuple(axes for dim, axes in enumerate(dims) if dim not in added)
+    return SiteLayout(name, kind, user_dims, "; ".join(reasons) or "replicated")
 
 
 def _is_beside_experts(named: NamedGraph, site: Site) -> bool:
@@ -287,9 +304,10 @@ def _is_beside_experts(named: NamedGraph, site: Site) -> bool:
     # directions would also find operators beside the path, such as other readers of an operand.
     graph, experts = named.graph, named.uses.expert_nodes
     for is_down in (True, False):
-        open_, seen = [site.node], set[int]()
-        while open_:
-            index = open_.pop()
+        # Search over nodes, from the site through operators that keep the place of each element.
+        pending, seen = [site.node], set[int]()
+        while pending:
+            index = pending.pop()
             node = graph.nodes[index]
             if index in experts:
                 return True
@@ -300,20 +318,24 @@ def _is_beside_experts(named: NamedGraph, site: Site) -> bool:
                 continue
             seen.add(index)
             if is_down:
-                open_ += [n for value in node.results for n in graph.users[value]]
+                pending += [n for value in node.results for n in graph.users[value]]
             else:
-                made = (graph.producer[value] for value in node.operands)
-                open_ += [n for n in made if n is not None]
+                producers = (graph.producer[value] for value in node.operands)
+                pending += [n for n in producers if n is not None]
     return False
 
 
 def _notes(placing: Placing, sites: Sequence[SiteLayout]) -> tuple[str, ...]:
-    """Return sentences on what the strategy cannot express, or leaves to completion."""
+    """Return sentences for the user about gaps of a recipe.
+
+    They name unused mesh axes, sites and activations that are left to completion, and gradients.
+    """
     notes = []
-    named = {axis for part in placing.parts for axis in part.axes}
-    named |= {axis for _, dims in placing.wishes.pins for axes in dims for axis in axes}
+    # The axes that the recipe uses, in its parts or in pins.
+    used_axes = {axis for part in placing.parts for axis in part.axes}
+    used_axes |= {axis for _, dims in placing.wishes.pins for axes in dims for axis in axes}
     for axis, size in placing.mesh.axes:
-        if size != 1 and axis not in named:
+        if size != 1 and axis not in used_axes:
             notes.append(
                 f"the recipe does not name mesh axis {axis}, so that the {size} devices along it "
                 "repeat the same work. A product may still use the axis, and send along it: where "
@@ -324,8 +346,9 @@ def _notes(placing: Placing, sites: Sequence[SiteLayout]) -> tuple[str, ...]:
         skipped = [site.name for site in sites if site.dims is None]
         if skipped:
             notes.append(f"sites left to completion: {', '.join(skipped)}")
-    is_open = placing.of_kind("two_d") or placing.of_kind("sequence")
-    if is_open and not sites:
+    # Only these two kinds shard activations that no argument has.
+    shards_activations = placing.of_kind("two_d") or placing.of_kind("sequence")
+    if shards_activations and not sites:
         notes.append(
             "activations between the products have no site: mark one with "
             'sa.annotate(x, "name"), and the recipe shards it'

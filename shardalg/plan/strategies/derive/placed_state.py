@@ -27,18 +27,20 @@ _NOTHING = {
 def place_parameters(at: Placing) -> None:
     """Shard the parameters along the axes of the recipe's `fsdp` parts.
 
-    Parts of kind `zero` with level 1 or 2 (ZeRO stages) keep parameters whole.
+    Parts of kind `zero` with level 1 or 2 (ZeRO stages) keep parameters whole. Parameters that an
+    earlier step sharded along these axes, such as experts, are not open any more.
     """
     for part in (*at.of_kind("fsdp"), *at.of_kind("zero")):
         axes = at.divided(part.axes)
         for layout in at.open(PARAMETERS) if axes else ():
-            shown = ", ".join(axes)
+            axes_text = ", ".join(axes)
+            # A vector, such as a bias, stays whole: gathering it costs more than it saves.
             if part.kind == "zero":
-                layout.reasons.append(f"whole along {shown}: zero {part.level}")
+                layout.reasons.append(f"whole along {axes_text}: zero {part.level}")
             elif not at.is_vector(layout):
                 _shard(at, part, layout)
             elif not layout.axes:
-                layout.reasons.append(f"whole along {shown}: small, and no product reads it")
+                layout.reasons.append(f"whole along {axes_text}: small, and no product reads it")
 
 
 def _shard(at: Placing, part: Part, layout: ArrayLayout) -> None:
@@ -105,19 +107,24 @@ def _follow(at: Placing, layout: ArrayLayout, owner: ArrayLayout) -> None:
 
     Dimensions correspond if their classes and sizes are equal (factored moments have fewer).
     """
-    value, other = at.value(layout), at.value(owner)
-    shape, whole = at.named.shape(value), at.named.shape(other)
-    if shape == whole:
-        pairs = [(dim, dim) for dim in range(len(shape))]
+    state, parameter = at.value(layout), at.value(owner)
+    state_shape, parameter_shape = at.named.shape(state), at.named.shape(parameter)
+    if state_shape == parameter_shape:
+        # A pair is (dimension of the state, dimension of the parameter).
+        pairs = [(dim, dim) for dim in range(len(state_shape))]
     else:
         # Factored moments (Adafactor) lack dimensions of the parameter. The classes tell which of
         # its dimensions they have.
-        known = at.named.classes.fine_of(other)
-        classes = enumerate(at.named.classes.fine_of(value))
-        pairs = [(dim, known.index(name)) for dim, name in classes if name in known]
+        parameter_classes = at.named.classes.fine_of(parameter)
+        classes = enumerate(at.named.classes.fine_of(state))
+        pairs = [
+            (dim, parameter_classes.index(name))
+            for dim, name in classes
+            if name in parameter_classes
+        ]
     for dim, source in pairs:
         axes = tuple(a for a in owner.dims[source] if a not in layout.axes)
-        if axes and shape[dim] == whole[source]:
+        if axes and state_shape[dim] == parameter_shape[source]:
             layout.dims[dim] = at.allowed(layout, axes)
     if layout.axes:
         layout.reasons.append(f"as its parameter {owner.path}")
@@ -128,7 +135,8 @@ def _follow(at: Placing, layout: ArrayLayout, owner: ArrayLayout) -> None:
 def place_data(at: Placing) -> None:
     """Shard data arguments: batch, sequence, products' features, and for `two_d` the residual's.
 
-    Each of these shards at most one dimension of an array: the first one of its classes.
+    Each of these shards at most one dimension of an array: the first one of its classes. A class
+    has the dimensions of all tensors that operators identify with each other.
 
     Raises:
       StrategyError: the batch does not divide.
@@ -158,7 +166,11 @@ def place_data(at: Placing) -> None:
 
 
 def _place_batch(at: Placing, layout: ArrayLayout, dim: int) -> None:
-    """Shard the batch dimension of a data argument, or raise if its axes do not divide it."""
+    """Shard the batch dimension `dim` of a data argument along the recipe's batch axes.
+
+    Raises:
+      StrategyError: the axes do not divide the dimension.
+    """
     free = at.allowed(layout, at.batch_axes)
     size, count = at.named.shape(at.value(layout))[dim], at.count(free)
     if size % count:
@@ -172,12 +184,13 @@ def _place_batch(at: Placing, layout: ArrayLayout, dim: int) -> None:
 
 
 def _place_if_divided(at: Placing, layout: ArrayLayout, dim: int, wanted: tuple[Axes, str]) -> None:
-    """Shard a dimension if the axes divide it.
+    """Shard a dimension if the axes divide it; if not, note this as a refusal.
 
     Args:
       wanted: the axes, and the reason.
     """
     axes, reason = wanted
+    # Bans and axes that the array already has leave only some of the axes.
     free = at.allowed(layout, axes)
     size = at.named.shape(at.value(layout))[dim]
     if free and size % at.count(free):
@@ -187,11 +200,12 @@ def _place_if_divided(at: Placing, layout: ArrayLayout, dim: int, wanted: tuple[
 
 
 def check_used(at: Placing) -> None:
-    """Raise if the axes of a part of the recipe shard no argument.
+    """Check that each part of the recipe shards an argument along all of its axes.
 
     Raises:
-      StrategyError: such a part, with the reasons.
+      StrategyError: a part shards nothing along an axis; the message has the reasons.
     """
+    # A pin may take the place of a part on purpose.
     if any(layout.pinned for layout in at.layouts):
         return
     has_sites = any(site.name is not None for site in at.named.graph.sites)
@@ -212,6 +226,7 @@ def check_used(at: Placing) -> None:
         unused = [axis for axis in axes if axis not in placed]
         if unused:
             refused = [f"{a.path}: {text}" for a in arrays for text in dict.fromkeys(a.refused)]
-            why = [text for text in refused if any(axis in text for axis in unused)]
-            said = "; ".join(why[:3]) or _NOTHING[part.kind]
-            raise StrategyError(f"{part!r} shards nothing along {', '.join(unused)}: {said}.")
+            # Only refusals that name an unused axis; the first three of them.
+            reasons = [text for text in refused if any(axis in text for axis in unused)]
+            why = "; ".join(reasons[:3]) or _NOTHING[part.kind]
+            raise StrategyError(f"{part!r} shards nothing along {', '.join(unused)}: {why}.")
