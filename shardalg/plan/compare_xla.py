@@ -242,36 +242,47 @@ class BesideXla(Answer):
         return (*head, *warned, "By line:", self.lines)
 
     def _headline(self) -> str:
-        """Return a sentence with the bytes that both programs send, per device and step."""
+        """Return a sentence with the bytes that both programs send, per device and step.
+
+        A second sentence names `while` loops whose number of iterations is not known.
+        """
         ours, theirs = self.wire_bytes, self.xla_wire_bytes
         ratio = _ratio(ours, theirs)
         unknown = [w for w in while_loops(self._trials.stages.graph) if w.iterations is None]
-        listed = ", ".join(w.key for w in unknown)
-        once = f" `while` loops of unknown length count as one iteration: {listed}." * bool(unknown)
+        loops = ", ".join(w.key for w in unknown)
+        note = f" `while` loops of unknown length count as one iteration: {loops}." if unknown else ""
         return (
             f"{bytes_text(ours)} sent per device and step; XLA ({self.partitioner}) sends "
-            f"{bytes_text(theirs)}{ratio}, on {self.told.mesh!r}.{once}"
+            f"{bytes_text(theirs)}{ratio}, on {self.told.mesh!r}.{note}"
         )
 
     def _gathered_once(self) -> Iterator[str]:
-        """Yield a sentence about the option `keep_gathers=True`, if it sends fewer bytes."""
+        """Yield a sentence about the option `keep_gathers=True`, if it sends fewer bytes.
+
+        The planner frees gathered weights after the forward pass to save memory, and gathers them
+        again. XLA may keep them instead.
+        """
         trials, stages = self._trials, self._trials.stages
         # Planning again is worthwhile only if copies are freed now and XLA sends less.
         if trials.options.keeping(stages.traced.roles) or self.wire_bytes <= self.xla_wire_bytes:
             return
         options = replace(trials.options, keep_gathers=True)
-        kept = TrialOutcome.of(planned(stages.traced, stages.annotations, options))
-        if kept.wire_bytes < self.wire_bytes:
-            sent, held = bytes_text(kept.wire_bytes), bytes_text(kept.peak_memory_bytes)
+        outcome = TrialOutcome.of(planned(stages.traced, stages.annotations, options))
+        if outcome.wire_bytes < self.wire_bytes:
+            sent, peak = bytes_text(outcome.wire_bytes), bytes_text(outcome.peak_memory_bytes)
             yield (
                 "The backward pass gathers values again that the forward pass gathered and freed; "
                 f"XLA keeps the copies. Options(keep_gathers=True) sends {sent}, with peak memory "
-                f"{held} instead of {bytes_text(trials.now.peak_memory_bytes)}."
+                f"{peak} instead of {bytes_text(trials.now.peak_memory_bytes)}."
             )
 
     def _agreement(self) -> str:
-        """Return a sentence: how many values have XLA's sharding, and counts of other verdicts."""
+        """Return a sentence: how many values have XLA's sharding, and counts of other verdicts.
+
+        Only values without an annotation count, because completion has no choice at the others.
+        """
         counts = {name: self.values["verdict"].count(name) for name in VERDICTS}
+        # The first verdict is "agree".
         agree, *others = counts.items()
         rest = ", ".join(f"{n} {name}" for name, n in others if n)
         if not self.found:
@@ -354,8 +365,12 @@ def compared(
 def _rematerialized_row(stages: Stages, graph: Graph, found: Rematerialized) -> tuple[object, ...]:
     """Return the row of `BesideXla.rematerialized` for one warning of XLA.
 
+    XLA warns if it replicates a whole tensor to reshard it. The row has the value, its line and
+    phase, both shardings, the bytes of the whole tensor, and what the plan sends there instead.
+
     Args:
       graph: the graph that XLA compiled.
+      found: the warning, with XLA's names and shardings as text.
     """
     node = node_of(found.op_name, graph)
     made = None if node is None else graph.nodes[node]
@@ -408,12 +423,17 @@ UNPLACED = "(unknown line)"
 
 
 def _lines(stages: Stages, told: Completion) -> Iterator[tuple[object, ...]]:
-    """Yield a row per source line and phase, in program order, with our collectives and XLA's."""
+    """Yield a row per source line and phase, in program order, with our collectives and XLA's.
+
+    A row has the line, the phase, both sides' kinds of collectives with their axes, the verdict,
+    the bytes that each side sends, and the numbers of our collectives.
+    """
     # The planner may have rewritten its graph, so XLA's operators are looked up in the graph that
     # XLA compiled. Both graphs have the same source lines.
     graph, asked = stages.graph, told.graph or stages.graph
     mine = _grouped((_line(graph, _node(stages, m)), m) for m in stages.traffic.collectives)
     other = _grouped((_line(asked, node_of(c.op_name, asked)), c) for c in told.collectives)
+    # Bytes per device and step: (ours, XLA's).
     sums = {
         line: (
             number(sum(m.step.count * m.wire_bytes for m in mine.get(line, []))),

@@ -197,7 +197,8 @@ class _Counts:
     def of(self, traced: Traced) -> dict[str, Any]:
         """Return the numbers of samples and tokens of a step, None if not known.
 
-        The user's numbers have precedence over those of the arguments with role "data".
+        The user's numbers have precedence over those of the arguments with role "data". The keys
+        are the fields of `ComparedStrategy`, with the share of memory that stays free.
         """
         graph = traced.graph
         data = [
@@ -205,6 +206,7 @@ class _Counts:
             for value, role in zip(graph.arguments, traced.argument_roles, strict=True)
             if role == "data" and graph.values[value].type.shape
         ]
+        # Data arguments with different leading dimensions do not tell which one is the batch.
         leading = {type_.shape[0] for type_ in data}
         samples = int(leading.pop()) if len(leading) == 1 else None
         # Token ids are wide integers in rows; narrow ones are images or quantised values.
@@ -218,7 +220,11 @@ class _Counts:
 
 
 def _check_names(strategies: Mapping[str, Any]) -> None:
-    """Raise an error unless every entry is a strategy or a recipe, under a name that is text."""
+    """Check that every entry is a strategy or a recipe, under a name that is text.
+
+    Raises:
+      StrategyError: another name or value, or the name that the function's own annotations have.
+    """
     for name, strategy in strategies.items():
         if not isinstance(name, str):
             raise StrategyError(f"strategies has the name {name!r:.40}: names are text.")
@@ -238,32 +244,44 @@ def _check_names(strategies: Mapping[str, Any]) -> None:
 def _entries(
     strategies: Mapping[str, Any], on: Sequence[Machine], meshes: Sequence[Mesh]
 ) -> tuple[list[_Entry], list[tuple[str, str, Machine, str]]]:
-    """Return the pairs of strategy and mesh to plan, and the strategies without a mesh.
+    """Return the combinations of strategy, mesh and machine to plan, and the refused strategies.
 
     A strategy without a mesh is refused: an entry is (name, "no mesh", machine, reason).
+
+    Args:
+      on: the machines.
+      meshes: the user's meshes; empty if there are none.
     """
     entries, refused = [], []
     for name, strategy in strategies.items():
         for machine_ in on:
             if isinstance(strategy, Strategy):
-                own = strategy.mesh
-                own = own if isinstance(own, Mesh | None) else Mesh.from_jax(own)
-                several: Sequence[Mesh] = meshes if own is None else (own,)
+                # The mesh of a strategy has precedence over meshes=.
+                strategy_mesh = strategy.mesh
+                strategy_mesh = (
+                    strategy_mesh
+                    if isinstance(strategy_mesh, Mesh | None)
+                    else Mesh.from_jax(strategy_mesh)
+                )
+                planned_meshes: Sequence[Mesh] = (
+                    meshes if strategy_mesh is None else (strategy_mesh,)
+                )
                 why = "the strategy has no mesh, and meshes= gives none"
             else:
                 # A recipe names axes without sizes, so it is planned on every mesh that has them.
+                # Without meshes=, these are all meshes with the machine's number of devices.
                 axes = tuple(strategy.axes)
                 fitting = [m for m in meshes if set(axes) <= set(m.axis_names)]
-                several = fitting or ([] if meshes else _splits(axes, devices_of(machine_)))
+                planned_meshes = fitting or ([] if meshes else _splits(axes, devices_of(machine_)))
                 why = (
                     f"no mesh of meshes= has the axes {', '.join(axes)}"
                     if meshes
                     else f"{machine_.chip.name} is a chip alone: name its number, "
                     f"hardware='{machine_.chip.name}:64', or give meshes="
                 )
-            if not several:
+            if not planned_meshes:
                 refused.append((name, "no mesh", machine_, why))
-            entries += [_Entry(name, strategy, mesh, machine_) for mesh in several]
+            entries += [_Entry(name, strategy, mesh, machine_) for mesh in planned_meshes]
     return entries, refused
 
 
@@ -317,8 +335,13 @@ class _EntryRows:
     counts: _Counts
 
     def here(self, entries: Sequence[_Entry], say: Progress | None) -> Iterator[ComparedStrategy]:
-        """Yield a row per entry, planned and priced in this process."""
+        """Yield a row per entry, planned and priced in this process.
+
+        Args:
+          say: called after each entry with its number, the number of all, and its name.
+        """
         for number, entry in enumerate(entries, 1):
+            # An entry without a plan gets a row with the reason, and does not end the comparison.
             try:
                 strategy, inputs = self.inputs(entry)
                 yield self.row(entry, strategy, inputs, inputs.strategy())
@@ -351,6 +374,7 @@ class _EntryRows:
                 rows.append(self.refused(entry, reason(error)))
         jobs = ((sent, sent[2].job("strategy")) for sent in waiting)
         failures = []
+        # A worker returns figures, the reason why there is no plan, or its own failure (`Failed`).
         done = enumerate(results(executor, jobs), 1 + len(rows))
         for number, ((entry, strategy, inputs), found) in done:
             if isinstance(found, StrategyFigures):
@@ -432,6 +456,8 @@ def _of_plans(
 ) -> StrategyComparison:
     """Return the comparison of plans that the user gives, each priced on every machine.
 
+    Without a machine, each plan is priced on the chip of its own options.
+
     Raises:
       StrategyError: there are none, or a value is no plan.
     """
@@ -444,6 +470,7 @@ def _of_plans(
     rows = []
     for name, plan in plans.items():
         for machine_ in on or (machine(plan.options.hardware),):
+            # A machine may not fit the plan's mesh. The row then has the reason.
             try:
                 rows.append(_priced(name, plan, machine_, counts.of(plan._traced)))
             except ShardalgError as error:

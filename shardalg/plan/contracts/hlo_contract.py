@@ -69,7 +69,7 @@ def hlo_rows(text: str, mesh: Mesh) -> tuple[SentRow, ...]:
 
 
 def check_border(text: str, plan: Plan) -> None:
-    """Raise an error unless a program in HLO has the arguments and results of a plan's function.
+    """Check that a program in HLO has the arguments and results of a plan's function.
 
     A device has a block of each argument, whose sharding XLA may have chosen. Arguments that
     `jax.jit` leaves out, because nothing reads them, may be missing.
@@ -83,26 +83,32 @@ def check_border(text: str, plan: Plan) -> None:
         (one for one in entry.values() if one.opcode == "parameter"),
         key=lambda one: int(one.literal),
     )
+    # A parameter that is a tuple has a leaf per array.
     blocks = [leaf for one in parameters for leaf in one.leaves]
     kinds = [plan.graph.values[value].type for value in plan.graph.arguments]
     rest = iter(kinds)
-    # Parameters have the order of the arguments, so that each is looked for after the one before.
+    # Parameters have the order of the arguments, so that each is looked for after the one before:
+    # the iterator goes on where the last search ended.
     missing = [block for block in blocks if not any(_is_block(block, kind, plan) for kind in rest)]
     results = module.roots[module.entry].leaves
-    made = [plan.graph.values[value].type for value in plan.graph.results]
-    fits = len(results) == len(made) and all(
-        _is_block(block, kind, plan) for block, kind in zip(results, made, strict=True)
+    result_kinds = [plan.graph.values[value].type for value in plan.graph.results]
+    fits = len(results) == len(result_kinds) and all(
+        _is_block(block, kind, plan) for block, kind in zip(results, result_kinds, strict=True)
     )
     if missing or not fits:
         what = f"parameter {missing[0]}" if missing else f"results {results}"
         raise ContractError(
             f"the HLO text is of another function: its {what} is no block of the contract's "
-            f"function ({', '.join(map(repr, kinds))} -> {', '.join(map(repr, made))})."
+            f"function ({', '.join(map(repr, kinds))} -> {', '.join(map(repr, result_kinds))})."
         )
 
 
 def _is_block(block: Leaf, kind: ValueType, plan: Plan) -> bool:
-    """Return whether an array of HLO may be a device's block of a tensor."""
+    """Return whether an array of HLO may be a device's block of a tensor.
+
+    It has the tensor's type and number of dimensions. Each dimension has at least a block along
+    all devices, and at most the whole. E.g. 10 elements on 4 devices -> 3 to 10.
+    """
     name, shape = block
     return (
         name == SHORT.get(kind.dtype, kind.dtype)
@@ -115,14 +121,16 @@ def _is_block(block: Leaf, kind: ValueType, plan: Plan) -> bool:
 
 
 def _check_whole(text: str, module: HloModule, mesh: Mesh) -> None:
-    """Raise an error unless a program is whole, partitioned, and for the devices of the mesh.
+    """Check that a program in HLO is whole, partitioned, and for the devices of the mesh.
 
     A program without some of its collectives would fulfil every statement that there are none.
 
     Raises:
-      ContractError: it is not.
+      ContractError: the text is cut short, is from before partitioning, or is for another number of
+        devices.
     """
-    open_ = [name for name in module.computations if name not in module.roots]
+    # A computation without a root is not whole, and one that is called must be in the text.
+    unfinished = [name for name in module.computations if name not in module.roots]
     called = {
         name
         for computation in module.computations.values()
@@ -131,12 +139,13 @@ def _check_whole(text: str, module: HloModule, mesh: Mesh) -> None:
         if (name := instruction.attributes.get(key, "").lstrip("%"))
     }
     lost = [name for name in called if name not in module.computations]
-    if open_ or lost or not text.rstrip().endswith("}"):
-        where = (open_ or lost or [module.entry])[0]
+    if unfinished or lost or not text.rstrip().endswith("}"):
+        where = (unfinished or lost or [module.entry])[0]
         raise ContractError(
             f"the HLO text is cut short: computation {where!r} is not whole. Pass the whole of "
             "compiled.as_text(), or of a dump."
         )
+    # Partitioning removes shardings, except those of parameters, of their copies, and of the root.
     for computation in module.computations.values():
         for instruction in computation.values():
             target = instruction.attributes.get("custom_call_target", "").strip('"')
@@ -151,6 +160,7 @@ def _check_whole(text: str, module: HloModule, mesh: Mesh) -> None:
                 )
     if not text.lstrip().startswith("HloModule"):
         raise ContractError("the HLO text is cut short: its first line, HloModule ..., is missing.")
+    # The first line has the numbers of replicas and of partitions; devices are their product.
     devices = 1
     for _, number in _DEVICES.findall(text.partition("\n")[0]):
         devices *= int(number)
@@ -162,12 +172,17 @@ def _check_whole(text: str, module: HloModule, mesh: Mesh) -> None:
 
 
 def _row(one: HloCollective) -> SentRow:
-    """Return a collective of HLO with what statements ask; what the text does not say is None."""
+    """Return a collective of HLO as a row that statements can be checked on.
+
+    Properties that the text does not have, such as the role of a value, are None.
+    """
     path = one.op_name
+    # JAX's name of an operation says how it was differentiated.
     phase = "backward" if "transpose(" in path else "forward" if "jvp(" in path else None
     scopes = _scopes(path)
     return SentRow(
         one.kind,
+        # "?" is a group that is no mesh axis. A sub-axis, such as "X:(1)2", counts as its axis.
         axes=None if "?" in one.axes else frozenset(a.partition(":")[0] for a in one.axes),
         executions=Formula.of(one.count),
         bytes=Formula.of(_whole(one.wire_bytes)),
@@ -229,6 +244,7 @@ def hlo_claims(
         return some_of(subject, rows)
     point = {**mesh.shape, **sizes}
     claims = amounts_of(statement, rows, formula_of(statement.bound, point).subs(point))
+    # Rows that belong to the subject, or may belong to it (None).
     loops = [row for row in rows if not row.is_exact and row.is_of(subject) is not False]
     if statement.measure != "executions" and any(
         row.kind == "all_reduce" and row.is_of(subject) is not False for row in rows

@@ -291,8 +291,8 @@ def difference(this: Stages, other: Stages) -> PlanDifference:
         other_name, other_sharding, other_bytes = other_layouts.get(key, ("", "", None))
         # Names have source lines, so a different name alone is no difference.
         if (sharding, num_bytes) != (other_sharding, other_bytes):
-            pairs = (sharding, other_sharding, num_bytes, other_bytes)
-            value_rows.append((name or other_name, *pairs))
+            both = (sharding, other_sharding, num_bytes, other_bytes)
+            value_rows.append((name or other_name, *both))
 
     sums, other_sums = _sent(this), _sent(other)
     collective_rows = []
@@ -300,8 +300,8 @@ def difference(this: Stages, other: Stages) -> PlanDifference:
         line, count, sent = sums.get(key, ("", 0, 0))
         other_line, other_count, other_sent = other_sums.get(key, ("", 0, 0))
         if (count, sent) != (other_count, other_sent):
-            pairs = (count, other_count, sent, other_sent)
-            collective_rows.append((*key, line or other_line, *pairs))
+            amounts_of_both = (count, other_count, sent, other_sent)
+            collective_rows.append((*key, line or other_line, *amounts_of_both))
 
     amounts, other_amounts = dict(_quantities(this)), dict(_quantities(other))
     total_rows = []

@@ -120,9 +120,12 @@ class _Reading:
     def _in_parts(self, local: int) -> str:
         """Return text that a value is a pending sum, with the operator that computed its parts.
 
+        Each device has a part of a pending sum: its value is the sum of the parts of all devices.
+
         Args:
           local: number of the local value that holds the parts.
         """
+        # `made_by` has the instruction that makes a local value; arguments have none.
         made, program = self.traffic.made_by.get(local), self.traffic.program
         # A pending sum can pass through linear operators: go back to the one that made the parts.
         while made is not None and not isinstance(made.attributes, Control):
@@ -140,7 +143,8 @@ class _Reading:
     def needs(self) -> Side:
         """Return the sharding that the value has after the move, with the operator that needs it.
 
-        A result of the function needs its sharding without an operator.
+        A result of the function needs its sharding without an operator. The annotations are those
+        from which the sharding comes.
         """
         # `ends` are the moved value before and after the move.
         layout, value = self.ends[1].sharding, self.moved.value
@@ -213,6 +217,8 @@ class _Reading:
 
         A value in a loop body is as near as the value outside that enters it.
         """
+        # Values on both sides of a region's border, such as a loop's argument and the value that
+        # enters it, are one value: they are tied without an operator between them.
         graph, tied = self.graph, defaultdict(list)
         for tie in graph.region_arguments:
             tied[tie.source].append(tie.target)
@@ -224,9 +230,9 @@ class _Reading:
             yield value
             nodes = [n for n in (graph.producer[value], *graph.users[value]) if n is not None]
             beside = [v for n in nodes for v in (*graph.nodes[n].operands, *graph.nodes[n].results)]
-            fresh = [v for v in dict.fromkeys((*tied[value], *beside)) if v not in seen]
-            seen.update(fresh)
-            waiting.extend(fresh)
+            new_values = [v for v in dict.fromkeys((*tied[value], *beside)) if v not in seen]
+            seen.update(new_values)
+            waiting.extend(new_values)
 
     def _annotations(self, causes: Iterable[Cause]) -> tuple[Annotated, ...]:
         """Return the annotations from which completion took the axes in `causes`, each once.
@@ -239,7 +245,10 @@ class _Reading:
         return tuple(dict.fromkeys(place for places in found for place in places))
 
     def _results(self, value: int) -> tuple[Annotated, ...]:
-        """Return the annotated results of the function that are the value with this number."""
+        """Return the annotated results of the function that are the value with this number.
+
+        A function may return one value several times. Empty if completion chose their shardings.
+        """
         graph, given = self.graph, self.sharded.annotations.results
         return tuple(
             Annotated("result", graph.result_paths[number], number)
@@ -352,6 +361,9 @@ def sides_text(number: int, sides: tuple[Side, Side]) -> str:
 def chain_text(sharded: ShardedGraph, value: int) -> str:
     """Return the first steps that gave a value its sharding, a line each, indented by depth.
 
+    A step says from which value the sharding came, through which operator, or that the value is
+    annotated. At most `MOST_STEPS` steps are listed.
+
     >>> import jax
     >>> from shardalg.algebra.mesh import Mesh
     >>> from shardalg.graph.tracing.trace import trace
@@ -369,6 +381,7 @@ def chain_text(sharded: ShardedGraph, value: int) -> str:
     for link in links[:MOST_STEPS]:
         source = "" if link.reason.node is None else graph.nodes[link.reason.node].source
         name, words = graph.values[link.reason.value].name, link.reason.text(graph)
-        own = "" if not link.depth else f"{name} {link.reason.layout.text()}: "
-        lines.append("  " * (link.depth + 1) + own + words + (f", {source}" if source else ""))
+        # The first line names the value itself, so its own step does not repeat it.
+        subject = "" if not link.depth else f"{name} {link.reason.layout.text()}: "
+        lines.append("  " * (link.depth + 1) + subject + words + (f", {source}" if source else ""))
     return "\n".join(lines + [f"... {len(links) - MOST_STEPS} more"] * (len(links) > MOST_STEPS))

@@ -159,8 +159,12 @@ def edits(
 
     If a statement is `name = expression`, a line after it constrains the name. Otherwise the
     expression is put into parentheses of the constraint.
+
+    Args:
+      constraints: shardings of expressions, also of expressions in other files.
     """
     found: list[Edit] = []
+    # Sorted, so that several constraints of one expression are in the order of their depth.
     by_expression: dict[int, list[Constraint]] = {}
     for each in sorted(constraints):
         if expressions[each.expression].file is file:
@@ -168,6 +172,7 @@ def edits(
     lines = file.lines
     for number, several in by_expression.items():
         node, statement = expressions[number].node, expressions[number].statement
+        # A name that a statement on lines of its own rebinds: the new lines follow the statement.
         rebinds = expressions[number].rebinds
         if rebinds is not None:
             last, indent = rebinds.end_lineno or 1, lines[rebinds.lineno - 1][: rebinds.col_offset]
@@ -175,12 +180,13 @@ def edits(
             found.append(Edit(last + 1, 0, 2 * len(expressions), text))
             continue
         end = node.end_lineno or node.lineno
-        alone = (
+        # New lines can follow only if no other statement is on the same lines. Columns count bytes.
+        is_alone = (
             statement is not None
             and not lines[statement.lineno - 1].encode()[: statement.col_offset].strip()
             and not lines[end - 1].encode()[node.end_col_offset :].strip()
         )
-        if statement is not None and alone:
+        if statement is not None and is_alone:
             indent = lines[statement.lineno - 1][: statement.col_offset]
             (target,) = statement.targets
             name = getattr(target, "id", "")
@@ -220,9 +226,10 @@ def _first_import(file: UserFile) -> int:
     import ast
 
     body = file.tree.body
-    plain = [s for s in body if isinstance(s, ast.Import | ast.ImportFrom)]
-    plain = [s for s in plain if getattr(s, "module", "") != "__future__"]
-    for statement in plain or body:
+    imports = [s for s in body if isinstance(s, ast.Import | ast.ImportFrom)]
+    # Python demands that imports from `__future__` come first.
+    imports = [s for s in imports if getattr(s, "module", "") != "__future__"]
+    for statement in imports or body:
         is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
         is_future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
         if not (is_text or is_future):
@@ -232,6 +239,8 @@ def _first_import(file: UserFile) -> int:
 
 def applied(text: str, several: Iterable[Edit]) -> str:
     """Return a text with edits.
+
+    Lines count from 1, and columns are bytes. Text of a larger rank comes later at the same place.
 
     >>> applied("y = f(x)", [Edit(1, 4, 2, "g("), Edit(1, 8, 1, ")")])
     'y = g(f(x))'
@@ -263,8 +272,12 @@ def encoded(text: str, files: Iterable[UserFile]) -> bytes:
 
 
 def _relative(path: str) -> str:
-    """Return a path from the root of its git repository, else from the working directory."""
+    """Return a path from the root of its git repository, else from the working directory.
+
+    E.g. /home/me/repo/src/model.py -> src/model.py. A file outside of both is its name alone.
+    """
     whole = Path(path).absolute()
+    # The innermost repository comes first.
     roots = [parent for parent in whole.parents if (parent / ".git").exists()]
     for root in (*roots[:1], Path.cwd()):
         if whole.is_relative_to(root):

@@ -92,6 +92,7 @@ class Patch(SourcePatch):
         """
         rows = []
         for each in sorted(self.chosen):
+            # XLA compiles the patch without this line. If it cannot, the worth is not known.
             without = self.trials.figures(self.chosen - {each})
             worth: tuple[float | None, ...] = (None, None, None)
             if without is not None:
@@ -105,18 +106,23 @@ class Patch(SourcePatch):
 
     @cached_property
     def left_out(self) -> Table:
-        """A row per constraint that was tried with the patch, saves bytes, and takes more time."""
+        """A row per constraint that was tried with the patch, saves bytes, and takes more time.
+
+        It has the bytes that the constraint saves and the seconds that it adds.
+        """
         rows = []
-        for chosen, found in self.trials.known.items():
-            more = chosen - self.chosen
-            if found is None or len(more) != 1 or not chosen > self.chosen:
+        # `known` has XLA's figures of all sets of constraints that were tried.
+        for tried_set, figures in self.trials.known.items():
+            # Only sets with one constraint more than the patch say what this constraint changes.
+            more = tried_set - self.chosen
+            if figures is None or len(more) != 1 or not tried_set > self.chosen:
                 continue
-            saved = self.after.wire_bytes - found.wire_bytes
-            added = found.step_s - self.after.step_s
-            if saved > 0 and added > 0:
+            saved_bytes = self.after.wire_bytes - figures.wire_bytes
+            added_s = figures.step_s - self.after.step_s
+            if saved_bytes > 0 and added_s > 0:
                 (each,) = more
-                reason = f"{seconds_text(added)} more per step for {bytes_text(saved)} less"
-                rows.append((*self._row(each), saved, added, reason))
+                reason = f"{seconds_text(added_s)} more per step for {bytes_text(saved_bytes)} less"
+                rows.append((*self._row(each), saved_bytes, added_s, reason))
         return Table(LEFT_OUT_COLUMNS, tuple(rows))
 
     def _row(self, each: Constraint) -> tuple[str, str]:
@@ -158,10 +164,14 @@ class Patch(SourcePatch):
 
     @property
     def conclusion(self) -> str:
-        """One or two sentences: the number of constraints, and the bytes before and after."""
+        """One or two sentences: the number of constraints, and the bytes before and after.
+
+        Bytes are those that XLA's program sends per device and step, beside those of the plan.
+        """
         plan, before, after = (
             bytes_text(n) for n in (self.plan_bytes, self.before.wire_bytes, self.after.wire_bytes)
         )
+        # No constraint was chosen: XLA needs none, or none of those that were tried helps.
         if not self.chosen:
             if self.is_reached:
                 return f"Nothing to add: XLA sends {before} per device and step, the plan {plan}."
@@ -172,18 +182,18 @@ class Patch(SourcePatch):
             )
         count = f"{len(self.chosen)} constraint{'s' if len(self.chosen) > 1 else ''}"
         times = " to ".join(seconds_text(each.step_s) for each in (self.before, self.after))
-        said = (
+        text = (
             f"{count}: XLA sends {after} per device and step instead of {before}; the plan sends "
             f"{plan}. The estimated step goes from {times}."
         )
         if not self.is_reached:
-            said += (
+            text += (
                 f" This is the best of {len(self.trials.known)} sets that were tried, and more "
                 f"than 1.05 times the plan's bytes{self._ended}."
             )
         elif self._ended:
-            said += f" There may be fewer constraints{self._ended}."
-        return said
+            text += f" There may be fewer constraints{self._ended}."
+        return text
 
     @property
     def _ended(self) -> str:
@@ -194,24 +204,27 @@ class Patch(SourcePatch):
     def notes(self) -> tuple[str, ...]:
         """Sentences about steps that the diff leaves to the user."""
         inside = self.chosen - {BORDER}
-        found = []
+        notes = []
+        # The border is no line of the source, but arguments of `jax.jit`.
         if inside != self.chosen:
-            found.append(
+            notes.append(
                 "Pass the plan's shardings of arguments and results: "
                 "jax.jit(fn, **plan.jit_kwargs())."
             )
         if not inside:
-            return tuple(found)
-        used = {self.expressions[each.expression].file for each in inside}
-        if not all(self._names(file).mesh for file in used):
-            found.append(
+            return tuple(notes)
+        files = {self.expressions[each.expression].file for each in inside}
+        # In a file without a global mesh of these axes, the constraints have specs only.
+        if not all(self._names(file).mesh for file in files):
+            notes.append(
                 "The constraints name axes of the mesh: call the function under "
                 "jax.set_mesh(mesh), or put NamedSharding(mesh, ...) in place of the specs."
             )
-        cells = [file.path for file in used if not Path(file.path).is_file()]
+        # A cell of a notebook has source, but no file to which a diff applies.
+        cells = [file.path for file in files if not Path(file.path).is_file()]
         if cells:
-            found.append(f"{', '.join(cells)} is no file: change the lines by hand.")
-        return tuple(found)
+            notes.append(f"{', '.join(cells)} is no file: change the lines by hand.")
+        return tuple(notes)
 
     def parts(self) -> Parts:
         """Return the conclusion, the lines with their worth, the diff, and omitted lines."""
@@ -231,13 +244,17 @@ def patch(
     progress: bool | None = None,
     explicit: bool = False,
 ) -> Patch | ExplicitPatch:
-    """Find the edits; see `Plan.patch`."""
+    """Find the edits of the user's source that bring XLA's program close to a plan.
+
+    Args and errors: as of `Plan.patch`.
+    """
     retrace = plan._traced.changed
     if retrace is None or plan.is_symbolic:
         why = "was loaded from a file and has no function" if retrace is None else "has named sizes"
         raise PatchError(f"this plan {why}. Plan the function again, with sizes as numbers.")
     if type(trials) is not int or trials < 1:
         raise PatchError(f"trials is {trials!r:.40}: give a whole number from 1 on.")
+    # Tracing the function shows in which files it runs.
     _, files = user_files(lambda: retrace(lambda fn: fn))
     if not files:
         raise PatchError(
@@ -246,28 +263,33 @@ def patch(
         )
     if explicit:
         return explicit_patch(plan, files)
-    # The first trace with marks shows which forms each value has; the second has a mark per form.
+    # A mark is an annotation at an expression of the source, to which a sharding can be given. The
+    # first trace with marks shows which forms each value has; the second has a mark per form.
     whose, first = partitioner or installed_partitioner(), marked_plan(plan, files)
+    # Expressions whose sharding differs most between the plan and XLA come first.
     ranked = by_difference(plan, first, whose)
     forms: dict[int, list[Constraint]] = {number: [] for number in ranked}
     forms |= grouped(first.constraints(), ranked)
-    found = [each for number in ranked for each in forms[number]][:MOST_CONSTRAINTS]
-    others = [
-        other
+    candidates = [each for number in ranked for each in forms[number]][:MOST_CONSTRAINTS]
+    alternative_candidates = [
+        alternative
         for number in ranked[:MOST_CONSTRAINTS]
-        for other in alternatives(number, forms[number], first.shapes[number], plan.mesh)
+        for alternative in alternatives(number, forms[number], first.shapes[number], plan.mesh)
     ]
+    # The number of marks that each expression needs: its deepest constraint.
     depths: dict[int, int] = {}
-    for each in (*found, *others):
+    for each in (*candidates, *alternative_candidates):
         depths[each.expression] = max(depths.get(each.expression, 0), each.depth + 1)
     marked = marked_plan(plan, files, depths)
-    asked = ConstraintTrials(marked, plan._stages.machine(hardware), whose)
+    constraint_trials = ConstraintTrials(marked, plan._stages.machine(hardware), whose)
     say = _reporter(progress, trials)
-    search = MinimalSearch(asked, float(plan._stages.traffic.wire_bytes), trials, say)
+    search = MinimalSearch(constraint_trials, float(plan._stages.traffic.wire_bytes), trials, say)
     border = [BORDER] * has_open_border(plan)
-    chosen = search.run([*border, *found], others)
+    chosen = search.run([*border, *candidates], alternative_candidates)
     say(0, 0.0)
-    return Patch(files, marked.expressions, dict(plan.mesh.axes), plan, asked, chosen, trials)
+    return Patch(
+        files, marked.expressions, dict(plan.mesh.axes), plan, constraint_trials, chosen, trials
+    )
 
 
 def _reporter(progress: bool | None, trials: int) -> Callable[[int, float], None]:

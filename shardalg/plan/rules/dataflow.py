@@ -56,14 +56,20 @@ def check_flow(laid: AppliedRules, graph: Graph, named: NamedValues) -> Iterator
 
     Each dimension of a value gets a label: the array and the dimension from which it comes. Labels
     pass through elementwise operators, and two different labels that meet show a fault.
+
+    Args:
+      laid: the rules with the arrays to which they are applied.
+      named: the keys of the arrays that are arguments or sites of the graph.
     """
     groups = {one.key: group for group in laid.groups for one in group.arrays}
+    # Per value, a label or None for each dimension. Values without any label are absent.
     labels: dict[int, Labels] = {}
     for value, key in zip(graph.arguments, named.arguments, strict=True):
         labels[value] = _own(groups, key)
     sites = {site.node: key for site, key in zip(graph.sites, named.sites, strict=True)}
     found: dict[tuple[object, ...], Finding] = {}
     for node in graph.nodes:
+        # A site gives its value the names of its own array; these may differ from the labels.
         if node.index in sites:
             operand = labels.get(node.operands[0], ())
             site = sites[node.index]
@@ -93,13 +99,16 @@ def _loops(graph: Graph, node: Node) -> tuple[list[str | None], list[list[str | 
     """Return the loop of each result dimension and of each operand dimension.
 
     None if the node does not compute element by element. The entry of a dimension is None if no
-    single loop indexes it, or if an operand has one element there.
+    single loop indexes it, or if an operand has one element there. E.g. `x + b` of shapes (8, 4)
+    and (1, 4) with loops i, j -> ([i, j], [[i, j], [None, j]]).
     """
+    # A row declares the loops of an operator, and how they index the operands and the result.
     rows = rows_of(node.signature)
     if rows is None or len(rows) != 1 or len(rows[0].terms) != 1 or len(node.results) != 1:
         return None
     row = rows[0]
     result = [index.loop for index in row.results[0]]
+    # A loop that the result lacks is a sum. A row with whole loops or guards computes otherwise.
     if {name for name, _ in row.loops} != set(result) or row.whole or row.guards:
         return None
     operands: list[list[str | None]] = [[] for _ in node.operands]
@@ -146,7 +155,7 @@ def _at_site(
     site = groups.get(key)
     if site is None:
         return
-    kept = laid.axes_of(site)
+    site_axes = laid.axes_of(site)
     for dim, label in enumerate(operand):
         rule = site.applied.get(dim)
         if label is None or rule is None or label.array == key:
@@ -155,8 +164,9 @@ def _at_site(
         before = groups[label.array].applied.get(label.dim)
         if before is None or before == rule:
             continue
+        # An axis that the site has in another dimension still divides the work.
         for axis in laid.live(before):
-            if axis not in kept:
+            if axis not in site_axes:
                 rules = laid.rules.rules
                 why = (
                     f"a dimension of {key} is sharded along {axis} by {rules[before]} before it, "
@@ -193,16 +203,18 @@ def _where_operands_meet(
     Args:
       labels: per value, the array and the dimension from which each of its dimensions comes.
     """
-    known = [(k, labels[v]) for k, v in enumerate(node.operands) if any(labels.get(v, ()))]
-    loops = _loops(graph, node) if len(known) > 1 else None
+    # Two operands with labels are needed, and an operator that computes element by element.
+    labelled = [(k, labels[v]) for k, v in enumerate(node.operands) if any(labels.get(v, ()))]
+    loops = _loops(graph, node) if len(labelled) > 1 else None
     if loops is None:
         return
-    of_loop: dict[str, list[Label]] = {}
-    for k, marks in known:
-        for loop, label in zip(loops[1][k], marks, strict=False):
+    # Dimensions of operands meet if one loop indexes them.
+    labels_by_loop: dict[str, list[Label]] = {}
+    for k, operand_labels in labelled:
+        for loop, label in zip(loops[1][k], operand_labels, strict=False):
             if loop is not None and label is not None:
-                of_loop.setdefault(loop, []).append(label)
-    for met in of_loop.values():
+                labels_by_loop.setdefault(loop, []).append(label)
+    for met in labels_by_loop.values():
         # The array with fewer dimensions, such as a scale, is the cheaper one to reshard. So the
         # finding is about it, and not about the value that it multiplies.
         ordered = sorted(dict.fromkeys(met), key=lambda one: len(groups[one.array].names))
@@ -222,20 +234,22 @@ def _differ(
     """
     small, large = groups[one.array], groups[other.array]
     mine, theirs = small.applied.get(one.dim), large.applied.get(other.dim)
+    # Without a rule, completion chooses the sharding. Arrays of equal rank are reported nowhere,
+    # because neither is the cheaper one to reshard.
     if mine is None or theirs is None or len(small.names) >= len(large.names):
         return
-    axes, wanted = laid.live(mine), laid.live(theirs)
+    axes, other_axes = laid.live(mine), laid.live(theirs)
     # A weight that is sharded where the value is whole is gathered on demand, as in FSDP.
-    if not axes or not wanted or set(axes) & set(wanted):
+    if not axes or not other_axes or set(axes) & set(other_axes):
         return
     rules = laid.rules.rules
     why = (
         f"{one.array} is sharded along {', '.join(axes)} by {rules[mine]}, and meets "
-        f"{rules[theirs].name!r}, which is along {', '.join(wanted)}"
+        f"{rules[theirs].name!r}, which is along {', '.join(other_axes)}"
     )
-    taken = [axis for axis in axes if axis in laid.axes_of(large)]
-    if taken:
-        why += f"; another dimension has {', '.join(taken)}"
+    axes_in_large = [axis for axis in axes if axis in laid.axes_of(large)]
+    if axes_in_large:
+        why += f"; another dimension has {', '.join(axes_in_large)}"
     yield laid.finding(
         "axes_differ_from_what_it_meets", mine, why, name=rules[mine].name, array=one.array,
         axis=", ".join(axes), by=(theirs,), num_arrays=len(small.arrays), bytes=small.num_bytes,

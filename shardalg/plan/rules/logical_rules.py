@@ -86,7 +86,8 @@ class LogicalRules:
     def applied(self, names: Sequence[str | None]) -> dict[int, int]:
         """Return the index of the rule that applies to each dimension, by the dimension's number.
 
-        Dimensions without a rule are absent.
+        Dimensions without a rule are absent. Rules are tried in order: the first rule for a name
+        whose axes no other dimension has yet applies.
 
         Raises:
           StrategyError: two dimensions have one name, or an entry is neither a name nor None.
@@ -105,16 +106,16 @@ class LogicalRules:
                 f"logical axes {tuple(names)!r} have {twice[0]!r} twice: a rule would split two "
                 "dimensions along the same mesh axes. Name them apart."
             )
-        found: dict[int, int] = {}
-        used: set[str] = set()
+        rule_by_dim: dict[int, int] = {}
+        used_axes: set[str] = set()
         # An earlier rule wins, both for a dimension and for a mesh axis (flax).
-        for place, rule in enumerate(self.rules):
-            at = names.index(rule.name) if rule.name in names else None
+        for number, rule in enumerate(self.rules):
+            dim = names.index(rule.name) if rule.name in names else None
             axes = self.present(rule)
-            if at is not None and at not in found and used.isdisjoint(axes):
-                found[at] = place
-                used.update(axes)
-        return found
+            if dim is not None and dim not in rule_by_dim and used_axes.isdisjoint(axes):
+                rule_by_dim[dim] = number
+                used_axes.update(axes)
+        return rule_by_dim
 
     def _applied_rules(self, names: Sequence[str | None]) -> dict[int, LogicalRule]:
         """Return the rule that applies to each dimension, by the dimension's number.
@@ -234,7 +235,7 @@ class LogicalRules:
         return Table(("rule", "why"), tuple(self._idle(arrays)))
 
     def _idle(self, arrays: Sequence[Sequence[str | None]]) -> Iterator[tuple[str, str]]:
-        """Yield the rows (rule, reason) of the table `idle`.
+        """Yield the rows (rule, reason) of the table `idle`: rules and names without effect.
 
         Args:
           arrays: the names of each array's dimensions.
@@ -249,6 +250,7 @@ class LogicalRules:
                 continue
             reason = self._why(place, known, missing) or self._conflict(place, arrays, applied)
             yield str(rule), reason
+        # The other direction: names of dimensions that no rule mentions, perhaps misspelt.
         ruled = {rule.name for rule in self.rules}
         for name in known:
             if name not in ruled:
@@ -288,27 +290,31 @@ class LogicalRules:
           arrays: the names of each array's dimensions.
           applied: per array, the rule that applies to each dimension.
         """
-        rule, earlier = self.rules[place], {id(one) for one in self.rules[:place]}
-        same: dict[str, None] = {}
-        taken: dict[str, None] = {}
-        for names, laid in zip(arrays, applied, strict=True):
+        # Rules are compared by identity, because the same rule may occur twice.
+        rule, earlier_ids = self.rules[place], {id(one) for one in self.rules[:place]}
+        # In a dict instead of a set, the texts keep their order. Two reasons are possible: an
+        # earlier rule shards the dimension itself, or it has the axes in another dimension.
+        rules_for_dim: dict[str, None] = {}
+        axes_elsewhere: dict[str, None] = {}
+        for names, rule_by_dim in zip(arrays, applied, strict=True):
             if rule.name not in names:
                 continue
-            at = names.index(rule.name)
-            if at in laid and id(laid[at]) in earlier:
-                same[str(laid[at])] = None
+            dim = names.index(rule.name)
+            if dim in rule_by_dim and id(rule_by_dim[dim]) in earlier_ids:
+                rules_for_dim[str(rule_by_dim[dim])] = None
                 continue
             # Rules after this one apply later in flax, so their axes were free at this rule.
-            used = {a for one in laid.values() if id(one) in earlier for a in self.present(one)}
-            taken[", ".join(axis for axis in rule.axes if axis in used)] = None
+            earlier_rules = [one for one in rule_by_dim.values() if id(one) in earlier_ids]
+            used_axes = {axis for one in earlier_rules for axis in self.present(one)}
+            axes_elsewhere[", ".join(axis for axis in rule.axes if axis in used_axes)] = None
         reasons = []
-        if same:
-            which = "some dimensions" if taken else "every dimension"
-            listed = ", ".join(same)
-            reasons.append(f"an earlier rule lays out {which} {rule.name!r}: {listed}")
-        if taken:
-            where = "elsewhere" if same else f"wherever {rule.name!r} stands"
-            axes = " or ".join(taken)
+        if rules_for_dim:
+            which = "some dimensions" if axes_elsewhere else "every dimension"
+            rules_text = ", ".join(rules_for_dim)
+            reasons.append(f"an earlier rule lays out {which} {rule.name!r}: {rules_text}")
+        if axes_elsewhere:
+            where = "elsewhere" if rules_for_dim else f"wherever {rule.name!r} stands"
+            axes = " or ".join(axes_elsewhere)
             reasons.append(f"{where}, another dimension has {axes} by an earlier rule")
         return "; ".join(reasons)
 
@@ -393,10 +399,13 @@ class LogicalRules:
         return f"{KEY} = (\n{''.join(lines)})"
 
     def _check_one_per_name(self, why: str) -> None:
-        """Raise if there are two rules for one name.
+        """Check that each name has at most one rule.
 
         Args:
           why: the reason, for the message.
+
+        Raises:
+          StrategyError: a name has several rules.
         """
         counts = Counter(rule.name for rule in self.rules)
         twice = [name for name, count in counts.items() if count > 1]
@@ -452,20 +461,22 @@ def mesh_from(given: Any) -> Mesh:
 def _rule(pair: Any) -> LogicalRule:
     """Return the rule that a user's pair of a name and axes describes.
 
+    E.g. ("mlp", "x"), ("mlp", ("x", "y")), or ("mlp", None) for a dimension that stays whole.
+
     Raises:
       StrategyError: the entry is no such pair.
     """
     if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
         raise StrategyError(f"{pair!r:.80} is no logical-axis rule. Write rules as {_EXAMPLE}.")
     name, axes = pair
-    several = isinstance(axes, Sequence) and not isinstance(axes, str)
-    listed = () if axes is None else tuple(axes) if several else (axes,)
-    if not isinstance(name, str) or not all(isinstance(axis, str) for axis in listed):
+    is_list = isinstance(axes, Sequence) and not isinstance(axes, str)
+    axis_names = () if axes is None else tuple(axes) if is_list else (axes,)
+    if not isinstance(name, str) or not all(isinstance(axis, str) for axis in axis_names):
         raise StrategyError(
             f"the logical-axis rule {pair!r:.80} has a name, and axes of the mesh: write them as "
             f"{_EXAMPLE}."
         )
-    return LogicalRule(name, listed)
+    return LogicalRule(name, axis_names)
 
 
 def _names(leaf: object) -> bool:
@@ -506,6 +517,9 @@ def _read(text: str | Path) -> list[Any]:
 def _list(text: str, at: int, place: str) -> list[Any]:
     """Return the YAML list (`[...]` with strings, nested lists and comments) after a position.
 
+    E.g. `['embed', ['fsdp']]` -> ["embed", ["fsdp"]]. The words null, ~ and None without quotes
+    become None.
+
     Args:
       at: the position in the text.
       place: the name of the text in messages.
@@ -521,15 +535,18 @@ def _list(text: str, at: int, place: str) -> list[Any]:
         if token == "[":
             stack.append([])
         elif token == "]":
-            done = stack.pop()
+            closed_list = stack.pop()
+            # A bracket that closes no list: the text does not begin with a list.
             if not stack:
                 break
-            stack[-1].append(done)
+            stack[-1].append(closed_list)
+            # The outermost list is closed.
             if len(stack) == 1:
-                return done
+                return closed_list
         elif token != ",":
             word = token.strip("'\"")
             stack[-1].append(None if word in ("null", "~", "None") and word == token else word)
+            # A word outside of all brackets: the value of the key is no list.
             if len(stack) == 1:
                 break
     line = text.count("\n", 0, at) + 1

@@ -56,22 +56,28 @@ class PlannedFunction:
     ) -> PlannedFunction:
         """Plan a function under rules.
 
+        Args:
+          arrays: the user's mapping from keys to arrays; a parameter of the function is a key.
+          tree: these arrays with their names and paths. Those that are no arguments name sites.
+
         Raises:
           StrategyError: a parameter is no key of the arrays. Errors of the function itself are
             raised unchanged.
         """
         parameters = inspect.signature(fn).parameters
         gathers = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        needed = [
+        # Only parameters without a default need an array.
+        required = [
             n for n, p in parameters.items() if p.default is p.empty and p.kind not in gathers
         ]
-        arguments = argument_trees(fn, tree, arrays, needed)
+        arguments = argument_trees(fn, tree, arrays, required)
         by_key = {one.key: one for one in tree.arrays}
 
         # The specs are a tuple over positional arguments, so keyword-only parameters become
         # positional here.
         def call(*given: Any) -> Any:
-            pairs = list(zip(needed, given, strict=True))
+            """Call the function with arrays in the order of `required`."""
+            pairs = list(zip(required, given, strict=True))
             named = {n: x for n, x in pairs if parameters[n].kind is inspect.Parameter.KEYWORD_ONLY}
             return fn(*(x for n, x in pairs if n not in named), **named)
 
@@ -96,11 +102,15 @@ class PlannedFunction:
         return _figures(self.plan)
 
     def repaired(self, finding: Finding) -> Finding:
-        """Return a finding with the first change that helps, if there is one."""
+        """Return a finding with the first change of the rules that helps, if there is one.
+
+        Each change is planned, and compiled by XLA. Without one that helps, the finding is returned
+        unchanged.
+        """
         for rules, text in candidates(self.rules, finding):
             try:
-                made = self.plan.replan(_strategy(rules, self.arrays, self.arguments))
-                before, after = self.figures, _figures(made)
+                changed_plan = self.plan.replan(_strategy(rules, self.arrays, self.arguments))
+                before, after = self.figures, _figures(changed_plan)
             except (StrategyError, ShardingError, LoweringError):
                 continue  # the change has no plan, or XLA has no answer
             if helps(before, after):
@@ -117,13 +127,17 @@ def helps(before: Figures, after: Figures) -> bool:
     >>> helps(Figures(2.0, 10, 5, 7.0, 9), Figures(1.0, 10, 5, 7.0, 9))  # XLA gains nothing
     False
     """
-    faster = after.step_s < before.step_s * (1 - _NOISE)
-    slower = after.step_s > before.step_s * (1 + _NOISE)
-    smaller = after.peak_bytes < before.peak_bytes * (1 - _NOISE)
-    larger = after.peak_bytes > before.peak_bytes * (1 + 10 * _NOISE)
-    if faster and not larger:
+    # Differences within the noise count as none.
+    is_faster = after.step_s < before.step_s * (1 - _NOISE)
+    is_slower = after.step_s > before.step_s * (1 + _NOISE)
+    is_smaller = after.peak_bytes < before.peak_bytes * (1 - _NOISE)
+    is_larger = after.peak_bytes > before.peak_bytes * (1 + 10 * _NOISE)
+    # Our plan alone is no evidence: XLA's program must gain time as well.
+    if is_faster and not is_larger:
         return after.xla_step_s < before.xla_step_s * (1 - _NOISE)
-    return smaller and not slower and after.xla_step_s <= before.xla_step_s * (1 + _NOISE)
+    # Memory is saved in our plan, and neither program becomes slower.
+    is_xla_slower = after.xla_step_s > before.xla_step_s * (1 + _NOISE)
+    return is_smaller and not is_slower and not is_xla_slower
 
 
 def candidates(rules: LogicalRules, finding: Finding) -> Iterator[tuple[LogicalRules, str]]:
@@ -132,8 +146,12 @@ def candidates(rules: LogicalRules, finding: Finding) -> Iterator[tuple[LogicalR
     The change depends on the kind of the finding (`findings.py` lists the kinds). A rule for the
     name is added; the missing axes are added; the rule gets the axes of the rule that it meets, or
     no axes; axes that another rule takes are removed; or a misspelt name is replaced.
+
+    Yields:
+      The changed rules, and the change as text.
     """
     live = [axis for axis in finding.axis.split(", ") if axis]
+    # Without a rule, the only change is a new one, for the name that has none.
     if finding.rule is None:
         if finding.kind == "replicated" and finding.name:
             rule = type(rules.rules[0])(finding.name, tuple(live))
@@ -144,17 +162,18 @@ def candidates(rules: LogicalRules, finding: Finding) -> Iterator[tuple[LogicalR
     if finding.kind == "replicated_by_omission":
         # Both arrays must number their blocks alike, or a permute is needed between them. So the
         # axes are in the order of the other rule.
-        wanted = {*mine.axes, *live}
-        ordered = [axis for axis in others[0].axes if axis in wanted]
+        all_axes = {*mine.axes, *live}
+        ordered = [axis for axis in others[0].axes if axis in all_axes]
         rest = [axis for axis in mine.axes if axis not in ordered]
         yield _changed(rules, finding.rule, replace(mine, axes=(*rest, *ordered)))
     elif finding.kind == "axes_differ_from_what_it_meets":
         yield _changed(rules, finding.rule, replace(mine, axes=others[0].axes))
         yield _changed(rules, finding.rule, replace(mine, axes=()))
     elif finding.kind in ("collision", "never_applies"):
-        left = tuple(axis for axis in mine.axes if axis not in live)
-        if left:
-            yield _changed(rules, finding.rule, replace(mine, axes=left))
+        # The rule keeps the axes that no other rule takes; without any, it would do nothing.
+        remaining_axes = tuple(axis for axis in mine.axes if axis not in live)
+        if remaining_axes:
+            yield _changed(rules, finding.rule, replace(mine, axes=remaining_axes))
     elif finding.kind == "no_array" and (meant := finding.meant):
         yield _changed(rules, finding.rule, replace(mine, name=meant))
 
@@ -168,7 +187,11 @@ def _changed(rules: LogicalRules, at: int, rule: LogicalRule) -> tuple[LogicalRu
 def _strategy(
     rules: LogicalRules, arrays: dict[str, NamedArray], arguments: tuple[NamedTree, ...]
 ) -> Strategy:
-    """Return the strategy that shards arguments and sites by rules."""
+    """Return the strategy that shards arguments and sites by rules.
+
+    Args:
+      arrays: all named arrays by key. Those that are in no argument are sites of the function.
+    """
     inside = {one.key for tree in arguments for one in tree.arrays}
     sites = {
         key: rules.spec(one.names)
@@ -186,7 +209,7 @@ def _figures(made: Plan) -> Figures:
     """
     chip = made.options.hardware
     cost, xla = made.cost(chip), made.compare_xla().told
-    # Without a count of XLA, its program is taken to compute what ours does.
+    # XLA's program computes in proportion to its flops. Without a count, it computes as ours does.
     share = xla.flops / float(cost.flops) if xla.flops and cost.flops else 1.0
     sums = xla_prices(xla.collectives, xla.mesh, arranged(chip, made.mesh)).where(kind="all")
     return Figures(

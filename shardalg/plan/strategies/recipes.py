@@ -78,7 +78,11 @@ class Recipe:
         return tuple(dict.fromkeys(axis for part in self.parts for axis in part.axes))
 
     def __or__(self, other: object) -> Recipe:
-        """Return both recipes together."""
+        """Return a recipe with the parts, pins and bans of both, as `fsdp("data") | tensor("x")`.
+
+        Raises:
+          StrategyError: the other value is no recipe, or two parts do not go together.
+        """
         if not isinstance(other, Recipe):
             raise StrategyError(
                 f"a recipe is combined with a recipe, not with {other!r:.60}: write "
@@ -180,7 +184,11 @@ class Recipe:
         return derived(self.parts, self.wishes, traced, mesh)
 
     def _check_mesh(self, mesh: Mesh) -> None:
-        """Raise an error that names every axis that the mesh does not have."""
+        """Check that a mesh has all axes of the recipe.
+
+        Raises:
+          StrategyError: it lacks some; the message names all of them.
+        """
         unknown = [axis for axis in self.axes if axis not in mesh.shape]
         if unknown:
             near = get_close_matches(unknown[0], list(mesh.axis_names), 1)
@@ -191,8 +199,14 @@ class Recipe:
             )
 
     def _check_wishes(self) -> None:
-        """Raise if a ban names another axis than the recipe's, or a pin is contradictory."""
+        """Check the pins (layouts that the user demands) and bans (axes that the user excludes).
+
+        Raises:
+          StrategyError: a ban names an axis that the recipe does not use, or pins and bans
+            contradict each other.
+        """
         self.wishes.check()
+        # A ban of an axis that no part uses has no effect, and is probably misspelt.
         for path, axis in self.wishes.bans:
             if axis not in self.axes:
                 near = get_close_matches(str(axis), self.axes, 1)
@@ -204,7 +218,7 @@ class Recipe:
 
 
 def _check_pair(first: Part, second: Part) -> None:
-    """Raise unless two parts go together.
+    """Check that two parts of a recipe go together, such as `fsdp("data")` and `tensor("model")`.
 
     Raises:
       StrategyError: both are of one kind, both shard products, or they use one axis twice.
@@ -220,6 +234,8 @@ def _check_pair(first: Part, second: Part) -> None:
             f"{first!r} and {second!r} both shard the products. Leave one out: two_d(x, y) is "
             "tensor(y), with weights and batch along x."
         )
+    # An axis shards one dimension of an array, so only parts that shard different arrays or
+    # dimensions may have the same axis (`_SHARED`).
     both = [axis for axis in first.axes if axis in second.axes]
     if both and kinds not in _SHARED:
         why = (
@@ -237,7 +253,10 @@ def _names(axes: tuple[str, ...]) -> str:
 
 
 def _recipe(kind: str, axes: tuple[Any, ...], level: int = 0) -> Recipe:
-    """Return a recipe of one part.
+    """Return a recipe of one part, such as `fsdp("data")`.
+
+    Args:
+      kind: one of `KINDS`. level: the stage of `zero`, else 0.
 
     Raises:
       StrategyError: no axes, an axis that is no name, or one that is given twice.

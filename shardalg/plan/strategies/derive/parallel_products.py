@@ -84,7 +84,11 @@ class NamedGraph:
         return frozenset(found)
 
     def is_router(self, value: int) -> bool:
-        """Return whether a parameter is a router: the columns of its products are only experts."""
+        """Return whether a parameter is a router: the columns of its products are only experts.
+
+        A router's product gives each token a score per expert. False if no product reads it.
+        """
+        # The classes of all dimensions that are columns in a product of the parameter.
         columns = [
             self.classes.of(origin)[dim]
             for origin, kinds in self.uses.products
@@ -99,10 +103,12 @@ class NamedGraph:
 
         Of equally common ones, a class that all operators pass on wins, then the first one.
         """
+        # Per class: the number of data arguments that have it, and its first position in one.
         count: dict[int, int] = defaultdict(int)
         first: dict[int, int] = {}
         for value in self.with_role(DATA):
             for dim, name in enumerate(self.classes.of(value)):
+                # A dimension that a loop walks through, as in gradient accumulation, is no batch.
                 if not self.classes.is_iterated(value, dim):
                     count[name] += 1
                     first[name] = min(first.get(name, dim), dim)
@@ -135,7 +141,12 @@ class NamedGraph:
 
 
 def refusal(named: NamedGraph, value: int, dim: int, parts: int) -> str:
-    """Return why tensor parallelism does not shard a parameter's dimension, or ""."""
+    """Return why tensor parallelism does not shard a parameter's dimension, or "".
+
+    Args:
+      value: the number of the parameter in the graph. dim: its dimension.
+      parts: the number of blocks that a sharded dimension would have.
+    """
     size = named.shape(value)[dim]
     if size % parts:
         return f"dimension {dim} has {size} elements, which {parts} does not divide"
@@ -159,6 +170,7 @@ def tensor_classes(named: NamedGraph, parts: int) -> frozenset[int]:
     for value in named.with_role(PARAMETERS):
         total += named.num_bytes(value)
         names = named.classes.of(value)
+        # The classes of this parameter that could be sharded. They exclude each other.
         here = {
             name
             for dim, name in enumerate(names)
@@ -206,42 +218,53 @@ def best_independent(values: Values, conflicts: Conflicts) -> frozenset[int]:
     known: dict[frozenset[int], tuple[float, frozenset[int]]] = {}
 
     def best(left: frozenset[int]) -> tuple[float, frozenset[int]]:
-        """Return the largest value of classes in `left` without conflicts, and these classes."""
+        """Return the largest value of classes in `left` without conflicts, and these classes.
+
+        The search is exact, with memoised results. After too many of them, it takes the classes by
+        falling value.
+        """
         if left in known:
             return known[left]
         if len(known) > LARGEST_SEARCH:
             return _greedy(left, values, conflicts)
-        found = (0.0, frozenset[int]())
-        parts = _components(left, conflicts)
-        if len(parts) > 1:
-            each = [best(part) for part in parts]
-            found = sum(v for v, _ in each), frozenset().union(*(names for _, names in each))
+        choice = (0.0, frozenset[int]())
+        # Groups without a conflict between them are independent problems: their values add up.
+        groups = _components(left, conflicts)
+        if len(groups) > 1:
+            choices = [best(group) for group in groups]
+            total = sum(value for value, _ in choices)
+            choice = total, frozenset().union(*(names for _, names in choices))
         elif left:
-            # The class with most conflicts first: without it, the rest falls into several groups.
+            # Either the set has this class, and none in conflict with it, or it does not. The class
+            # with most conflicts comes first: without it, the rest falls into several groups.
             name = max(left, key=lambda n: (len(conflicts[n] & left), -n))
             value, names = best(left - conflicts[name] - {name})
-            found = max(
+            choice = max(
                 (value + values[name], names | {name}),
                 best(left - {name}),
                 key=lambda pair: pair[0],
             )
-        known[left] = found
-        return found
+        known[left] = choice
+        return choice
 
     return best(frozenset(name for name, value in values.items() if value > 0))[1]
 
 
 def _components(left: frozenset[int], conflicts: Conflicts) -> list[frozenset[int]]:
-    """Split the classes `left` into groups; classes of different groups never conflict."""
-    waiting, found = set(left), []
+    """Split the classes `left` into groups; classes of different groups never conflict.
+
+    They are the connected components of the graph whose edges are the conflicts.
+    """
+    waiting, groups = set(left), []
     while waiting:
-        group, open_ = set[int](), {min(waiting)}
-        while open_:
-            group |= open_
-            open_ = {n for name in open_ for n in conflicts[name] if n in waiting} - group
+        # Breadth-first search from the smallest class, so that the order is the same in each run.
+        group, front = set[int](), {min(waiting)}
+        while front:
+            group |= front
+            front = {n for name in front for n in conflicts[name] if n in waiting} - group
         waiting -= group
-        found.append(frozenset(group))
-    return found
+        groups.append(frozenset(group))
+    return groups
 
 
 def _greedy(

@@ -15,6 +15,9 @@ _RESIDUAL = "features of the residual (GSPMD, Table 1)"
 def place_pins(at: Placing) -> None:
     """Give each pinned array the sharding that the user demands for it (a pin).
 
+    Of several pins that match an array, the first one counts; others are equal to it. Dimensions
+    without an entry stay whole.
+
     Raises:
       StrategyError: a pin with more entries than its array has dimensions.
     """
@@ -34,13 +37,18 @@ def place_pins(at: Placing) -> None:
 
 
 def place_experts(at: Placing) -> None:
-    """Shard the parameters of experts along their dimension of experts; a router stays whole."""
+    """Shard the parameters of experts along their dimension of experts; a router stays whole.
+
+    A dimension of experts has a class (a set of dimensions that operators identify) that a batch
+    loop of a product of parameters has.
+    """
     axes, classes = at.parts_axes("expert"), at.named.expert_classes
     for layout in at.open(PARAMETERS) if axes else ():
         value = at.value(layout)
         names, shape = at.named.classes.of(value), at.named.shape(value)
         free = at.allowed(layout, axes)
         dims = [dim for dim, name in enumerate(names) if name in classes]
+        # An array of nothing but experts, such as a bias per expert, is as small as a router.
         if not dims or not free or set(names) <= classes or at.named.is_router(value):
             continue
         dim = dims[0]
@@ -56,13 +64,15 @@ def place_tensor(at: Placing) -> None:
     """Shard parameters by tensor parallelism, along the axes of the recipe's `tensor` parts.
 
     The sharded dimensions are columns and rows of products, vocabularies, and other dimensions of
-    the same classes, as in biases.
+    the same classes (sets of dimensions that operators identify), as in biases. A parameter without
+    such a dimension notes the reason.
     """
     axes = at.parts_axes("tensor")
     for layout in at.open(PARAMETERS) if axes else ():
         free = tuple(axis for axis in at.allowed(layout, axes) if axis not in layout.axes)
         value = at.value(layout)
         names = at.named.classes.of(value)
+        # Dimensions of the chosen classes that no earlier step has sharded.
         dims = [dim for dim, name in enumerate(names) if name in at.tensor_classes]
         dims = [dim for dim in dims if not layout.dims[dim]]
         # A square matrix has a class twice: its columns come first, because they need no sum.
@@ -83,6 +93,7 @@ def _kinds(at: Placing, value: int, dim: int) -> frozenset[str]:
 
 def _tensor_reason(at: Placing, value: int, dim: int) -> str:
     """Return why tensor parallelism shards a dimension of a parameter, as text."""
+    # The uses of the dimension in products: rows are summed, columns are the result's features.
     kinds = _kinds(at, value, dim)
     if LOOKUP in kinds:
         tied = ", and the logits are its columns" if COLUMN in kinds else ""
@@ -135,7 +146,8 @@ def place_residual(at: Placing) -> None:
     """Shard the features of the residual stream in parameters along the first axis of `two_d`.
 
     `two_d` is the recipe's part with two axes. Scales and biases are sharded along its second axis,
-    as the activations that they meet.
+    as the activations that they meet. A parameter without such features has its largest dimension
+    sharded.
     """
     for part in at.of_kind("two_d"):
         for layout in at.open(PARAMETERS):

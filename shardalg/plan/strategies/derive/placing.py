@@ -72,13 +72,15 @@ class Placing:
     @cached_property
     def batch_axes(self) -> Axes:
         """The axes that shard the batch, in the order of the recipe."""
-        found: list[str] = []
+        axes: list[str] = []
         for part in self.parts:
             if part.kind in BATCH_PARTS:
-                found += part.axes
+                axes += part.axes
             elif part.kind == "two_d":
-                found.append(part.axes[0])
-        return self.divided(dict.fromkeys(found))
+                # Of the two axes of `two_d`, only the first one shards the batch.
+                axes.append(part.axes[0])
+        # Two parts may share an axis, as `expert` and `fsdp` do; it counts once.
+        return self.divided(dict.fromkeys(axes))
 
     @property
     def residual_axes(self) -> Axes:
@@ -123,7 +125,8 @@ class Placing:
     def dividing(self, layout: ArrayLayout, dims: Iterable[int], axes: Axes) -> list[int]:
         """Return the dimensions out of `dims` that the axes could shard evenly.
 
-        They have no axis yet, and no loop iterates over them.
+        They have no axis yet, and no loop iterates over them. E.g. shape (6, 8) and 4 devices ->
+        dimension 1.
         """
         value, parts = self.value(layout), self.count(axes)
         shape = self.named.shape(value)
@@ -137,9 +140,13 @@ class Placing:
         ]
 
     def shard_largest(self, layout: ArrayLayout, axes: Axes, reason: str) -> None:
-        """Shard the largest dimension that the axes divide.
+        """Shard the largest dimension that the axes divide; without one, note a refusal.
 
-        Of equally large dimensions, features of the residual stream are preferred.
+        Of equally large dimensions, features of the residual stream are preferred, then the first
+        one.
+
+        Args:
+          reason: the text that the layout keeps as its reason.
         """
         value = self.value(layout)
         shape, names = self.named.shape(value), self.named.classes.of(value)
@@ -175,7 +182,12 @@ class Placing:
         return max(sizes, default=0)
 
     def gradient_dims(self, layout: ArrayLayout, part: Part) -> list[Axes]:
-        """Return the axes per dimension of a gradient, sharded further than its parameter."""
+        """Return the axes per dimension of a gradient, sharded further than its parameter.
+
+        Args:
+          layout: the layout of the parameter, which does not change.
+          part: a part `zero`, whose axes shard the gradient's largest free dimension in addition.
+        """
         copy = replace(layout, dims=list(layout.dims), reasons=[], refused=[])
         axes = self.divided(part.axes)
         free = tuple(axis for axis in self.allowed(copy, axes) if axis not in copy.axes)
