@@ -249,8 +249,10 @@ class BesideXla(Answer):
         ours, theirs = self.wire_bytes, self.xla_wire_bytes
         ratio = _ratio(ours, theirs)
         unknown = [w for w in while_loops(self._trials.stages.graph) if w.iterations is None]
-        loops = ", ".join(w.key for w in unknown)
-        note = f" `while` loops of unknown length count as one iteration: {loops}." if unknown else ""
+        note = ""
+        if unknown:
+            loops = ", ".join(w.key for w in unknown)
+            note = f" `while` loops of unknown length count as one iteration: {loops}."
         return (
             f"{bytes_text(ours)} sent per device and step; XLA ({self.partitioner}) sends "
             f"{bytes_text(theirs)}{ratio}, on {self.told.mesh!r}.{note}"

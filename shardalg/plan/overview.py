@@ -54,12 +54,12 @@ class Overview(Answer):
 
     @cached_property
     def _sums(self) -> dict[tuple[str, ...], tuple[int, Any, Any]]:
-        """(executions, wire bytes, seconds) of all collectives, by mesh axes."""
+        """(executions, wire bytes, seconds) of all collectives, by the mesh axes that they use."""
         found: defaultdict[tuple[str, ...], list[Any]] = defaultdict(lambda: [0, 0, 0])
         for item in self.priced.hints.items:
             if item.is_communication:
-                for at, amount in enumerate((item.count, item.wire_bytes, item.time_s)):
-                    found[item.axes][at] += amount
+                for column, amount in enumerate((item.count, item.wire_bytes, item.time_s)):
+                    found[item.axes][column] += amount
         # A reader looks for the axes that send the most, so these come first.
         ordered = sorted(found.items(), key=lambda pair: -pair[1][1])
         return {axes: (sums[0], sums[1], sums[2]) for axes, sums in ordered}
@@ -93,17 +93,20 @@ class Overview(Answer):
 
     @property
     def sentence(self) -> str:
-        """Step time, peak memory, bytes sent, operators, mesh and policy, as text."""
+        """Step time, peak memory, bytes sent, operators, mesh and policy, as text.
+
+        Named sizes have their hints, the numbers at which the plan was made.
+        """
         plan, cost = self.plan, self.priced.at_hints
-        held, chip = cost.peak_memory_bytes, cost.hardware
+        peak, chip = cost.peak_memory_bytes, cost.hardware
         fits = "" if cost.fits else ": does NOT fit"
-        at = " Named sizes have their hints." if plan._stages.is_named else ""
+        note = " Named sizes have their hints." if plan._stages.is_named else ""
         return (
             f"Step {seconds_text(cost.step_time_s)} on {self.machine}. "
-            f"Peak memory {bytes_text(held)} of {bytes_text(chip.hbm_bytes)}{fits}. "
+            f"Peak memory {bytes_text(peak)} of {bytes_text(chip.hbm_bytes)}{fits}. "
             f"Sent {bytes_text(cost.wire_bytes)} per device and step. "
             f"{counted(len(plan.graph.nodes), 'operator')} on {plan.mesh!r}, shardings "
-            f"{plan.options.followed}.{at}"
+            f"{plan.options.followed}.{note}"
         )
 
     @property
@@ -188,14 +191,14 @@ def headline(plan: Plan) -> str:
 
     # The program in numbers is used: the headline has numbers even if sizes have names.
     table = tables.collectives(plan.program, plan.graph)
-    moved = sum(row["wire_bytes_per_step"] for row in table)
+    sent_bytes = sum(row["wire_bytes_per_step"] for row in table)
     hints = hints_text(plan, (n for n in plan.sizes if n not in plan.mesh.axis_names))
     notes = [f"at the hints {hints}"] if hints else []
     # A changed decision also changes prices. So rows of prices are counted only if no decision
     # changed, or one change would count twice.
-    decided = [row for row in plan.changes if row["kind"] not in PRICES]
-    if decided:
-        notes += [f"{counted(len(decided), 'decision')} changed"]
+    changed_decisions = [row for row in plan.changes if row["kind"] not in PRICES]
+    if changed_decisions:
+        notes += [f"{counted(len(changed_decisions), 'decision')} changed"]
     elif len(plan.changes):
         notes += [f"{counted(len(plan.changes), 'formula')} changed"]
     unknown = [loop for loop in while_loops(plan.graph) if loop.iterations is None]
@@ -207,7 +210,7 @@ def headline(plan: Plan) -> str:
     followed = f"given for {counted(given, 'value')}" if given else plan.options.followed
     return (
         f"Plan on {plan.mesh!r} for {chip}, shardings {followed}: {counts}, "
-        f"{bytes_text(moved)} sent per device and step, "
+        f"{bytes_text(sent_bytes)} sent per device and step, "
         f"{', '.join([verified_text(plan), *notes])}"
     )
 

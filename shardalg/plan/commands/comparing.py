@@ -45,6 +45,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the ranked strategies, write the page, and return the exit status.
 
+    The status is `NO_PLAN` if no strategy has a plan, else 0.
+
     Raises:
       CommandError: neither a mesh nor a number of chips is given.
     """
@@ -66,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _compared(options: argparse.Namespace) -> StrategyComparison:
-    """Return the comparison that the options ask for.
+    """Compare recipes, and the strategy in the user's module if there is one, for a function.
 
     Raises:
       CommandError: a recipe that cannot be read, no such function, or the user's code fails.
@@ -108,6 +110,7 @@ def recipe(text: str) -> Any:
     from shardalg.plan.strategies import recipes
 
     found = None
+    # `|` joins recipes in Python, so it is accepted here, too.
     for part in text.replace("|", "+").split("+"):
         kind, _, axes = part.strip().partition(":")
         names = [axis.strip() for axis in axes.split(",") if axis.strip()]

@@ -62,7 +62,10 @@ def add_prove_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_prove(options: argparse.Namespace) -> int:
-    """Print verdict, witness and proof, and return the exit status."""
+    """Print verdict, witness and proof, and return the exit status.
+
+    The status is 0 (yes) or 1 (no) if the verdict is proved, else 4.
+    """
     # Refuse a bad path before the proof, which can take long.
     if options.smt2 is not None:
         check_place(options.smt2)
@@ -88,13 +91,18 @@ def run_prove(options: argparse.Namespace) -> int:
         print("\n".join([*_lines(verdict, seconds), *map(_proof_line, proofs)]))
     if options.smt2 is not None:
         write_whole(options.smt2, RESET.join(proof.smt2 for proof in proofs if proof.smt2))
+    # The first proof is the one that the user asked for: for all sizes, or for these.
     if not proofs[0]:
         return UNPROVED
     return HOLDS if verdict else REFUSED
 
 
 def _data(verdict: Verdict, seconds: float, proofs: list[Proof]) -> dict[str, object]:
-    """Return the verdict on two shardings and its proofs as plain data for JSON."""
+    """Return the verdict on two shardings and its proofs as plain data for JSON.
+
+    Args:
+      seconds: the processor time in which the verdict was found.
+    """
     merged = None if verdict.sharding is None else verdict.sharding.text()
     return {
         "relation": verdict.relation,
@@ -145,7 +153,10 @@ def _on_own_meshes(texts: tuple[str, str], shape: tuple[int, ...]) -> tuple[Shar
 
 
 def _lines(verdict: Verdict, seconds: float) -> list[str]:
-    """Return lines with the question, the shardings, the answer and the reason."""
+    """Return lines with the question, the shardings, the answer and the reason.
+
+    There is a line for the merged sharding, and for the condition of the answer, if they exist.
+    """
     first, second = verdict.operands
     answer = "holds" if verdict else "refused"
     lines = [
@@ -195,7 +206,11 @@ def add_lemmas_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_lemmas(options: argparse.Namespace) -> int:
-    """Print the table; return 0 if all lemmas are proved and all mutants refuted, otherwise 1."""
+    """Print the table; return 0 if all lemmas are proved and all mutants refuted, otherwise 1.
+
+    A lemma is a theorem on whole numbers that the library relies on. A mutant is a wrong variant of
+    one, which z3 must refute.
+    """
     if options.seeds < 1:
         raise ProofError(f"--seeds {options.seeds}: give a number of at least 1.")
     folder: Path | None = options.smt2
@@ -209,6 +224,7 @@ def run_lemmas(options: argparse.Namespace) -> int:
         print(f"{table(judged)}\n\n{summary(judged)}")
     if folder is not None:
         for j in judged:
+            # A slash in the name of a lemma would name a folder.
             name = j.statement.name.replace("/", ".")
             write_whole(folder / f"{name}.smt2", j.proofs[0].smt2)
     return int(any(j.status != j.wanted for j in judged))

@@ -78,7 +78,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the findings or the rules, and return the exit status."""
+    """Print the findings or the rules, and return the exit status.
+
+    The status is `FOUND` if rules were checked and have faults, else 0.
+    """
     # Planning needs no accelerator, and starting one takes seconds.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if options.action == "write":
@@ -98,7 +101,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _linted(options: argparse.Namespace) -> Findings:
-    """Return the findings that the options ask for.
+    """Check the rules of a file or a module, and return the findings.
+
+    With --function, the values of this function are checked, too.
 
     Raises:
       CommandError: no such function or no rules, or the user's code fails.
@@ -130,6 +135,8 @@ def _linted(options: argparse.Namespace) -> Findings:
 def _written(options: argparse.Namespace) -> LogicalRules:
     """Return the rules that give the layouts of a recipe or a strategy.
 
+    The recipe is an option; without it, the strategy is `strategy` in the function's module.
+
     Raises:
       CommandError: no function, neither a recipe nor a strategy, or the user's code fails.
       StrategyError: no rules give the layouts.
@@ -149,15 +156,17 @@ def _written(options: argparse.Namespace) -> LogicalRules:
             )
     else:
         given = {name: getattr(specs, name) for name in GIVEN if hasattr(specs, name)}
+        # A recipe chooses shardings, for which donation does not matter.
         given.pop("donate_argnums", None)
         mesh = mesh_of(options.mesh)
         strategy = recipe(options.recipe).strategy(fn, *arguments(specs), mesh=mesh, **given)
-    with warnings.catch_warnings(record=True) as told:
+    # Warnings about arrays that were left out go to stderr: stdout has only the rules.
+    with warnings.catch_warnings(record=True) as recorded:
         warnings.simplefilter("always")
-        found = sa.rules_of(strategy, names, style=options.style, leave_out=options.leave_out)
-    for one in told:
+        rules = sa.rules_of(strategy, names, style=options.style, leave_out=options.leave_out)
+    for one in recorded:
         print(f"warning: {one.message}", file=sys.stderr)
-    return found
+    return rules
 
 
 RULES = Command(HELP, add_options, run)

@@ -51,7 +51,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the function here, or start local processes that do, and return the exit status."""
+    """Run the function here, or start local processes that do, and return the exit status.
+
+    Raises:
+      CommandError: an option has a wrong value; checked before anything is planned.
+    """
     carry = _carry(options.carry)
     if options.steps < 1:
         raise CommandError(f"--steps {options.steps}: give a number of at least 1.")
@@ -81,6 +85,9 @@ def _carry(text: str) -> dict[int, int]:
 def _local(options: argparse.Namespace) -> None:
     """Start local processes that run the function, and print their output.
 
+    Each process runs `shardalg run` with the same options, and has an equal share of the mesh's
+    devices.
+
     Raises:
       CommandError: the number of processes does not divide the devices of the mesh.
     """
@@ -101,9 +108,9 @@ def _local(options: argparse.Namespace) -> None:
     processes = LocalProcesses(count, size // count, options.port, options.time_limit)
     # With an option that starts processes, each process would start further ones.
     starting = ("command", "function", "processes", "port", "time_limit", "json")
-    named = {k: v for k, v in vars(options).items() if k not in starting and v not in (None, "")}
-    own = [options.function, *(f"--{name}={value}" for name, value in named.items())]
-    command = ["-m", "shardalg", "run", *own, *(["--json"] if options.json else [])]
+    values = {k: v for k, v in vars(options).items() if k not in starting and v not in (None, "")}
+    call_arguments = [options.function, *(f"--{name}={value}" for name, value in values.items())]
+    command = ["-m", "shardalg", "run", *call_arguments, *(["--json"] if options.json else [])]
     if not options.json:
         processes.run(command, lambda line: print(line, flush=True))
         return
@@ -171,7 +178,14 @@ def _planned_and_run(
 def _run(
     options: argparse.Namespace, plan: Plan, values: tuple[Any, ...], carry: Mapping[int, int]
 ) -> None:
-    """Run a plan for the number of steps asked for, print each step, and write the results."""
+    """Run a plan for the number of steps asked for, print each step, and write the results.
+
+    Every process of the job calls it; the first one prints and writes.
+
+    Args:
+      values: the arguments of the first step.
+      carry: the number of the result that becomes each argument of the next step.
+    """
     from shardalg.lower.running.processes import Job
     from shardalg.lower.running.steps import run_steps
 
@@ -180,7 +194,7 @@ def _run(
     steps: list[dict[str, Any]] = []
 
     def record(step: int, seconds: float, scalars: Mapping[str, Any]) -> None:
-        """Keep the time and the scalar results of a step; print them in the first process."""
+        """Store the time and the scalar results of a step; print them in the first process."""
         steps.append({"step": step, "step_time_s": seconds, "scalars": dict(scalars)})
         # With --json, standard output must be one JSON document.
         if first and not options.json:
@@ -191,15 +205,17 @@ def _run(
         print(f"{lowered!r}, {job.processes} processes", flush=True)
     ran = run_steps(lowered, values, options.steps, carry, record)
     if options.out is not None:
-        held: Mapping[str, Any] = ran.on_host(lowered)  # every process takes part
+        # Gathering the blocks is a collective, so every process takes part.
+        host_values: Mapping[str, Any] = ran.on_host(lowered)
         if first:
             import numpy as np
 
+            # Written to memory first, so that the file is replaced as a whole or not at all.
             content = io.BytesIO()
-            np.savez(content, **held)
+            np.savez(content, **host_values)
             write_whole(options.out, content.getvalue())
             if not options.json:
-                print(f"{len(held)} results in {options.out}", flush=True)
+                print(f"{len(host_values)} results in {options.out}", flush=True)
     if first and options.json:
         print_json(
             {
@@ -220,14 +236,14 @@ def _machine(lowered: Lowered, plan: Plan, job: Job) -> dict[str, Any]:
     device = lowered.run.mesh.devices.flat[0]
     capacity = memory_bytes(device)
     peak = plan.overview().priced.at_hints.peak_memory_bytes
-    held = peak * (plan.mesh.size if device.platform == "cpu" else 1)
+    needed_bytes = peak * (plan.mesh.size if device.platform == "cpu" else 1)
     return {
         "plan": repr(plan),
         "machine": f"{plan.mesh.size} x {device.device_kind} (devices of this job)",
         "devices": plan.mesh.size,
         "processes": job.processes,
         "mesh": dict(plan.mesh.shape),
-        "fits": bool(held <= capacity),
+        "fits": bool(needed_bytes <= capacity),
         "capacity_bytes": int(capacity),
         "peak_memory_bytes": peak,
     }

@@ -65,7 +65,9 @@ class SweepFile:
 
     @staticmethod
     def opened(path: str | Path | None, made_of: Mapping[str, str]) -> SweepFile:
-        """Return the points of a file; none if there is no such file yet.
+        """Return a sweep's file with the points that it has; none if there is no such file yet.
+
+        Without a path, the points are kept in memory only.
 
         Args:
           made_of: as the attribute. Names that the file does not have are added to it.
@@ -79,14 +81,16 @@ class SweepFile:
         place = resumed_file(path)
         if not place.exists():
             return SweepFile(place, dict(made_of))
-        told, points = _read(place)
-        apart = [name for name in made_of if told.get(name, made_of[name]) != made_of[name]]
-        if apart:
-            was = "; ".join(f"{n} {told[n]:.60} in the file, {made_of[n]:.60} here" for n in apart)
+        saved, points = _read(place)
+        # A name that the file lacks is new, for example a policy that is now swept, too.
+        different = [name for name in made_of if saved.get(name, made_of[name]) != made_of[name]]
+        if different:
+            texts = [f"{n} {saved[n]:.60} in the file, {made_of[n]:.60} here" for n in different]
             raise PlanFileError(
-                f"{path} has the points of another sweep ({was}): give another file, or delete it."
+                f"{path} has the points of another sweep ({'; '.join(texts)}): give another file, "
+                "or delete it."
             )
-        return SweepFile(place, {**told, **made_of}, points)
+        return SweepFile(place, {**saved, **made_of}, points)
 
     def add(self, key: str, point: Finished) -> None:
         """Add a finished point; the file is written again if the last time is long ago."""
@@ -96,6 +100,8 @@ class SweepFile:
 
     def write(self) -> None:
         """Write the file, atomically; nothing without a path.
+
+        The file has a digest of its content, so that an edited or broken file is noticed.
 
         Raises:
           PlanFileError: the file cannot be written.
@@ -116,8 +122,9 @@ class SweepFile:
 
 
 def _record(point: Finished) -> dict[str, Any]:
-    """Return a point as plain data."""
+    """Return a point as plain data for the file; its three amounts are None if it is refused."""
     figures = point.figures
+    # The fields of `StepFigures` are these three amounts, in this order.
     amounts = (None,) * 3 if figures is None else vars(figures).values()
     names = ("step_s", "peak_bytes", "wire_bytes")
     return {
@@ -126,7 +133,9 @@ def _record(point: Finished) -> dict[str, Any]:
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, Finished]]:
-    """Return the parts `made_of` and `points` of a file.
+    """Read a file of a sweep, and return its parts `made_of` and `points`.
+
+    `made_of` has texts of all that the figures depend on, and `points` the figures by key.
 
     Raises:
       PlanFileError: as in `SweepFile.opened`.
@@ -142,10 +151,11 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Finished]]:
             f"{path} is no file of a sweep, or it was cut short: it is not JSON. Delete it, and "
             "sweep again."
         ) from None
-    told = whole.pop("sha256", None) if isinstance(whole, dict) else None
+    # The digest is that of the content without it.
+    digest = whole.pop("sha256", None) if isinstance(whole, dict) else None
     if not isinstance(whole, dict) or whole.get("schema") != SCHEMA or set(whole) != {*PARTS}:
         raise PlanFileError(f"{path} is not a file of a sweep ({SCHEMA}): give another file.")
-    if plan_file.digest(plan_file.body(whole)) != told:
+    if plan_file.digest(plan_file.body(whole)) != digest:
         raise PlanFileError(
             f"{path} was edited: its digest is not that of its content. Delete it, and sweep again."
         )
@@ -156,6 +166,10 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Finished]]:
 
 def _finished(path: Path, key: str, saved: Any) -> Finished:
     """Return a point of a file.
+
+    Args:
+      path, key: the file and the point's key in it, for the error.
+      saved: the point's entries: a reason, or three amounts and their source.
 
     Raises:
       PlanFileError: it has neither figures nor a reason.

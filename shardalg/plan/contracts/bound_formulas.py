@@ -85,17 +85,18 @@ def fact_of(text: str, names: Collection[str]) -> Fact:
         raise ContractError(f"a condition is {text!r:.60}: give text, such as 'X divides B'.")
     found = re.fullmatch(r"(.+?)\s+divides\s+(.+)", text.strip())
     if found:
-        parts, size = (_read(_parsed(side), text, names) for side in found.groups())
-        return Fact(size / parts, WHOLE)
+        divisor, size = (_read(_parsed(side), text, names) for side in found.groups())
+        return Fact(size / divisor, WHOLE)
+    # A comparison becomes a fact about the difference of its sides: B >= 2*X is B - 2*X >= 0.
     tree = _parsed(text)
     if not isinstance(tree, ast.Compare) or len(tree.ops) != 1:
         raise ContractError(
             f"{text!r} is no condition: write 'X divides B', or one comparison such as 'B >= 2*X'."
         )
-    made = _COMPARISONS.get(type(tree.ops[0]))
-    if made is None:
+    fact_from = _COMPARISONS.get(type(tree.ops[0]))
+    if fact_from is None:
         raise ContractError(f"{text!r}: compare with <, <=, ==, !=, >= or >.")
-    return made(_read(tree.left, text, names), _read(tree.comparators[0], text, names))
+    return fact_from(_read(tree.left, text, names), _read(tree.comparators[0], text, names))
 
 
 def _exact(number: int | float) -> int | Fraction:
@@ -122,9 +123,10 @@ def _parsed(text: str) -> ast.expr:
 
 
 def _read(tree: ast.expr, text: str, names: Collection[str]) -> Formula:
-    """Return the formula of a syntax tree.
+    """Return the formula of a syntax tree of Python; text is read, never evaluated.
 
     Args:
+      tree: an expression: a number, a name, an operation, or a call of ceil, floor, max or min.
       text: the whole text, for errors.
       names: the names that may occur.
 
@@ -140,15 +142,16 @@ def _read(tree: ast.expr, text: str, names: Collection[str]) -> Formula:
         if tree.id not in names:
             raise ContractError(f"{text!r} has the name {tree.id!r}. {_near(tree.id, names)}")
         return symbol(tree.id)
+    # Parts are read first, from the leaves upwards. A division by zero has no formula.
     try:
         if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
             return -_read(tree.operand, text, names)
         if isinstance(tree, ast.BinOp):
             if isinstance(tree.op, ast.Pow):
                 return _power(_read(tree.left, text, names), tree.right, text)
-            made = _OPERATORS.get(type(tree.op))
-            if made is not None:
-                return made(_read(tree.left, text, names), _read(tree.right, text, names))
+            operator = _OPERATORS.get(type(tree.op))
+            if operator is not None:
+                return operator(_read(tree.left, text, names), _read(tree.right, text, names))
         if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and not tree.keywords:
             function, arguments = tree.func.id, [_read(arg, text, names) for arg in tree.args]
             if len(arguments) == {"ceil": 1, "floor": 1, "max": 2, "min": 2}.get(function):
@@ -162,10 +165,13 @@ def _read(tree: ast.expr, text: str, names: Collection[str]) -> Formula:
 
 
 def _power(base: Formula, exponent: ast.expr, text: str) -> Formula:
-    """Return a power whose exponent is a small whole number.
+    """Return a power whose exponent is a small whole number, multiplied out.
+
+    Args:
+      text: the whole text, for errors.
 
     Raises:
-      ContractError: another exponent.
+      ContractError: another exponent, or a power with too many digits or terms.
     """
     number = exponent.value if isinstance(exponent, ast.Constant) else None
     if type(number) is not int or not 0 <= number <= LARGEST_POWER:

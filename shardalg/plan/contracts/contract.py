@@ -72,10 +72,14 @@ class StatementVerdict:
 
     @property
     def amount(self) -> str:
-        """The amount of the claim that fails, and its bound, as text; else ""."""
+        """The amount of the claim that fails, and its bound, as text; else "".
+
+        E.g. "12,288 instead of at most 8,192;". The text is "" if one of both is a formula.
+        """
         if self.claim is None:
             return ""
         amount, bound = self.claim.amount.number, self.claim.bound.number
+        # A bound of 0 is that of a statement "there is none", where an amount says nothing.
         if amount is None or bound is None or float(bound) == 0:
             return ""
         texts = [
@@ -84,9 +88,11 @@ class StatementVerdict:
         return f"{texts[0]} instead of at most {texts[1]};"
 
     def __str__(self) -> str:
+        """Return the verdict, and for a claim that fails its amount, place, cause and repair."""
         text = f"{self.verdict}: {self.statement}. {self.where}"
         if self.claim is None:
             return text
+        # A text that is "" is left out.
         parts = [f"{text}:", self.amount, self.claim.at]
         line = " ".join(part for part in parts if part)
         line += f"; annotations: {self.annotations}" if self.annotations else ""
@@ -120,10 +126,11 @@ class ContractReport(Answer):
 
     @property
     def sentence(self) -> str:
-        """How many statements hold, are proved, are refuted and are not decided."""
+        """The number of statements that hold, are proved, are refuted and are not decided."""
         counts = [(word, sum(v.verdict == word for v in self.verdicts)) for word in _VERDICTS]
-        told = ", ".join(f"{n} {'hold' if w == HOLDS and n > 1 else w}" for w, n in counts if n)
-        return f"{counted(len(self.verdicts), 'statement')}: {told or 'none'}."
+        # "1 holds", but "2 hold"; the other words are the same for several statements.
+        texts = [f"{n} {'hold' if word == HOLDS and n > 1 else word}" for word, n in counts if n]
+        return f"{counted(len(self.verdicts), 'statement')}: {', '.join(texts) or 'none'}."
 
     def parts(self) -> Parts:
         """Return the counts, and a sentence per statement; broken ones come first."""
@@ -209,7 +216,7 @@ class Contract:
         """Return the sizes that statements are about; None for the numbers of the plan.
 
         Raises:
-          ContractError: an unknown name.
+          ContractError: an unknown name, or a condition that is false at the hints.
         """
         unknown = [name for name in self.for_all or () if name not in plan.sizes]
         if unknown:
@@ -222,15 +229,21 @@ class Contract:
         for text, fact in zip(self.where, domain, strict=True):
             if not fact.holds(hints):
                 raise ContractError(f"where has {text!r}, which is false at the hints.")
+        # Without free names, a statement is about one point only: the hints.
         free = tuple(plan.sizes) if self.for_all is None else self.for_all
         return SizeScope(plan, free, domain) if free else None
 
     def _verdict(
         self, statement: Statement, plan: Plan, scope: SizeScope | None
     ) -> StatementVerdict:
-        """Return the verdict about one statement."""
+        """Return the verdict about one statement.
+
+        Args:
+          scope: the sizes that the statement is about; None for the numbers of the plan.
+        """
         if scope is None:
             return _at_numbers(statement, plan, self.folder)
+        # The claims are inequalities in the named sizes that are equivalent to the statement.
         try:
             claims = claims_of(statement, plan, Place(self.folder))
         except FormulaError as error:
@@ -239,8 +252,10 @@ class Contract:
             return _at_numbers(statement, plan, self.folder)
 
         def asked(at: Plan, point: Mapping[str, int]) -> Claims:
+            """Return the claims of the statement about a plan that is made at a point."""
             return claims_of(statement, at, Place(self.folder, point))
 
+        # A counterexample first: it is quick to find, and the user can look at its plan.
         try:
             found = refuted(scope, claims, asked)
             if found is not None:

@@ -59,6 +59,9 @@ class SentRow:
     def is_of(self, subject: Subject) -> bool | None:
         """Return whether a statement is about this collective; None if that is not known.
 
+        It is if all properties agree that the subject names. A property that the collective does
+        not know (None) leaves the answer open, unless another one differs.
+
         >>> row = SentRow("all_gather", frozenset({"X"}), Formula.of(1), Formula.of(64), None,
         ...               "forward", "net/layers_3/mlp", "root", 0, "")
         >>> row.is_of(Subject("all_gather", axis="X")), row.is_of(Subject(axis="Y"))
@@ -88,13 +91,17 @@ class SentRow:
 
 
 def _is_inside(module: str, pattern: str) -> bool:
-    """Return whether the steps of a pattern are consecutive steps of a module's path."""
-    path, wanted = module.split("/"), pattern.split("/")
-    starts = range(len(path) - len(wanted) + 1)
-    return any(
-        all(fnmatchcase(step, one) for step, one in zip(path[start:], wanted, strict=False))
-        for start in starts
-    )
+    """Return whether the steps of a pattern are consecutive steps of a module's path.
+
+    A step of the pattern is a glob. E.g. "layers_*/mlp" is inside of "net/layers_3/mlp/up".
+    """
+    path, globs = module.split("/"), pattern.split("/")
+    # Every place at which the pattern fits into the path; none if the path is shorter.
+    for start in range(len(path) - len(globs) + 1):
+        steps = path[start : start + len(globs)]
+        if all(fnmatchcase(step, glob) for step, glob in zip(steps, globs, strict=True)):
+            return True
+    return False
 
 
 def rows_of(plan: Plan) -> tuple[SentRow, ...]:
@@ -106,6 +113,7 @@ def rows_of(plan: Plan) -> tuple[SentRow, ...]:
       FormulaError: a named size of the program has no formula.
     """
     named = plan._symbolised
+    # With named sizes there is a second program, whose sizes are formulas.
     priced = plan.program if named is None else named.program
     told = iter(collectives(plan.program, plan.graph))
     found: list[SentRow] = []
@@ -137,7 +145,7 @@ def rows_of(plan: Plan) -> tuple[SentRow, ...]:
 
 
 def check_subject(subject: Subject, plan: Plan) -> None:
-    """Raise an error if a statement names something that the plan does not have.
+    """Check that the plan has all that a statement's subject names.
 
     Otherwise "no all_gather along modle" would hold for every plan.
 
@@ -169,6 +177,7 @@ def check_subject(subject: Subject, plan: Plan) -> None:
             )
     if subject.region is not None:
         kinds = dict.fromkeys(("root", *(region.kind for region in plan.graph.regions)))
+        # E.g. "scan/cond": a branch inside of a loop.
         for word in subject.region.split("/"):
             check_word("region", word, tuple(kinds))
 

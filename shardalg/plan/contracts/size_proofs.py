@@ -50,9 +50,13 @@ def follows(fact: Fact, known: Sequence[Fact]) -> bool:
 
 
 def _least_sizes(known: Iterable[Fact]) -> dict[str, int]:
-    """Return the lower bounds of single sizes above 1 that facts state, such as `X - 2 >= 0`."""
+    """Return the lower bounds of single sizes above 1 that facts state, by name.
+
+    E.g. X - 2 >= 0 -> {"X": 2}, and 2*X - 5 > 0 -> {"X": 3}. Other facts are ignored.
+    """
     found: dict[str, int] = {}
     for fact in known:
+        # Only facts c*n + k with one size n: a constant term, and one other term.
         terms = dict(fact.formula.terms)
         constant = terms.pop(frozenset(), 0)
         if len(terms) != 1 or fact.relation not in (POSITIVE, NONNEGATIVE):
@@ -74,21 +78,26 @@ def _quotients(known: Iterable[Fact]) -> Iterator[dict[str, Formula]]:
     """Yield ways to write sizes as products, exactly: `D = n * d` if a fact says that n divides D.
 
     The name of D then means the whole number d. A size that several products divide has one of
-    them in each way, and the most factors first.
+    them in each way, and the most factors first. E.g. the facts D/X and D/(X*Y) whole ->
+    {"D": X*Y*D}, {"D": X*D}.
     """
-    found: dict[str, list[Formula]] = {}
+    # The products that divide each size.
+    divisors_by_name: dict[str, list[Formula]] = {}
     for fact in known:
         above, below = fact.formula.fraction
+        # Only facts about a quotient whose numerator is a single size.
         if fact.relation == WHOLE and len(above.names) == 1:
             name = next(iter(above.names))
             if above == symbol(name) and name not in below.names:
-                found.setdefault(name, []).append(below)
-    ordered = [sorted(counts, key=lambda n: -len(n.names)) for counts in found.values()]
-    for chosen in itertools.islice(itertools.product(*ordered), MOST_WAYS):
-        counts = dict(zip(found, chosen, strict=True))
+                divisors_by_name.setdefault(name, []).append(below)
+    divisor_lists = [
+        sorted(divisors, key=lambda n: -len(n.names)) for divisors in divisors_by_name.values()
+    ]
+    for combination in itertools.islice(itertools.product(*divisor_lists), MOST_WAYS):
+        divisors = dict(zip(divisors_by_name, combination, strict=True))
         # A number of shards that is itself written as a product would change its meaning.
-        if not any(count.names & counts.keys() for count in counts.values()):
-            yield {name: count * symbol(name) for name, count in counts.items()}
+        if not any(count.names & divisors.keys() for count in divisors.values()):
+            yield {name: count * symbol(name) for name, count in divisors.items()}
 
 
 def _by_z3(fact: Fact, known: Sequence[Fact]) -> bool:
@@ -137,6 +146,8 @@ def _polynomial(formula: Formula) -> str:
 def _factor(factor: Any) -> str:
     """Return a factor as text: a size, or a ceiling or a maximum of whole numbers.
 
+    E.g. "X", "ceil((1)*B, (1)*X)", "max((1)*B, (1)*X)".
+
     Raises:
       NotImplementedError: another kind of factor, or a maximum of quotients.
     """
@@ -146,6 +157,7 @@ def _factor(factor: Any) -> str:
         above, below = map(_polynomial, factor.ratio.fraction)
         return f"ceil({above}, {below})"
     if isinstance(factor, MaximumFactor):
+        # The language of proofs has whole numbers only, so both sides must have no divisor.
         sides = [Formula(terms).fraction for terms in factor.pair]
         if all(below == Formula.of(1) for _, below in sides):
             return f"max({', '.join(_polynomial(above) for above, _ in sides)})"

@@ -168,9 +168,13 @@ class CollectiveExplanation(Answer):
         )
 
     def _after_the_loop(self) -> str:
-        """Return the effect of `defer_in_loops` on a sum in a loop, as text; "" if it has none."""
+        """Return the effect of `defer_in_loops` on a sum in a loop, as text; "" if it has none.
+
+        With this switch, a loop adds up partial sums, and they are reduced once after the loop.
+        """
         trials, place = self._trials, self.moved.place
         adds = isinstance(self.moved.step.instruction.attributes, SUMS)
+        # It is no sum, the switch is on already, or the sum runs only once.
         if not adds or trials.options.switches.defer_in_loops or self.moved.step.count == 1:
             return ""
         now, then = trials.now, trials.deferred
@@ -236,24 +240,32 @@ _SETS = {
 
 
 def _effect(now: TrialOutcome, then: TrialOutcome, chip: str) -> str:
-    """Return seconds, bytes sent and peak memory of a step before and after a change, as text."""
-    sent, left = number(now.wire_bytes), number(then.wire_bytes)
+    """Return seconds, bytes sent and peak memory of a step before and after a change, as text.
+
+    Args:
+      now, then: the figures before and after. chip: the name of the chip for the seconds.
+    """
+    sent, sent_after = number(now.wire_bytes), number(then.wire_bytes)
     verdict = "the same"
-    if left != sent:
-        share = f"{abs(left - sent) / sent:.0%}" if sent else "all of it"
-        verdict = f"{share} less" if left < sent else f"{share} MORE: it moves elsewhere"
+    if sent_after != sent:
+        # Of nothing sent before, there is no share.
+        share = f"{abs(sent_after - sent) / sent:.0%}" if sent else "all of it"
+        verdict = f"{share} less" if sent_after < sent else f"{share} MORE: it moves elsewhere"
     seconds = f"{seconds_text(now.step_time_s)} to {seconds_text(then.step_time_s)} on {chip}"
-    held = f"{bytes_text(now.peak_memory_bytes)} to {bytes_text(then.peak_memory_bytes)}"
+    memory = f"{bytes_text(now.peak_memory_bytes)} to {bytes_text(then.peak_memory_bytes)}"
     counts = f"{now.collectives:,} to {then.collectives:,} collectives"
     fits = "" if then.fits else ", which does not fit"
     return (
-        f"Step {seconds}, sent {bytes_text(sent)} to {bytes_text(left)} ({verdict}), {counts}, "
-        f"peak memory {held}{fits}."
+        f"Step {seconds}, sent {bytes_text(sent)} to {bytes_text(sent_after)} ({verdict}), "
+        f"{counts}, peak memory {memory}{fits}."
     )
 
 
 def _headline(moved: MovedValue, trials: Trials) -> str:
-    """Return the kind, value, axes, line, bytes and cause of a collective, as text."""
+    """Return the kind, value, axes, line, bytes and cause of a collective, as text.
+
+    E.g. "all_gather of w along X at model.py:12: 4 MB sent per device, 12 times; ...".
+    """
     stages = trials.stages
     # `alike` is the pair (kind, digits).
     kind, instruction, graph = moved.alike[0], moved.step.instruction, stages.graph
@@ -263,9 +275,10 @@ def _headline(moved: MovedValue, trials: Trials) -> str:
     line = "" if node is None or not node.source else f" at {node.source}"
     times = executions_text(graph, moved.step.loops, moved.step.count)
     sent = f"{bytes_text(moved.wire_bytes)} sent per device, {times}"
+    # A sum in a loop may stay there, because an operator prevents its deferral.
     adds = isinstance(instruction.attributes, SUMS)
-    stays = _in_loop(moved, trials) if adds else ""
-    return f"{kind} of {name} along {axes}{line}: {sent}; {instruction.why}.{stays}"
+    loop_note = _in_loop(moved, trials) if adds else ""
+    return f"{kind} of {name} along {axes}{line}: {sent}; {instruction.why}.{loop_note}"
 
 
 def _in_loop(moved: MovedValue, trials: Trials) -> str:
@@ -282,7 +295,10 @@ def _in_loop(moved: MovedValue, trials: Trials) -> str:
 
 
 def _trial_row(trial: Trial) -> tuple[object, ...]:
-    """Return the row of `CHANGE_COLUMNS` for one trial; several changes are joined by "and"."""
+    """Return the row of `CHANGE_COLUMNS` for one trial; several changes are joined by "and".
+
+    It has the places, their shardings before and after, and the figures of the plan with them.
+    """
     steps, outcome = trial.change.steps, trial.outcome
     return (
         " and ".join(str(step.place) for step in steps),

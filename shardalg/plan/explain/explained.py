@@ -179,6 +179,7 @@ def annotated(sharded: ShardedGraph, reason: Reason) -> Annotated | None:
       reason: the step.
     """
     graph, given = sharded.graph, sharded.annotations
+    # Three kinds of annotations: of a result, of an argument, or of a site in the function.
     # Completion reads the annotation of a result at a stand-in outside of the graph. Only such a
     # step has no operator.
     if reason.kind == "completed" and reason.node is None:
@@ -289,7 +290,10 @@ def explanation(sharded: ShardedGraph, value: str) -> ValueExplanation:
 
 
 def _row(sharded: ShardedGraph, link: Link) -> tuple[object, ...]:
-    """Return the row of `EXPLANATION_COLUMNS` for one step of completion."""
+    """Return the row of `EXPLANATION_COLUMNS` for one step of completion.
+
+    The step gave a value a sharding: from an annotation, or through an operator (`node`).
+    """
     reason, graph = link.reason, sharded.graph
     node = None if reason.node is None else graph.nodes[reason.node]
     place = annotated(sharded, reason)
@@ -330,7 +334,11 @@ def refusals(
 
 
 def _refusal(sharded: ShardedGraph, conflict: Conflict) -> tuple[object, ...]:
-    """Return the row of `REFUSED_COLUMNS` for one conflict."""
+    """Return the row of `REFUSED_COLUMNS` for one conflict.
+
+    A conflict is a sharding that an operator proposed for a value, and that did not merge with the
+    sharding that the value had. Without an operator it is at the border of the function.
+    """
     graph = sharded.graph
     node = None if conflict.node is None else graph.nodes[conflict.node]
     axes = tuple(digit for dim in conflict.refused.dims for digit in dim)

@@ -85,12 +85,19 @@ def why_not(trials: Trials, name: str, spec: object) -> WhyNot:
 
 
 def _refuse_own(graph: Graph, value: int, wanted: Sharding) -> None:
-    """Raise StrategyError if the sharding splits a value of a `shard_map` along its manual axes."""
+    """Check that a sharding does not split a value of a `shard_map` along its manual axes.
+
+    Along manual axes the program is each device's own, so that a value there has no blocks.
+
+    Raises:
+      StrategyError: it does.
+    """
     maker = graph.producer[value]
     # A value without a producer is an argument of a region; region 0 is the function itself.
     inside = (r.index for r in graph.regions if value in r.arguments)
     region = next(inside, 0) if maker is None else graph.nodes[maker].region
     manual = wanted.mesh.digits(graph.manual_axes(region))
+    # A dimension may use a sub-axis of a manual axis only, which overlaps with it.
     if any(overlap(d, m) for dim in wanted.dims for d in dim for m in manual):
         raise StrategyError(
             f"{graph.values[value].name} is inside a shard_map over "
@@ -106,6 +113,8 @@ def annotated_as(stages: Stages, value: int, wanted: Sharding) -> Annotations:
     of the step, the annotation of the result changes, too.
     """
     given, graph = stages.annotations, stages.graph
+    # Three places for an annotation: a site that makes the value, an annotated argument, or else
+    # the list of annotated values.
     sites = [graph.nodes[site.node].results[0] for site in graph.sites]
     if value in sites:
         slots: tuple[Slot, ...] = (("sites", sites.index(value)),)
@@ -160,9 +169,11 @@ def _origin(sharded: ShardedGraph, reason: Reason) -> str:
 def _unasked(sharded: ShardedGraph, value: int, wanted: Sharding) -> str:
     """Return text: the reason why completion did not choose the sharding `wanted`.
 
-    It is used if no step of completion contradicts the sharding.
+    It is used if no step of completion contradicts the sharding. There are three reasons: an
+    operator's proposal was refused, the size does not divide, or no operator proposed it.
     """
     graph = sharded.graph
+    # A proposal of the wanted sharding, or of a coarser one, that came too late.
     for conflict in sharded.conflicts:
         if conflict.value == value and refines(wanted, conflict.refused):
             return f"it was {conflict.kept.text()} when {conflict.refused.text()} was proposed"

@@ -70,11 +70,14 @@ class UserFile:
         return {_key(code): code for code in _codes(compile(self.text, self.path, "exec"))}
 
     def has(self, function: FunctionType) -> bool:
-        """Return whether the source has the code of a live function."""
+        """Return whether the source has the code of a live function, so that an edit applies to it.
+
+        False if the file changed since the function was loaded.
+        """
         code, own = function.__code__, self.codes.get(_key(function.__code__))
         if own is None:
             return False
-        # Pytest rewrites the assertions of test modules.
+        # Pytest rewrites the assertions of test modules, so their code differs from the source.
         if "@pytest_ar" in function.__globals__:
             return True
         return own.co_code == code.co_code and _plain(own) == _plain(code)
@@ -129,6 +132,7 @@ def user_files(run: Callable[[], Result]) -> tuple[Result, tuple[UserFile, ...]]
     ran: dict[int, CodeType] = {}
 
     def note(frame: Any, event: str, _: Any) -> None:
+        """Record the code of a called function if its file may be edited (`known`, by path)."""
         if event == "call":
             code = frame.f_code
             path = code.co_filename
@@ -148,21 +152,27 @@ def user_files(run: Callable[[], Result]) -> tuple[Result, tuple[UserFile, ...]]
 
 
 def _files(ran: Mapping[int, CodeType]) -> tuple[UserFile, ...]:
-    """Return the files of some code objects, with the live functions that have this code."""
+    """Return the files of some code objects, with the live functions that have this code.
+
+    Args:
+      ran: the code objects by their `id`. They stay alive here, so that no `id` is used again.
+    """
     live: dict[str, list[FunctionType]] = {}
     for found in gc.get_objects():
         if type(found) is FunctionType and id(found.__code__) in ran:
             live.setdefault(found.__code__.co_filename, []).append(found)
     files = []
     for path, functions in sorted(live.items()):
+        # Only functions whose code is that of the source can be edited. A file that Python cannot
+        # read any more has none.
         try:
             text, encoding = _source(path)
             whole = UserFile(path, text, tuple(functions), encoding)
-            kept = tuple(filter(whole.has, functions))
+            unchanged = tuple(filter(whole.has, functions))
         except (SyntaxError, ValueError):
             continue
-        if kept:
-            files.append(UserFile(path, text, kept, encoding))
+        if unchanged:
+            files.append(UserFile(path, text, unchanged, encoding))
     return tuple(files)
 
 
@@ -194,10 +204,12 @@ def replaced(
     """
     import jax
 
+    # The functions stay the same objects, so that all references to them run the other code.
     new: dict[FunctionType, CodeType] = {}
     for file, source in zip(files, sources, strict=True):
         new |= file.edited(source)
     old = {function: function.__code__ for function in new}
+    # A name that the user's module has already is left as it is, and is not removed afterwards.
     added = [
         (function.__globals__, name)
         for function in new

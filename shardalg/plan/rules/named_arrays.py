@@ -70,7 +70,9 @@ class NamedTree(NamedTuple):
 
 
 def named_arrays(arrays: Any, names: Any = None) -> NamedTree:
-    """Return the arrays of a pytree with the names of their dimensions.
+    """Return the arrays of a pytree with the logical names of their dimensions.
+
+    Names are in the leaves, such as ((4, 8), "bfloat16", ("embed", "mlp")), or in a second pytree.
 
     Args:
       names: a pytree of names that is parallel to `arrays`, whose leaves then need no names.
@@ -91,6 +93,7 @@ def named_arrays(arrays: Any, names: Any = None) -> NamedTree:
         # `nnx.get_partition_spec` keeps a variable around each spec, so its path ends in "value", a
         # word that the path of the array does not have.
         by_key |= {key.removesuffix("/value"): x for key, x in by_key.items()}
+        # Called for its error, also for names that belong to no array.
         for key, each in by_key.items():
             checked_names(key, each, None)
         missing = [one.key for one in found if one.names is None and one.key not in by_key]
@@ -100,6 +103,7 @@ def named_arrays(arrays: Any, names: Any = None) -> NamedTree:
                 f"`names` has no names for array {missing[0]!r}; near: {', '.join(near)}. Give "
                 "`arrays` and `names` the same keys."
             )
+        # Names in a leaf have precedence over those in `names`.
         found = tuple(
             one
             if one.names is not None
@@ -179,6 +183,12 @@ def _is_spec(node: Any) -> bool:
 def _array(key: str, leaf: Any) -> NamedArray:
     """Return one leaf of a pytree as an array with names.
 
+    A leaf is the names alone, a tuple with shape and names, an array of haliax, a box of flax, a
+    variable of nnx, or an array without names.
+
+    Args:
+      key: the path of the leaf, which becomes the key of the array.
+
     Raises:
       StrategyError: the leaf is no array, names or pair of these.
     """
@@ -190,6 +200,7 @@ def _array(key: str, leaf: Any) -> NamedArray:
         dtype = leaf[1] if len(leaf) == 3 else "float32"
         shape = _checked_shape(key, leaf[0])
         return checked_names(key, leaf[-1], shape, _dtype_text(key, dtype))
+    # Libraries wrap arrays in their own types, which are recognised by their attributes.
     names = getattr(leaf, "names", None)
     value = leaf
     if _is_haliax(leaf):
@@ -210,7 +221,12 @@ def _array(key: str, leaf: Any) -> NamedArray:
 def checked_names(
     key: str, names: Any, shape: tuple[int, ...] | None, dtype: str = "float32"
 ) -> NamedArray:
-    """Return an array, if its names fit its shape.
+    """Return an array with names, after checking that the names fit its shape.
+
+    Args:
+      key: the path of the array, for the error.
+      names: a name or None per dimension; None for an array without names.
+      shape: None if it is not known; then only the form of the names is checked.
 
     Raises:
       StrategyError: `names` are no names, or are not as many as dimensions.
@@ -238,16 +254,16 @@ def checked_names(
 
 
 def structs(arrays: Sequence[NamedArray]) -> list[jax.ShapeDtypeStruct]:
-    """Return the arrays as shapes that jax can trace a function with.
+    """Return the arrays as `jax.ShapeDtypeStruct`, with which a function can be traced.
 
     Raises:
-      StrategyError: an array has no shape.
+      StrategyError: an array has names alone, and no shape.
     """
-    bare = [one.key for one in arrays if one.shape is None]
-    if bare:
+    without_shape = [one.key for one in arrays if one.shape is None]
+    if without_shape:
         raise StrategyError(
-            f"array {bare[0]!r} is an argument of the function and has names alone: write it as "
-            f"{_EXAMPLE}."
+            f"array {without_shape[0]!r} is an argument of the function and has names alone: write "
+            f"it as {_EXAMPLE}."
         )
     return [jax.ShapeDtypeStruct(one.shape, item_type(one.dtype)) for one in arrays]
 

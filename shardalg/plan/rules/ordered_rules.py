@@ -43,6 +43,7 @@ class Wanted:
     axes: tuple[Axes, ...]
 
     def __str__(self) -> str:
+        """Return the first array and its layout, as "w (and 3 more): 'mlp' on x, 'out' whole"."""
         placed = ", ".join(
             f"{name!r} on {' and '.join(axes)}" if axes else f"{name!r} whole"
             for name, axes in zip(self.names, self.axes, strict=True)
@@ -75,6 +76,7 @@ def in_order(arrays: Sequence[Wanted]) -> Found:
 
     A rule is needed for each wanted (name, axes). The rules are then ordered: a rule may come next
     if each of its requirements is met, which means that one of certain other rules is before it.
+    Without such an order, no rules give the layouts.
 
     >>> one = Wanted(("up",), ("embed", "mlp"), (("data",), ("model",)))
     >>> other = Wanted(("out",), ("batch", "embed"), (("data",), ("model",)))
@@ -91,14 +93,18 @@ def in_order(arrays: Sequence[Wanted]) -> Found:
     # Per rule, a set of rules for each array in which the rule must not apply: one of the set must
     # be tried before it.
     needed = {rule: list(_requirements(rule, arrays)) for rule in left}
-    taken: dict[LogicalRule, None] = {}
+    # A dict in place of a set keeps the order. Each round adds all rules that may come next.
+    ordered: dict[LogicalRule, None] = {}
     while left:
-        free = [rule for rule in left if all(not taken.keys().isdisjoint(n) for n in needed[rule])]
+        free = [
+            rule for rule in left if all(not ordered.keys().isdisjoint(n) for n in needed[rule])
+        ]
+        # Each of the remaining rules would have to be after another one of them.
         if not free:
             return None
-        taken.update(dict.fromkeys(free))
-        left = [rule for rule in left if rule not in taken]
-    return tuple(taken)
+        ordered.update(dict.fromkeys(free))
+        left = [rule for rule in left if rule not in ordered]
+    return tuple(ordered)
 
 
 def _requirements(rule: LogicalRule, arrays: Sequence[Wanted]) -> Iterator[set[LogicalRule]]:
@@ -111,24 +117,32 @@ def _requirements(rule: LogicalRule, arrays: Sequence[Wanted]) -> Iterator[set[L
     for one in arrays:
         if rule.name not in one.names:
             continue
-        at = one.names.index(rule.name)
-        if one.axes[at] == rule.axes:
+        dim = one.names.index(rule.name)
+        # In this array, the rule must apply.
+        if one.axes[dim] == rule.axes:
             continue
-        own = {LogicalRule(rule.name, one.axes[at])} if one.axes[at] else set()
+        # The rule that gives the dimension its own axes, if it has any; then the rules that give
+        # other dimensions one of the rule's axes.
+        rule_of_dim = {LogicalRule(rule.name, one.axes[dim])} if one.axes[dim] else set()
         pairs = zip(one.names, one.axes, strict=True)
-        yield own | {
+        yield rule_of_dim | {
             LogicalRule(name, axes) for name, axes in pairs if name and set(axes) & set(rule.axes)
         }
 
 
 def one_per_name(arrays: Sequence[Wanted]) -> Found:
-    """Return the rules for nnx, one for every name; None if a name has several layouts."""
-    found: dict[str, Axes] = {}
+    """Return the rules for nnx, one for every name; None if a name has several layouts.
+
+    A name whose dimension stays whole has a rule without axes: nnx would take a name without a rule
+    for a mesh axis.
+    """
+    axes_by_name: dict[str, Axes] = {}
     for one in arrays:
         for name, axes in zip(one.names, one.axes, strict=True):
-            if name is not None and found.setdefault(name, axes) != axes:
+            # The first array with the name decides; another array with other axes contradicts it.
+            if name is not None and axes_by_name.setdefault(name, axes) != axes:
                 return None
-    return tuple(LogicalRule(name, axes) for name, axes in found.items())
+    return tuple(LogicalRule(name, axes) for name, axes in axes_by_name.items())
 
 
 def split_names(arrays: Sequence[Wanted]) -> Found:
@@ -151,39 +165,46 @@ def conflicts(arrays: Sequence[Wanted], style: str) -> tuple[Conflict, ...]:
 
     Each witness is minimal: without any array of it, there are rules for the rest of it. The empty
     tuple means that there are rules for all arrays.
+
+    Args:
+      style: the library that applies the rules, a key of `STYLES`.
     """
-    found, kept = [], []
+    # First the arrays that no rules give, not even alone.
+    conflicts_found, remaining = [], []
     for one in arrays:
         why = _own_fault(one, style)
         if why:
-            found.append(Conflict(one, (), why))
+            conflicts_found.append(Conflict(one, (), why))
         else:
-            kept.append(one)
+            remaining.append(one)
+    # Then one array of each smallest conflict is left out, until rules give all others.
     rules_of = STYLES[style]
-    while rules_of(kept) is None:
-        core = _core(kept, rules_of)
+    while rules_of(remaining) is None:
+        core = _core(remaining, rules_of)
 
         def exception(one: Wanted) -> tuple[int, int]:
             """Return (number of layouts that exclude this one, negated number of its arrays).
 
             The largest is left out: it clashes with most others, and has the fewest arrays.
             """
-            against = sum(rules_of((one, other)) is None for other in kept)
+            against = sum(rules_of((one, other)) is None for other in remaining)
             return against, -len(one.keys)
 
         out = max(reversed(core), key=exception)
         others = tuple(one for one in core if one is not out)
-        found.append(Conflict(out, others, _reason(out, others, style)))
-        kept.remove(out)
-    return tuple(found)
+        conflicts_found.append(Conflict(out, others, _reason(out, others, style)))
+        remaining.remove(out)
+    return tuple(conflicts_found)
 
 
 def _own_fault(one: Wanted, style: str) -> str:
     """Return why rules cannot give the layout of an array, whatever other arrays want; else ""."""
-    for at, (name, axes) in enumerate(zip(one.names, one.axes, strict=True)):
+    for dim, (name, axes) in enumerate(zip(one.names, one.axes, strict=True)):
+        # A rule finds a dimension by its name.
         if name is None and axes:
-            return f"dimension {at} has no name, and is wanted on {', '.join(axes)}"
-        if name is not None and name in one.names[:at] and (style != "nnx" or any(one.axes)):
+            return f"dimension {dim} has no name, and is wanted on {', '.join(axes)}"
+        # A rule would shard both dimensions along one axis. nnx accepts this without any axes.
+        if name is not None and name in one.names[:dim] and (style != "nnx" or any(one.axes)):
             return f"{name!r} is the name of two dimensions"
     return ""
 

@@ -120,11 +120,16 @@ def rules_of(
 
 
 def _grouped(layouts: Iterable[tuple[NamedArray, tuple[Axes, ...]]]) -> list[Wanted]:
-    """Return arrays with their mesh axes, one entry for equal names and axes."""
-    found: dict[tuple[Names, tuple[Axes, ...]], list[str]] = {}
+    """Return arrays with their mesh axes, one entry for equal names and axes.
+
+    Args:
+      layouts: pairs of an array and the mesh axes of each of its dimensions.
+    """
+    # Rules see only names and axes, so arrays with equal ones need the same rules.
+    keys_by_layout: dict[tuple[Names, tuple[Axes, ...]], list[str]] = {}
     for one, axes in layouts:
-        found.setdefault((one.names or (), axes), []).append(one.key)
-    return [Wanted(tuple(keys), names, axes) for (names, axes), keys in found.items()]
+        keys_by_layout.setdefault((one.names or (), axes), []).append(one.key)
+    return [Wanted(tuple(keys), names, axes) for (names, axes), keys in keys_by_layout.items()]
 
 
 def _live(mesh: Mesh, axes: Axes) -> Axes:
@@ -132,15 +137,18 @@ def _live(mesh: Mesh, axes: Axes) -> Axes:
     return tuple(axis for axis in axes if mesh.shape[axis] != 1)
 
 
-def _listed(found: Sequence[Conflict]) -> str:
-    """Return the arrays without rules as text, with the arrays that forbid them and the reason."""
+def _listed(conflicts_found: Sequence[Conflict]) -> str:
+    """Return the arrays without rules as text, with the arrays that forbid them and the reason.
+
+    At most `MOST_CONFLICTS` of them are listed; a last line counts the others.
+    """
     lines = []
-    for one in found[:MOST_CONFLICTS]:
-        lines.append(f"  {one.arrays}")
-        lines += [f"    against {other}" for other in one.others]
-        lines.append(f"    because {one.why}")
-    if len(found) > MOST_CONFLICTS:
-        lines.append(f"  and {len(found) - MOST_CONFLICTS} more")
+    for conflict in conflicts_found[:MOST_CONFLICTS]:
+        lines.append(f"  {conflict.arrays}")
+        lines += [f"    against {other}" for other in conflict.others]
+        lines.append(f"    because {conflict.why}")
+    if len(conflicts_found) > MOST_CONFLICTS:
+        lines.append(f"  and {len(conflicts_found) - MOST_CONFLICTS} more")
     return "\n".join(lines)
 
 
@@ -180,6 +188,8 @@ def _layouts(
     """
     if not any(one.names for one in every):
         return
+    # A strategy has either a flat list with a layout per array, or a pytree of layouts. A layout in
+    # the pytree may be that of all arrays below it.
     if isinstance(given, PerLeaf):
         if len(given) != len(every):
             raise StrategyError(
@@ -222,6 +232,11 @@ def _site_layouts(
 ) -> Iterator[tuple[NamedArray, tuple[Axes, ...]]]:
     """Yield the named sites with the mesh axes of each dimension.
 
+    A site is a place in the function that `sa.annotate(x, name)` marks.
+
+    Args:
+      sites: by the name of a site, the names of its dimensions.
+
     Raises:
       StrategyError: the strategy has no such site.
     """
@@ -236,7 +251,11 @@ def _site_layouts(
 
 
 def _axes(spec: Any, one: NamedArray, mesh: Mesh) -> tuple[Axes, ...]:
-    """Return the mesh axes of each dimension of an array.
+    """Return the mesh axes of each dimension of an array, () for a dimension that is not sharded.
+
+    Args:
+      spec: a `PartitionSpec`, a sharding of JAX or of shardalg, or a tuple of entries.
+      one: the array with the names of its dimensions.
 
     Raises:
       StrategyError: the spec is no `PartitionSpec` or sharding with named axes, has more entries
@@ -257,8 +276,10 @@ def _axes(spec: Any, one: NamedArray, mesh: Mesh) -> tuple[Axes, ...]:
             f"array {one.key!r} has the names {list(names)}, and its layout {spec!r:.80} has "
             f"{len(plain)} entries. Give a name or None per dimension."
         )
-    found = []
+    dims = []
+    # A spec may leave out dimensions at the end, which are not sharded.
     for entry in (*plain, *(None,) * (len(names) - len(plain))):
+        # An entry is an axis, a tuple of axes, or None.
         axes = () if entry is None else (entry,) if isinstance(entry, str) else entry
         if not isinstance(axes, tuple | list):
             raise StrategyError(
@@ -273,11 +294,11 @@ def _axes(spec: Any, one: NamedArray, mesh: Mesh) -> tuple[Axes, ...]:
                     f"array {one.key!r} has the axis {axis!r}, and the mesh only "
                     f"{', '.join(mesh.axis_names)}{hint}"
                 )
-        found.append(tuple(axes))
-    used = [axis for axes in found for axis in axes]
+        dims.append(tuple(axes))
+    used = [axis for axes in dims for axis in axes]
     if repeated := sorted({axis for axis in used if used.count(axis) > 1}):
         raise StrategyError(
             f"array {one.key!r} has the layout {spec!r:.80}, which names {repeated[0]!r} twice: an "
             "axis splits one dimension at most."
         )
-    return tuple(found)
+    return tuple(dims)

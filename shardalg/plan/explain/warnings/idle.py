@@ -147,7 +147,10 @@ def idle_rows(trials: Trials) -> tuple[tuple[object, ...], ...]:
 def _idle_row(trials: Trials, group: Sequence[Idle], *, tried: bool) -> tuple[object, ...]:
     """Return the warning about operators of one source line that repeat work along equal axes.
 
+    The remedy is that of the operator with the most redundant flops.
+
     Args:
+      group: the operators, each with its idle axes (axes that shard none of its loops).
       tried: whether annotations are planned to find a remedy.
     """
     graph, first = trials.stages.graph, max(group, key=lambda one: one.redundant_flops)
@@ -180,17 +183,19 @@ def _remedy(trials: Trials, one: Idle) -> str:
         for value, layout in islice(_layouts(stages, one, even=even), MOST_LAYOUTS):
             tried += 1
             other = trials.under(annotated_as(stages, value, layout))
-            outcome, left = (
-                TrialOutcome.of(other),
-                redundant_flops(idle(other.program, other.graph)),
-            )
-            rank = left, outcome.wire_bytes
+            outcome = TrialOutcome.of(other)
+            # All products count, because an annotation may leave another one with an idle axis.
+            flops_after = redundant_flops(idle(other.program, other.graph))
+            rank = flops_after, outcome.wire_bytes
             sent = f"{bytes_text(now.wire_bytes)} to {bytes_text(outcome.wire_bytes)} sent"
             # Less repeated work alone is no remedy: the annotation may cost more traffic.
-            cheaper = left < before and outcome.price < now.price
+            cheaper = flops_after < before and outcome.price < now.price
             if cheaper and (best is None or rank < best[0]):
                 words = f"annotate {stages.graph.values[value].name} as {layout.text()}"
-                best = rank, f"{words}: {flops_text(before)} to {flops_text(left)} repeated, {sent}"
+                best = (
+                    rank,
+                    f"{words}: {flops_text(before)} to {flops_text(flops_after)} repeated, {sent}",
+                )
         if best is not None:
             return best[1]
     if not tried:
@@ -202,7 +207,10 @@ def _remedy(trials: Trials, one: Idle) -> str:
 def _layouts(stages: Stages, one: Idle, *, even: bool) -> Iterator[tuple[int, Sharding]]:
     """Yield shardings of the result, then of operands, along the idle axes.
 
+    A sharding has the value's own axes, and the idle ones in addition on one dimension.
+
     Args:
+      one: the product with its idle axes.
       even: True for dimensions that the axes divide, False for the other dimensions.
     """
     node = stages.graph.nodes[one.node]

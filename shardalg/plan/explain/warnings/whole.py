@@ -39,18 +39,22 @@ def whole_rows(trials: Trials) -> tuple[tuple[object, ...], ...]:
 
 
 def _rows(trials: Trials) -> Iterator[tuple[object, ...]]:
-    """Yield a warning per operator that needs a dimension whole and gathers operands for it."""
+    """Yield a warning per operator that needs a dimension whole and gathers operands for it.
+
+    It needs at least `SHARE` of the plan's bytes, or repeats as much of its flops.
+    """
     stages = trials.stages
+    # The gathers that each operator needs, by the operator's number.
     gathers: dict[int, list[MovedValue]] = {}
     for moved in stages.traffic.collectives:
         instruction = moved.step.instruction
         if instruction.node is not None and isinstance(instruction.attributes, GATHERS):
             gathers.setdefault(instruction.node, []).append(moved)
     flops = stages.cost.flops
-    for at, found in gathers.items():
-        node = stages.graph.nodes[at]
+    for node_index, node_gathers in gathers.items():
+        node = stages.graph.nodes[node_index]
         rows = () if node.bodies else rules(node.signature) or ()
-        found = [moved for moved in found if moved.value in node.operands]
+        found = [moved for moved in node_gathers if moved.value in node.operands]
         # An operator that shardalg only cannot partition yet gets its warning from `roundabout`. A
         # second one here would repeat it.
         if not found or not rows or not rows[0].whole:
@@ -99,7 +103,10 @@ def _repeating(stages: Stages, node: Node) -> int:
 
 
 def _remedy(trials: Trials, found: list[MovedValue]) -> str:
-    """Return the sharding of a gathered operand with the cheapest step, and its effect, as text."""
+    """Return the sharding of a gathered operand with the cheapest step, and its effect, as text.
+
+    `STACK` is returned if no sharding makes a step cheaper than now.
+    """
     stages, now = trials.stages, trials.now
     best = None
     for value in dict.fromkeys(moved.value for moved in found):
@@ -121,11 +128,14 @@ def _remedy(trials: Trials, found: list[MovedValue]) -> str:
 
 
 def _layouts(layout: Sharding) -> Iterator[Sharding]:
-    """Yield the replicated sharding, then those with all axes on one dimension that they divide."""
+    """Yield the replicated sharding, then those with all axes on one dimension that they divide.
+
+    E.g. shape (8, 6) as [X, Y] with X=2, Y=2 -> [None, None], [(X, Y), None].
+    """
     digits: Digits = tuple(digit for dim in layout.dims for digit in dim)
     # A replicated operand needs no gather in any call of the operator.
     none: tuple[Digits, ...] = tuple(() for _ in layout.dims)
     yield replace(layout, dims=none)
-    for at, size in enumerate(layout.shape):
+    for dim, size in enumerate(layout.shape):
         if digits and size % parts(digits) == 0:
-            yield replace(layout, dims=(*none[:at], digits, *none[at + 1 :]))
+            yield replace(layout, dims=(*none[:dim], digits, *none[dim + 1 :]))

@@ -114,17 +114,24 @@ def deduced_roles(
 ) -> tuple[tuple[str | None, ...], frozenset[int]]:
     """Return the role of each argument, and the positions of those that were deduced.
 
+    A role is "parameters", "optimizer_state" or "data"; None if it is not certain, or if the
+    argument can have none, such as a random key.
+
+    Args:
+      given: the roles that the user gave; None where the user gave none.
+
     Raises:
       RoleError: nothing says which arguments are parameters or data.
     """
     found: list[str | None] = list(given)
-    open_ = [p for p, role in enumerate(given) if role is None and _has_role(graph, p)]
-    if not open_:
+    missing = [p for p, role in enumerate(given) if role is None and _has_role(graph, p)]
+    if not missing:
         return given, frozenset()
-    _fill(graph, found, open_)
-    deduced = frozenset(position for position in open_ if found[position] is not None)
+    _fill(graph, found, missing)
+    deduced = frozenset(position for position in missing if found[position] is not None)
+    # Without any parameters or data, a recipe would shard nothing.
     if PARAMETERS not in found and DATA not in found:
-        names = ", ".join(graph.argument_paths[position] for position in open_[:6])
+        names = ", ".join(graph.argument_paths[position] for position in missing[:6])
         raise RoleError(
             f"the roles of {names} are not given, and the function does not make them certain. "
             'Pass roles=, for example roles=("parameters", "data"), one per argument.'
@@ -156,6 +163,7 @@ def _fill(graph: Graph, found: list[str | None], open_: list[int]) -> None:
       found: the role of each argument, or None; changed in place.
       open_: positions of the arguments without a role.
     """
+    # The arguments whose new value is a result of the step.
     updated = set(next_values(graph).values())
     # A loss has no gradient by integers or booleans, so they are no parameters. A state of
     # integers, such as a counter, is updated.
@@ -164,6 +172,7 @@ def _fill(graph: Graph, found: list[str | None], open_: list[int]) -> None:
             found[position] = DATA
     has_backward = any(node.phase == "backward" for node in graph.nodes)
     waiting = [position for position in open_ if found[position] is None]
+    # A training step: it has a backward pass, and returns new values of its arguments.
     if has_backward and updated:
         for position in waiting:
             if position in updated:
@@ -227,6 +236,8 @@ def _fill_unchanged(graph: Graph, found: list[str | None], waiting: list[int]) -
 def _fill_forward(graph: Graph, found: list[str | None], waiting: list[int]) -> None:
     """Write into `found` the roles of a function without a backward pass.
 
+    Nothing is written if neither known roles nor the form `f(params, x)` make them certain.
+
     Args:
       waiting: positions of the arguments without a role.
     """
@@ -255,14 +266,19 @@ def _fill_forward(graph: Graph, found: list[str | None], waiting: list[int]) -> 
 
 
 def _is_read_early(graph: Graph, position: int) -> bool:
-    """Return whether the forward or the backward pass reads an argument."""
+    """Return whether the forward or the backward pass reads an argument.
+
+    Readers inside of loops and branches count; those of the update do not.
+    """
+    # The names of a value inside of the regions that it enters. A carry is no such name: it has
+    # another value in each iteration.
     entered: dict[int, list[int]] = defaultdict(list)
     for tie in graph.region_arguments:
         if tie.kind != "carry":
             entered[tie.source].append(tie.target)
-    open_, seen = [graph.arguments[position]], set[int]()
-    while open_:
-        value = open_.pop()
+    pending, seen = [graph.arguments[position]], set[int]()
+    while pending:
+        value = pending.pop()
         if value in seen:
             continue
         seen.add(value)
@@ -271,5 +287,5 @@ def _is_read_early(graph: Graph, position: int) -> bool:
         readers = [graph.nodes[n] for n in graph.users[value]]
         if any(node.phase != "update" and not node.bodies for node in readers):
             return True
-        open_ += entered[value]
+        pending += entered[value]
     return False

@@ -104,6 +104,7 @@ class _Reader:
     def read(self) -> ProductUses:
         """Return how the nodes of the forward pass use parameters, outside and inside of loops."""
         for node in self.graph.nodes:
+            # A loop itself uses nothing: the nodes of its body are in the graph, too.
             if node.phase == "forward" and not node.bodies:
                 for number, rule in enumerate(rules(node.signature) or ()):
                     self._read(node, rule, number)
@@ -121,12 +122,16 @@ class _Reader:
         )
 
     def _origin(self, value: int) -> int | None:
-        """Return the parameter that a value is a copy, cast, slice or reshape of, or None."""
+        """Return the parameter that a value is a copy, cast, slice or reshape of, or None.
+
+        The answer is memoised. It follows the value back to a parameter, out of loop bodies too.
+        """
         if value in self.origins:
             return self.origins[value]
         producer = self.graph.producer[value]
         source = self.sources.get(value)
         found: int | None = None
+        # Only these roles are computed from parameters alone; an activation has no origin.
         if self.roles[value] in (WEIGHT, PARAMETERS):
             if source is not None:
                 found = self._origin(source)
@@ -141,6 +146,8 @@ class _Reader:
 
     def _read(self, node: Node, rule: Rule, number: int) -> None:
         """Record how an operator uses parameters, and the bytes that sharding its loops would send.
+
+        A row of an operator declares its loops, and how they index its operands and its result.
 
         Args:
           rule: one row of RULES of the node.
