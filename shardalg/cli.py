@@ -67,7 +67,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser with the options of all subcommands."""
+    """Return the parser with the options of all subcommands.
+
+    Options cannot be abbreviated, so that a later option never changes the meaning of a script.
+    """
     top = Parser(
         "shardalg",
         allow_abbrev=False,

@@ -120,8 +120,9 @@ class Frame(pd.DataFrame):
         if missing:
             names = ", ".join(map(str, self.columns))
             raise TableError(f"Table: no column {missing[0]!r}; the columns are {names}.")
-        chosen = [all(row[n] == v for n, v in values.items()) for row in self.to_dict("records")]
-        return self[chosen]
+        records = self.to_dict("records")
+        mask = [all(row[name] == value for name, value in values.items()) for row in records]
+        return self[mask]
 
     def csv(self, path: str | Path | None = None) -> str:
         """Return the rows as CSV text without an index, as `sa.Table.csv`."""

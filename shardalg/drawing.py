@@ -40,7 +40,10 @@ class Drawing(Figure):
         super().draw(renderer)
 
     def _numbers(self) -> list[Text]:
-        """Return the tick labels that matplotlib writes from numbers; only they may be formulas."""
+        """Return the tick labels that matplotlib writes from numbers; only they may be formulas.
+
+        The offset at the end of an axis, such as "1e6", is one of them.
+        """
         # Other formatters print text of the caller, such as names of strategies.
         axes = [axis for each in self.axes for axis in (each.xaxis, each.yaxis)]
         kinds = (LogFormatter, ScalarFormatter)

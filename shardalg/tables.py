@@ -145,9 +145,10 @@ class Table(metaclass=TableType):
         >>> Table(("kind", "n"), (("a", 1), ("b", 2))).where(kind="b").rows
         (('b', 2),)
         """
+        # Per named column, whether each row has the value. An unknown column raises here.
         masks = [[cell == value for cell in self[name]] for name, value in values.items()]
-        kept = (r for i, r in enumerate(self.rows) if all(mask[i] for mask in masks))
-        return Table(self.columns, tuple(kept))
+        rows = (row for i, row in enumerate(self.rows) if all(mask[i] for mask in masks))
+        return Table(self.columns, tuple(rows))
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of `df`, such as `groupby` or `loc`; pandas is loaded for it.
@@ -244,7 +245,9 @@ class Table(metaclass=TableType):
 
 
 def exported(table: Table, form: str, path: str | Path | None) -> str:
-    """Return a table as text in a form: "csv", "markdown" or "latex".
+    """Return a table as text in a form: "csv", "markdown" or "latex"; write it to a file if asked.
+
+    The text of Markdown and LaTeX has no line break at its end, but the file has one.
 
     Args:
       path: a file that is written atomically; None for none.
@@ -393,12 +396,17 @@ def with_units(table: Table) -> Table:
     kind        wire_bytes  time_s
     all_gather  3.07 kB     1.2 ms
     """
-    shown = [next((f for end, f in _UNITS if n.endswith(end)), None) for n in table.columns]
+    # Per column, the function that prints its numbers; None if its name has no unit.
+    text_functions = [
+        next((function for end, function in _UNITS if name.endswith(end)), None)
+        for name in table.columns
+    ]
 
     def cell(value: Any, text: Callable[[Any], str] | None) -> Any:
+        """Return a number as text with its unit; other values, such as None, stay as they are."""
         return text(value) if text and isinstance(value, int | float) else value
 
-    rows = (tuple(map(cell, row, shown)) for row in table.rows)
+    rows = (tuple(map(cell, row, text_functions)) for row in table.rows)
     return Table(table.columns, tuple(rows))
 
 
@@ -444,7 +452,10 @@ class Answer(ABC):
         return "\n".join(map(html_part, self._shown()))
 
     def _shown(self) -> Iterator[str | Table]:
-        """Yield the parts that are printed; only the first rows of a long table."""
+        """Yield the parts that are printed: texts, and at most `MOST_ROWS` rows of each table.
+
+        A table without rows is left out. A long one is followed by the number of its other rows.
+        """
         for part in self.parts():
             if isinstance(part, str):
                 yield part

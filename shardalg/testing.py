@@ -58,7 +58,12 @@ def _all_full(fine: Sharding, coarse: Sharding) -> bool:
 
 
 def _same_groups(fine: Sharding, coarse: Sharding) -> bool:
-    """Return whether each coarse tile has the devices of the fine tiles that it consists of."""
+    """Return whether each coarse tile has the devices of the fine tiles that it consists of.
+
+    E.g. 4 fine tiles and 2 coarse ones: a device with the fine tile 3 must have the coarse tile
+    3 // 2 = 1.
+    """
+    # The number of fine tiles in a coarse one, per dimension.
     ratios = [n // m for n, m in zip(fine.parts, coarse.parts, strict=True)]
     # If each device has a coarse tile of its own, no tile can consist of the tiles of several
     # devices.

@@ -209,7 +209,10 @@ def _rows(sums: dict[tuple[str, str], list[Any]]) -> Iterator[tuple[Any, ...]]:
 
 
 def _digits(mesh: Mesh, axes: Iterable[str]) -> Digits:
-    """Return axes of a mesh as digits; a sub-axis is text such as `X:(1)2`."""
+    """Return axes of a mesh as digits (coordinates along an axis or a part of it).
+
+    A sub-axis is text such as "X:(1)2": the factor of size 2 after a factor of size 1 of axis X.
+    """
     refs = []
     for text in axes:
         sub = _SUB_AXIS.fullmatch(text)

@@ -199,7 +199,11 @@ def _kind(asked: AskedFact) -> str:
 
 
 def _decides(asked: AskedFact) -> str:
-    """Return the decision that depends on a fact, with the rejected alternative if it is known."""
+    """Return the decision that depends on a fact, with the rejected alternative if it is known.
+
+    E.g. "i over X rather than j over X (time)", or "[X, None] to [None, X]: all_to_all".
+    """
+    # A comparison of two choices: the fact decides which one is better.
     if asked.about:
         chosen, other, by = asked.about
         return f"{_loops(chosen)} rather than {_loops(other)} ({by})"
@@ -207,6 +211,7 @@ def _decides(asked: AskedFact) -> str:
     if asked.call is None:
         return _RUN[asked.asked.kind]
     result = asked.call.result
+    # The memoised call chose the loops of an operator.
     if type(result) is NodePlan:
         return _loops(result.choice)
     # All other memoised calls find the moves from one sharding to another.
@@ -279,7 +284,8 @@ class _EarlierChoices:
     def _providers(self, node: Node) -> Iterator[int]:
         """Yield the earlier nodes that may leave a copy of an operand of `node`.
 
-        Such a node reads the same operand, or returns it as a pending sum.
+        Such a node reads the same operand, or returns it as a pending sum. The numbers of the nodes
+        are yielded.
         """
         graph = self.graph
         for value in node.operands:
@@ -287,6 +293,7 @@ class _EarlierChoices:
             for n in graph.users[value]:
                 if n < node.index and (self.keeps or graph.nodes[n].phase == node.phase):
                     yield n
+            # The producer decides whether its sum is reduced at once or stays pending.
             producer = graph.producer[value]
             if value in self.deferrable and producer is not None:
                 yield producer

@@ -122,7 +122,7 @@ def read(path: str | Path) -> PlanFile:
 
 
 def parsed(text: str, path: object) -> PlanFile:
-    """Return the content of the plan file with this text.
+    """Return the content of the plan file with this text, after checking its keys and digest.
 
     Args:
       path: names the file in errors.
@@ -133,26 +133,27 @@ def parsed(text: str, path: object) -> PlanFile:
     whole = read_json(path, text)
     schema = whole.pop("schema", None) if isinstance(whole, dict) else None
     if schema not in (SCHEMA, *EARLIER):
-        start, _, version = str(schema).partition("/")
-        own, _, known = SCHEMA.partition("/")
-        if start == own and version.isdigit() and int(version) > int(known):
+        # A schema is "name/number". A larger number is from a later version of shardalg.
+        name, _, version = str(schema).partition("/")
+        own_name, _, own_version = SCHEMA.partition("/")
+        if name == own_name and version.isdigit() and int(version) > int(own_version):
             raise PlanFileError(
                 f"{path} has schema {schema!r}, and this shardalg reads {SCHEMA!r}: install a "
                 "later shardalg."
             )
         raise PlanFileError(f"{path} is not a plan file: its schema is {schema!r}, not {SCHEMA!r}.")
-    told = whole.pop("sha256", None)
+    saved_digest = whole.pop("sha256", None)
     if schema == SCHEMA:
         # The keys are checked first, because they become keyword arguments.
         _check_keys(path, whole, PARTS)
         found = PlanFile(**whole)
-        _check_digest(path, told, found.parts_text)
+        _check_digest(path, saved_digest, found.parts_text)
         _check_keys(path, found.inputs, INPUTS)
         files.read(dict[str, str], found.versions, f"{path}: versions")
         return found
     # In earlier schemas one part has the inputs together with the program's digest.
     inputs = whole.get("plan")
-    _check_digest(path, told, body(inputs))
+    _check_digest(path, saved_digest, body(inputs))
     _check_keys(path, inputs, (*INPUTS, "program"))
     return PlanFile(inputs, {}, schema=schema, seal=str(inputs.pop("program")))
 
@@ -254,7 +255,7 @@ def read_inputs(saved: PlanFile) -> tuple[Traced, Annotations, Options]:
 
 
 def _saved_prices(options: Options) -> list[Any]:
-    """Return the user's prices of kernels as plain data.
+    """Return the user's prices of kernels as plain data: rows [name, {"flops": ..., "bytes": ...}].
 
     Raises:
       PlanFileError: a price is a function, which a file cannot hold.
@@ -296,7 +297,11 @@ _Saved = make_dataclass(
 
 
 def annotations_json(annotations: Annotations) -> dict[str, Any]:
-    """Return annotations as plain data."""
+    """Return annotations as plain data, as `read_annotations` reads them.
+
+    The keys are those of the mesh, a list of shardings each for arguments, results and sites, and
+    the shardings of single values. A sharding is None where the user gave none.
+    """
     mesh = {name: getattr(annotations.mesh, name) for name in _MESH}
     # All shardings are on this mesh, so each one is written without its mesh.
     sides = {

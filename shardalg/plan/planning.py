@@ -166,15 +166,18 @@ def replanned(
 
 
 def unknown_keywords(given: Mapping[str, Any], parameters: Iterable[str]) -> StrategyError:
-    """Return the error about keywords that `plan` does not have.
+    """Return the error about keywords that `plan` does not have, with similar ones.
 
     Args:
+      given: the unknown keywords with their values.
       parameters: the names of the parameters of `plan`.
     """
     known = [name for name in parameters if name not in ("fn", "args", "unknown")]
-    near = [(name, get_close_matches(name, known, 1)) for name in given]
-    shown = [f"{name}={given[name]!r:.40}" + (f" (near {n[0]})" if n else "") for name, n in near]
+    texts = []
+    for name, value in given.items():
+        near = get_close_matches(name, known, 1)
+        texts.append(f"{name}={value!r:.40}" + (f" (near {near[0]})" if near else ""))
     return StrategyError(
-        f"plan() has no keyword {', '.join(shown)}: its keywords are {', '.join(known)}. Keyword "
+        f"plan() has no keyword {', '.join(texts)}: its keywords are {', '.join(known)}. Keyword "
         "arguments of the function are given as kwargs={'name': value}."
     )

@@ -126,14 +126,18 @@ class Reshard(Answer):
         return Table((*COLUMNS, *timed), tuple(map(self._row, self.steps)))
 
     def parts(self) -> Parts:
-        """Return a sentence and the table."""
-        held = math.prod(self.source.shape) * ITEM_SIZES[self.dtype]
+        """Return a sentence and the table.
+
+        The sentence has both shardings, the bytes sent with their lower bound, the largest buffer
+        on a device, and the seconds if hardware is given.
+        """
+        tensor_bytes = math.prod(self.source.shape) * ITEM_SIZES[self.dtype]
         words = (
             f"{self.source.text()} to {self.target.text()} of {self.dtype}"
             f"[{','.join(map(str, self.source.shape))}] on {self.source.mesh!r}: "
             f"{bytes_text(self.wire_bytes)} sent per device (lower bound "
             f"{bytes_text(self.least_wire_bytes)}), largest buffer {bytes_text(self.peak_bytes)} "
-            f"of a tensor of {bytes_text(held)}"
+            f"of a tensor of {bytes_text(tensor_bytes)}"
         )
         timed = ""
         if self.hardware is not None and self.seconds is not None:
@@ -175,7 +179,10 @@ class Reshard(Answer):
         return seconds(step.attributes, self._held(step), mesh=mesh, hardware=self.hardware)
 
     def _row(self, step: Instruction) -> tuple[Any, ...]:
-        """Return the table's row of one instruction; seconds are its last entry if known."""
+        """Return the table's row of one instruction; seconds are its last entry if known.
+
+        A local instruction has no axes and no group size.
+        """
         attributes, made = step.attributes, self.program.locals[step.results[0]]
         timed = () if self.hardware is None else (self._seconds(step),)
         # Only collectives have a name as in XLA (`sent_as`). A local instruction gets the name of

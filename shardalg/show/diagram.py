@@ -163,7 +163,9 @@ class _DiagramReader:
         return Box(index, "value", (Token(name),), self.shape(local))
 
     def box(self, index: int, instruction: Instruction, inputs: tuple[int, ...]) -> Box:
-        """Return the box of an instruction.
+        """Return the box of an instruction: a collective, a product ("Einsum"), or a local step.
+
+        A collective has its mesh axes and the bytes that a device sends.
 
         Args:
           index: number of the box.
@@ -204,8 +206,10 @@ class _DiagramReader:
 def _columns(found: Sequence[Box]) -> list[int]:
     """Return the column of each box: the length of the longest path from an incoming value.
 
-    A box with at most one input then moves right, next to its first reader.
+    A box with at most one input then moves right, next to its first reader, so that its arrow is
+    short.
     """
+    # A box has a larger number than its inputs, so their columns are known.
     columns = [0] * len(found)
     readers: dict[int, list[int]] = {}
     for box in found:
@@ -227,7 +231,10 @@ class _Lanes:
     columns: list[int]
 
     def assign(self) -> list[int]:
-        """Return the lane of each box: the longest path to each result is in a single lane."""
+        """Return the lane of each box: the longest path to each result is in a single lane.
+
+        `taken` has the occupied cells, as (lane, column). Results are boxes that no box reads.
+        """
         lanes: dict[int, int] = {}
         taken: set[tuple[int, int]] = set()
         read = {i for box in self.boxes for i in box.inputs}

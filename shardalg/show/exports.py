@@ -31,6 +31,8 @@ SCHEMA = "graph_builder.py and node_data_builder.py of google-ai-edge/model-expl
 def flat_numbers(cost: Cost, program: SpmdProgram, graph: Graph) -> dict[str, float]:
     """Return the main figures of a plan by name, as plain numbers with units in their names.
 
+    Experiment trackers log such a dict. Amounts are per device and step.
+
     Args:
       cost: the plan's cost on a chip. Named sizes have the numbers at which the plan was made.
     """
@@ -68,7 +70,11 @@ def model_explorer(
 
     "graph" is a graph collection, which Model Explorer opens as a JSON file. "seconds" and
     "wire_bytes" are node data for it. All amounts are per step and device.
+
+    Args:
+      label: the name of the graph.
     """
+    # Seconds of each instruction by its `id`; one in a loop is priced once per pass of the loop.
     seconds: dict[int, float] = {}
     for each in timed(program, graph, hardware):
         key = id(each.step.instruction)
@@ -76,6 +82,8 @@ def model_explorer(
     of_node = modules(graph)
     makers = {local: f"argument {n}" for n, local in enumerate(program.block.arguments)}
     makers |= {local: f"constant {n}" for n, (local, _) in enumerate(program.constants)}
+    # `makers` has the name of the node that makes each local value. Arguments and constants have
+    # nodes of their own, an instruction has its number in the program.
     nodes: list[dict[str, Any]] = []
     for local, name in makers.items():
         held = program.locals[local]
@@ -102,6 +110,7 @@ def model_explorer(
             facts["bytes sent per step"] = bytes_text(sent[name]["value"])
         if origin is not None:
             facts["source"] = f"{origin.source}"
+        # Model Explorer groups nodes by the path of their module.
         space = of_node[instruction.node] if instruction.node is not None else ""
         label_of = kind or (origin.signature.primitive if origin else type(attributes).__name__)
         node = _node(name, label_of, space, facts)

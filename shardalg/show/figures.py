@@ -102,7 +102,14 @@ def draw_programs(panels: Sequence[Panel]) -> Figure:
 
 
 def _paint(axes: Axes, panel: Panel, found: Sequence[Box], high: int) -> None:
-    """Draw the title, arrows and boxes of one program; `high` is the number of its top lane."""
+    """Draw the title, arrows and boxes of one program.
+
+    Lengths are inches. A lane is a horizontal line of boxes, numbered upwards.
+
+    Args:
+      found: the boxes of the program.
+      high: the number of its top lane, above which the title is.
+    """
     figure = axes.get_figure(root=True)
     assert figure is not None, "axes belong to a figure"
     axes.set_xlim(0, figure.get_figwidth())
@@ -112,6 +119,7 @@ def _paint(axes: Axes, panel: Panel, found: Sequence[Box], high: int) -> None:
         color=INK, va="bottom",
     )  # fmt: skip
     colors = _axis_colors(panel)
+    # Arrows first, so that boxes cover their ends.
     for box in found:
         for i in box.inputs:
             _arrow(axes, found[i], box)
@@ -153,7 +161,13 @@ def _tokens(
     colors: Mapping[str, str],
     size: float,
 ) -> None:
-    """Draw a line of tokens centred on a point, axis names as coloured subscripts."""
+    """Draw a line of tokens centred on a point, axis names as coloured subscripts.
+
+    A token is the letter of a dimension, or the label of a box, with the mesh axes that shard it.
+
+    Args:
+      at: the point. colors: the colour of each mesh axis. size: of the letters, in points.
+    """
     from matplotlib.offsetbox import AnnotationBbox, HPacker, TextArea
 
     from shardalg.drawing import Subscript
@@ -195,7 +209,11 @@ def _axis_colors(panel: Panel) -> dict[str, str]:
 
 
 def _legend(figure: Figure, panels: Sequence[Panel], drawn: Sequence[Sequence[Box]]) -> None:
-    """Draw the legend: a colour per kind of box that is `drawn`, and per mesh axis."""
+    """Draw the legend: a colour per kind of box that is drawn, and per mesh axis.
+
+    Args:
+      drawn: the boxes of each program.
+    """
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -283,8 +301,10 @@ def measured_times(measured: Mapping[str, Table]) -> Figure:
     figure = Drawing(figsize=(8.4, 0.62 * len(measured) + 1.3), layout="constrained")
     axes = figure.add_subplot()
     colors = {"shardalg": "#1565c0", "xla": "#b0b7bf"}
+    # Executables whose entry is in the legend already.
     seen: set[str] = set()
     for i, table in enumerate(measured.values()):
+        # The bars of one measurement are below each other, around the place -i.
         for k, row in enumerate(table):
             name, median = row["executable"], row["median_s"] * 1e3
             # Error bars are distances from the median: first below it, then above it.
@@ -383,7 +403,10 @@ def draw_plans(
 
 
 def _bytes(plans: Mapping[str, DrawnPlan]) -> Figure:
-    """Draw a bar per module of a single plan, longest first, or a bar per plan and phase."""
+    """Draw a bar per module of a single plan, longest first, or a bar per plan and phase.
+
+    Bars are the bytes that each device sends per step, stacked by kind of collective.
+    """
     if len(plans) > 1:
         return wire_bytes_bars(strategies({name: each.collectives for name, each in plans.items()}))
     ((title, plan),) = plans.items()

@@ -114,7 +114,10 @@ class Page:
         return "\n".join(f"- {s.conclusion}" for s in self.sections if s.conclusion)
 
     def to_html(self) -> str:
-        """Return one self-contained file: images are inside, nothing is loaded."""
+        """Return one self-contained file: images are inside, nothing is loaded.
+
+        From the top: title, lead, links to the sections, the sections, and their conclusions.
+        """
         head = f"<title>{html.escape(self.title)}</title><style>{STYLE}</style>"
         lines = "".join(f"<li>{_inline(s.conclusion)}</li>" for s in self.sections if s.conclusion)
         ends = f"\n<h2>Conclusion</h2>\n<ul>{lines}</ul>" if lines else ""
@@ -132,7 +135,10 @@ class Page:
         )
 
     def to_markdown(self) -> str:
-        """Return the page as Markdown; pictures are separate files."""
+        """Return the page as Markdown, with the conclusions at the end.
+
+        Pictures are files of their own, which the text names.
+        """
         sections = (
             f"## {section.title}\n\n"
             + "\n\n".join(_MARKDOWN[type(part)](part) for part in section.parts)
@@ -196,6 +202,7 @@ def _listing(listing: Listing) -> str:
         name = found[0]
         if name not in titles:
             return name
+        # Complete only once, so that the page stays small.
         lines = titles[name].split("\n")[: 2 if name in seen else None]
         seen.add(name)
         return f'<span title="{"&#10;".join(map(html.escape, lines))}">{name}</span>'

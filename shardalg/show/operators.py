@@ -64,7 +64,14 @@ def operators_page() -> str:
 
 
 def _family(module: ModuleType) -> str:
-    """Return the section of one family of operators: a table of rules per builder."""
+    """Return the section of one family of operators: a table of rules per builder.
+
+    A builder is the function that makes the rows of some operators. The rows are those of example
+    calls (`CASES`).
+
+    Args:
+      module: the module of the family; the first line of its docstring is the title.
+    """
     title = (module.__doc__ or "").splitlines()[0].rstrip(".")
     lines = [f"## {title}", ""]
     # Operators with the same builder have the same rows, so they share one table.

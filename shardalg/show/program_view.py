@@ -76,7 +76,11 @@ class ProgramView:
     key: str = "p"
 
     def to_html(self) -> str:
-        """Return one HTML element with its style and script."""
+        """Return one HTML element with its style and script.
+
+        From the top: buttons that open or close all groups, a legend of the kinds of collectives,
+        and the groups of instructions.
+        """
         buttons = "".join(
             f'<button type="button" data-all="{what}">{what} all</button> '
             for what in ("open", "close")
@@ -134,7 +138,10 @@ class ProgramView:
         return sum(1 for _ in walk(self.program)) > MOST_LINES
 
     def _chip(self, moved: MovedValue) -> str:
-        """Return a button for one collective, coloured by its kind, that leads to its line."""
+        """Return a button for one collective, coloured by its kind, that leads to its line.
+
+        Its text has the kind, the mesh axes, the bytes of one execution, and the executions.
+        """
         colour = kind_color(moved.attributes.sent_as)
         axes = ",".join(axis_names(self.program.mesh, moved.digits))
         times = f" x {moved.step.count}" if moved.step.count != 1 else ""
@@ -146,7 +153,11 @@ class ProgramView:
         )
 
     def _line(self, instruction: Instruction) -> str:
-        """Return an instruction as HTML, with the groups of its bodies; "" if it is left out."""
+        """Return an instruction as HTML, with the groups of its bodies; "" if it is left out.
+
+        In a long program, only collectives and loops are shown. A collective's line has an id, to
+        which its button leads.
+        """
         moved = self._moved.get(id(instruction))
         bodies = instruction.attributes.bodies
         # A loop is kept, because there may be collectives in its body.
@@ -161,7 +172,11 @@ class ProgramView:
     def _pointed(self, found: re.Match[str]) -> str:
         """Return a value's name as HTML with its tooltip.
 
-        The tooltip has six lines at the first place of the name, and two lines at later places.
+        The tooltip has six lines at the first place of the name, and two lines at later places, so
+        that the page stays small.
+
+        Args:
+          found: the match of a name such as `%7`.
         """
         title = self._titles.get(found[0])
         if title is None:
@@ -183,7 +198,10 @@ class ProgramView:
 
 
 def _sums(moved: Iterable[MovedValue]) -> str:
-    """Return HTML with a coloured label per kind of collective: its count and bytes sent."""
+    """Return HTML with a coloured label per kind of collective: its count and bytes sent.
+
+    The labels replace the buttons of a group with too many collectives.
+    """
     counts: Counter[str] = Counter()
     sent: Counter[str] = Counter()
     for one in moved:

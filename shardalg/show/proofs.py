@@ -98,7 +98,11 @@ def table(judged: Iterable[Judged]) -> Table:
 
 
 def summary(judged: Iterable[Judged]) -> str:
-    """Return text: how many statements have the expected verdict, which do not, and the slowest."""
+    """Return text: how many statements have the expected verdict, which do not, and the slowest.
+
+    Lemmas must be proved, and mutants (wrong variants of lemmas) refuted: a line for each. Times
+    are those of z3.
+    """
     rows = list(judged)
     lines = []
     for wanted, what in (("proved", "lemmas"), ("refuted", "mutants")):

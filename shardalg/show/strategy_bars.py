@@ -49,7 +49,8 @@ LEAST_LABELLED = 0.07
 def draw_comparison(rows: Sequence[StrategyBar]) -> Figure:
     """Draw a bar per strategy: the causes of its step time, and its peak memory as text.
 
-    Bars of strategies that do not fit are pale and say so. Refused strategies have their reason.
+    Bars of strategies that do not fit are pale and say so. Refused strategies have their reason. A
+    bar that is more than `MOST_TIMES` as long as the shortest one is cut.
     """
     height = 0.9 + 0.46 * max(1, len(rows))
     figure = Drawing(figsize=(8.4, height + 0.5), layout="constrained")

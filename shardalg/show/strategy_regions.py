@@ -80,6 +80,7 @@ def draw_regions(
         axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, **HATCH))
     if hatched.any():
         handles.append(Patch(label="communication-bound", **HATCH))
+    # A measured point is a dot if the map has the same winner in the nearest cell, else a cross.
     for marker, label in (("o", "measured"), ("X", "measured, not as drawn")):
         points = [
             (place, n)

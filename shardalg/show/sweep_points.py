@@ -48,8 +48,8 @@ MOST_NAMED = 3
 def draw_sweep(rows: Sequence[SweepDot], best: Sequence[SweepDot], unit: str) -> Figure:
     """Draw a dot per point: memory to the right, time upwards, a colour per policy.
 
-    Points that do not fit are hollow. A line joins those that no other one beats, of which the
-    fastest that fit are named.
+    Points that do not fit in memory are hollow. A line joins those that no other one beats (the
+    Pareto front), of which the fastest that fit are named.
 
     Args:
       rows: all points; those without figures are left out.
@@ -62,6 +62,7 @@ def draw_sweep(rows: Sequence[SweepDot], best: Sequence[SweepDot], unit: str) ->
     policies = list(dict.fromkeys(row.remat for row in drawn))
     for number, policy in enumerate(policies):
         color = COLORS[number % len(COLORS)]
+        # Filled and hollow dots are two calls, because each needs an entry in the legend.
         for is_fitting in (True, False):
             dots = [row for row in drawn if row.remat == policy and row.fits is is_fitting]
             if dots:

@@ -121,6 +121,8 @@ def _fold(rows: Iterable[Row], compared: int | None) -> list[Row]:
 def _runs(parts: Mapping[str, list[Row]], compared: int | None) -> list[list[str]]:
     """Return names of child modules in order, as runs of equal children with consecutive numbers.
 
+    E.g. layers_0, layers_1, head -> [[layers_0, layers_1], [head]], if both layers have equal rows.
+
     Args:
       parts: the rows of each child, by its name, as "layers_3".
       compared: as in `folded`.
@@ -140,6 +142,7 @@ def _runs(parts: Mapping[str, list[Row]], compared: int | None) -> list[list[str
     for place, name in enumerate(parts):
         first.setdefault(_split(name)[0], place)
     for name in sorted(parts, key=lambda name: (first[_split(name)[0]], _split(name)[1] or 0)):
+        # A child joins the run before it if it has the next number and the same rows.
         base, number = _split(name)
         last = runs[-1][-1] if runs else ""
         follows = number is not None and _split(last) == (base, number - 1)
@@ -214,7 +217,11 @@ def collectives(program: SpmdProgram, graph: Graph, named: Symbolised | None = N
 def _prices(program: SpmdProgram, step: Execution, named: Symbolised | None) -> tuple[object, ...]:
     """Return the columns from `group_size` to `wire_bytes_per_step` of a collective's row.
 
-    They are numbers, or sympy expressions if `named` is given.
+    They are numbers, or sympy expressions if `named` is given. Bytes are those of one device and
+    one execution: what it gives to the collective, what it keeps, and what it sends.
+
+    Args:
+      program: the program that contains `step`, with formulas for its sizes if `named` is given.
     """
     instruction, attributes = step.instruction, step.instruction.attributes
     assert is_collective(attributes), "only collectives have these prices"
@@ -257,7 +264,11 @@ def maker(program: SpmdProgram, graph: Graph, instruction: Instruction) -> Node 
 
 
 def _place(program: SpmdProgram, graph: Graph, step: Execution) -> tuple[object, ...]:
-    """Return a row's columns from `role` to `why`: the origin of an instruction and its reason."""
+    """Return a row's columns from `role` to `why`: the origin of an instruction and its reason.
+
+    A move at the border of the function belongs to no operator: its op is "border", and module and
+    source line are those of the operator that made the value.
+    """
     instruction = step.instruction
     node = None if instruction.node is None else graph.nodes[instruction.node]
     made = maker(program, graph, instruction)
@@ -282,7 +293,10 @@ def region_text(graph: Graph, node: Node | None) -> str:
 
 
 def shardings(sharded: ShardedGraph) -> Table:
-    """Return a row per value of a completed graph: shape, sharding, shard shape and reason."""
+    """Return a row per value of a completed graph: shape, sharding, shard shape and reason.
+
+    The reason is the annotation or the operator from which completion took the sharding.
+    """
     rows = (
         (
             value.name,
@@ -313,6 +327,7 @@ def strategies(tables: Mapping[str, Table]) -> Table:
             key = (name, row["phase"], row["kind"], row["mesh_axes"], row["role"])
             count, moved = sums.setdefault(key, [0, 0])
             sums[key] = [count + row["executions"], moved + row["wire_bytes_per_step"]]
+    # Strategies in the given order, then phases in the order of a step, unknown ones last.
     order = {phase: place for place, phase in enumerate(PHASES)}
     names = {name: place for place, name in enumerate(tables)}
     keys = sorted(sums, key=lambda k: (names[k[0]], order.get(k[1], len(order))))
@@ -322,7 +337,13 @@ def strategies(tables: Mapping[str, Table]) -> Table:
 
 
 def totals(tables: Mapping[str, Table]) -> Table:
-    """Return the wire bytes per device and step of several strategies, by phase and in total."""
+    """Return the wire bytes per device and step of several strategies, by phase and in total.
+
+    A row has the name, the number of collectives, the bytes of each phase, and their sum.
+
+    Args:
+      tables: the `collectives` table of each strategy, by name.
+    """
     rows = []
     for name, table in tables.items():
         moved = dict.fromkeys(PHASES, 0)
@@ -365,7 +386,10 @@ def beside(ours: Table, xla: Table) -> Table:
 
 
 def _by_kind(table: Table) -> dict[tuple[str, str], tuple[int, float]]:
-    """Return {(kind, axes): (executions, wire bytes per step)} of a table of collectives."""
+    """Return {(kind, axes): (executions, wire bytes per step)} of a table of collectives.
+
+    Axes are text in sorted order, so that "Y, X" and "X,Y" are one key.
+    """
     sums: dict[tuple[str, str], tuple[int, float]] = {}
     for row in table:
         # An all-reduce whose result is sliced to a block does the work of a reduce-scatter.

@@ -63,7 +63,11 @@ class Timeline:
         return self.seconds(BUBBLE) / self.step_s if self.step_s else 0.0
 
     def table(self) -> Table:
-        """Return a row per event."""
+        """Return a row per event, in order of time.
+
+        `trip` is the number of the loop's iteration, None outside of loops. Times are seconds since
+        the begin of the step.
+        """
         names = ("stage", "kind", "mesh_axes", "phase", "trip", "start_s", "seconds")
         rows = (
             (e.stage, e.kind, ",".join(e.axes), e.phase, e.trip, e.start_s, e.seconds)
@@ -78,10 +82,12 @@ class Timeline:
         """
 
         def named(kind: str, stage: int, name: str) -> dict[str, Any]:
+            """Return a metadata event ("M"), which names the process or a thread (a stage)."""
             return {"ph": "M", "name": kind, "pid": 0, "tid": stage, "args": {"name": name}}
 
         made = [named("process_name", 0, f"{self.of}, {self.mesh}")]
         made += [named("thread_name", stage, row) for stage, row in enumerate(self._rows)]
+        # A complete event ("X") has its begin and its duration.
         for event in self.events:
             trip = "" if event.trip is None else f" {event.trip}"
             name = event.phase if event.kind == COMPUTE else event.kind
@@ -120,7 +126,10 @@ class Timeline:
         write_whole(Path(path), json.dumps(made) + "\n")
 
     def figure(self) -> Figure:
-        """Draw a bar per stage over time: compute, bubbles and collectives."""
+        """Draw a bar per stage over time: compute, bubbles and collectives, a colour per kind.
+
+        A bubble is a time in which a stage waits for another one.
+        """
         # Imported here, because matplotlib is slow to import and only figures need it.
         from matplotlib.patches import Patch
 
@@ -150,7 +159,10 @@ class Timeline:
         return drawn
 
     def __repr__(self) -> str:
-        """Return the timeline in one line: seconds of a step, and shares of compute and bubbles."""
+        """Return the timeline in one line: seconds of a step, and shares of compute and bubbles.
+
+        A bubble is a time in which a stage of a pipeline waits. Shares are of the first stage.
+        """
         rows = f"{self.stages} stages" if self.stages > 1 else "all devices the same"
         return (
             f"Timeline {self.of} on {self.mesh}: {rows}, step {seconds_text(self.step_s)}, "
@@ -160,6 +172,7 @@ class Timeline:
 
     def _repr_html_(self) -> str:
         """Return a drawing for notebooks: a track per stage over time, and the longest events."""
+        # A program can have thousands of events; the longest ones explain the step.
         longest = sorted(self.events, key=lambda event: -event.seconds)[:MOST_ROWS]
         rows = tuple(
             (e.stage, e.kind, ",".join(e.axes), e.phase, e.trip, seconds_text(e.start_s),
@@ -172,7 +185,11 @@ class Timeline:
         return drawing_card(f"{self!r}.", self._canvas(), *more, Table(names, rows))
 
     def _canvas(self) -> Canvas:
-        """Return a track per stage as SVG, with a scale of time and the seconds of each kind."""
+        """Return a track per stage as SVG, with a scale of time and the seconds of each kind.
+
+        Names of the stages are at the left. Of many stages, some are shown and an ellipsis stands
+        for the others.
+        """
         canvas, most = Canvas(), self.step_s or 1.0
         names = dict(enumerate(self._rows))
         side = 10 + max(map(text_width, names.values()))
@@ -188,6 +205,7 @@ class Timeline:
             for first, end, kind in spans_by_pixel(spans, most, int(room)):
                 canvas.rect((side + first, top), (end - first, 22), kind_color(kind))
             top += 28
+        # The scale has round times at their share of the width.
         marks = {mark / most: seconds_text(mark) for mark in scale_marks(most)}
         draw_scale(canvas, side, room, marks)
         kinds = dict.fromkeys(event.kind for event in self.events)

@@ -46,7 +46,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the verdict and return the exit status.
+    """Audit XLA's partitioned program, print the verdict and return the exit status.
+
+    The program is that of a function, or of two files of HLO. The status is 0 if it is proved, else
+    `REFUTED` or `UNDECIDED`.
 
     Raises:
       CommandError: neither a function nor two files are given.
@@ -57,6 +60,7 @@ def run(options: argparse.Namespace) -> int:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if len(options.program) == 2:
         found = sa.audit_hlo(*map(Path, options.program))
+    # `loaded` reads the function's name from the option that other commands have.
     elif len(options.program) == 1:
         options.function = options.program[0]
         function, specs = loaded(options)

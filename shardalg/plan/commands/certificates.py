@@ -37,7 +37,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check the certificate, print the bound that it proves, and return the exit status.
+    """Check the certificate, print the bound that it proves, and return 0.
+
+    A certificate proves that no layouts of a search take less time than a bound. With `--table`,
+    the prices of the proof are compared with those of the function.
 
     Raises:
       CertificateError: the file is no certificate, was edited, or has a wrong step of its proof; or
@@ -57,6 +60,7 @@ def run(options: argparse.Namespace) -> int:
     memory_ps = (inputs.get("price_ps_per_byte") or 0) * (inputs.get("budget_bytes") or 0)
     bound_s = (found.bound_ps - memory_ps) * unit
     cost_s = (found.cost_ps - memory_ps) * unit
+    # A row is (seconds by the table, seconds of the plan) of a solution.
     rows = []
     if options.function is not None:
         search = _searched(options, content)

@@ -168,6 +168,8 @@ def arguments(specs: ModuleType, name: str = "args") -> tuple[Any, ...]:
 def _function(text: str) -> tuple[ModuleType, Callable[..., Any]]:
     """Return the module and the function that a text such as `model.py:step` names.
 
+    The module is a path that ends in .py, or a name as in an import statement; it is run.
+
     Raises:
       CommandError: no such module or function.
     """
@@ -190,7 +192,7 @@ def _function(text: str) -> tuple[ModuleType, Callable[..., Any]]:
 
 
 def _run_file(path: Path) -> ModuleType:
-    """Return a Python file of the user as a module.
+    """Run a Python file of the user, and return it as a module.
 
     Raises:
       CommandError: no such file, or its code fails.

@@ -126,28 +126,29 @@ def print_json(data: Mapping[str, Any]) -> None:
 
 
 def records(table: Table | DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a table as plain data.
+    """Return the rows of a table as plain data for JSON: a dict per row, with None for a gap.
 
     If one value of a column is text, all its values become text, so that each key has one type.
+    Whole bytes are integers.
 
     >>> from shardalg.tables import Table
     >>> records(Table(("place", "wire_bytes"), ((3, 8), ("x", None))))
     [{'place': '3', 'wire_bytes': 8}, {'place': 'x', 'wire_bytes': None}]
     """
     names = tuple(table.columns)
-    found = [dict(zip(names, map(plain, row), strict=True)) for row in table.rows]
-    for name in found[0] if found else ():
-        values = [row[name] for row in found if row[name] is not None]
+    rows = [dict(zip(names, map(plain, row), strict=True)) for row in table.rows]
+    for name in rows[0] if rows else ():
+        values = [row[name] for row in rows if row[name] is not None]
         # Readers of JSON expect one type per key.
         if any(isinstance(value, str) for value in values):
-            for row in found:
+            for row in rows:
                 row[name] = None if row[name] is None else str(row[name])
         elif all(isinstance(v, int) or (isinstance(v, float) and v.is_integer()) for v in values):
             # pandas stores whole numbers as floats if a value of the column is missing.
             if name.endswith("_bytes"):
-                for row in found:
+                for row in rows:
                     row[name] = None if row[name] is None else int(row[name])
-    return found
+    return rows
 
 
 def by_quantity(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
@@ -165,6 +166,9 @@ def by_quantity(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> list
 def plain(value: Any) -> Any:
     """Return a value for JSON: formulas and shardings as text, NaN and infinity as null.
 
+    Mappings and lists are converted with all that they contain. Scalars of numpy and jax become
+    numbers of Python.
+
     >>> plain(float("nan")) is None, plain((1, "a")), plain({"x": 2.5})
     (True, [1, 'a'], {'x': 2.5})
     """
@@ -179,6 +183,7 @@ def plain(value: Any) -> Any:
         value = value.item()
     if isinstance(value, int):
         return value
+    # A value that is no number, such as a formula with names, is printed.
     try:
         number = float(value)
     except (TypeError, ValueError):

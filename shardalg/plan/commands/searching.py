@@ -45,7 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the answer, write its files, and return the exit status.
+    """Search the fastest layouts, print the answer, write its files, and return 0.
 
     Raises:
       CommandError: no such function, or the user's code fails. BudgetError: no plan fits.
@@ -56,6 +56,7 @@ def run(options: argparse.Namespace) -> int:
 
     function, specs = loaded(options)
     given: dict[str, Any] = {name: getattr(specs, name) for name in GIVEN if hasattr(specs, name)}
+    # None searches all meshes with this number of devices.
     meshes = options.mesh and [mesh_of(text) for text in options.mesh]
     found = sa.search(
         function,
@@ -74,6 +75,7 @@ def run(options: argparse.Namespace) -> int:
         print(found)
     if options.html is not None:
         found.page(options.html)
+    # The rows are ranked, so the first one has the best mesh. It may have no proof yet.
     proof = found.rows[0].certificate if options.certificate is not None else None
     if proof is not None:
         proof.save(options.certificate)

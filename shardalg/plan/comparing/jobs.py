@@ -121,15 +121,19 @@ class PlanJob:
     asked: str
 
     def run(self) -> Any:
-        """Return the figures of the plan, or a text that says why there is none."""
+        """Plan in this process, and return the figures, or a text that says why there are none.
+
+        The text is an error of planning, or says that the worker has other versions.
+        """
         saved = plan_file.PlanFile(json.loads(self.inputs), self.versions)
         try:
             traced, annotations, options = plan_file.read_inputs(saved)
             here = plan_file.versions(options)
             if here != self.versions:
                 return f"the worker has {here}, and the plan is for {self.versions}"
-            made = PlanInputs(self.plan_type, traced, annotations, options, *self.settings)
-            return getattr(made, self.asked)()
+            # `asked` is the name of the method that returns the figures.
+            plan_inputs = PlanInputs(self.plan_type, traced, annotations, options, *self.settings)
+            return getattr(plan_inputs, self.asked)()
         except ShardalgError as error:
             return reason(error)
 

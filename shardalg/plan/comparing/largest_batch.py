@@ -40,18 +40,21 @@ class BatchSearch:
     def data(self) -> list[int]:
         """Positions of the data arguments among all arrays of the arguments; scalars are left out.
 
+        Their common leading dimension is the batch.
+
         Raises:
           TableError: the data arguments do not have one leading dimension in common.
         """
         roles = self.traced.argument_roles
-        data = [n for n, role in enumerate(roles) if role == "data" and self._shapes[n]]
-        sizes = {self._shapes[n][0] for n in data}
+        positions = [n for n, role in enumerate(roles) if role == "data" and self._shapes[n]]
+        sizes = {self._shapes[n][0] for n in positions}
+        # Without any data arguments there is no batch; with several sizes it is ambiguous.
         if len(sizes) != 1:
             raise TableError(
                 f"the data arguments have {len(sizes)} leading dimensions: give roles=, with "
                 '"data" for the arguments that have the batch as their first dimension.'
             )
-        return data
+        return positions
 
     @property
     def batch(self) -> int:

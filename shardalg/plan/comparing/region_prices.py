@@ -68,13 +68,15 @@ def grid_prices(
     for the number of devices there, and formulas have the remaining sizes.
 
     Args:
+      row: the strategy with its plan, and the machine that the user asked for.
       grids: an array of the grid's shape for each named size.
       overlap: as of `plan.cost`.
     """
     plan = row.plan
-    assert plan is not None
+    assert plan is not None, "refused strategies have no regions"
     arrays = {name: values for name, values in grids.items() if name in plan.sizes}
     found = GridPrices.empty(next(iter(grids.values())).shape)
+    # The mesh is the same at all points unless sizes of its axes vary.
     axes = [name for name in plan.mesh.axis_names if name in arrays]
     if not (isinstance(row.on, Topology) and axes):
         _fill(found, row, (plan, row.on), (arrays, np.ones(found.fits.shape, bool)), overlap)
@@ -125,12 +127,17 @@ def _fill(
 ) -> None:
     """Fill the prices of a plan on a machine at some points.
 
+    Formulas give them where planning decides as at the hints. At each other point a plan is made.
+
     Args:
+      found: the prices to fill, changed in place.
+      priced: the plan and the machine.
       points: an array of values for each named size, and the mask of the points to fill.
     """
     plan, on = priced
     arrays, places = points
     cost = plan.cost(on, overlap=overlap)
+    # On a mesh in numbers, the axes are no named sizes of the plan any more.
     swept = {name: array[places] for name, array in arrays.items() if name in plan.sizes}
     if not swept:
         found.put(places, cost, row.capacity_bytes)
@@ -143,9 +150,9 @@ def _fill(
     guards = plan._guards
     if guards is not None and not holds.all():
         # A doubtful condition is asked again by calling the function that it is part of.
-        others = np.flatnonzero(~holds)
-        asked = [{**hints, **{n: int(a[i]) for n, a in swept.items()}} for i in others]
-        holds[others] = guards.holding(asked)
+        doubtful = np.flatnonzero(~holds)
+        doubtful_points = [{**hints, **{n: int(a[i]) for n, a in swept.items()}} for i in doubtful]
+        holds[doubtful] = guards.holding(doubtful_points)
     totals, values = cost.totals, {**hints, **swept}
     compute, sent = (
         Formula.of(totals.sum("time_s", communication=which)).lambdify()(**values)

@@ -63,8 +63,14 @@ class StrategyFigures:
 
     @staticmethod
     def of(plan: Plan, on: Machine | None, *, overlap: str | None = None) -> StrategyFigures:
-        """Return the figures of a plan on a machine; None is the machine of its options."""
+        """Return the figures of a plan on a machine; None is the machine of its options.
+
+        Args:
+          overlap: as of `plan.cost`: which collectives run during computation.
+        """
         cost = plan.cost(on, overlap=overlap)
+        # Sums over the collectives along each set of axes. Keys of seconds are their causes, such
+        # as "link" or "latency".
         by_axis: dict[str, dict[str, float]] = {}
         for item in cost.at_hints.items:
             if item.is_communication:
@@ -73,6 +79,7 @@ class StrategyFigures:
                 sums["wire_bytes"] += float(item.wire_bytes)
                 for cause, seconds in item.seconds:
                     sums[cause] += float(seconds)
+        # Which links each axis uses depends on how the mesh is laid on the machine.
         wiring = plan._stages.machine(on).wiring(plan.mesh)
         return StrategyFigures(
             StepFigures.of(cost),

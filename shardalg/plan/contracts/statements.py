@@ -50,6 +50,7 @@ class Subject:
                 raise ContractError(f"{one.name} is {word!r:.60}: give a word, such as 'model'.")
 
     def __str__(self) -> str:
+        """Return the properties as text, such as "all_gather along model in the forward phase"."""
         words = [self.kind or "collective"]
         words += [f"along {self.axis}"] * (self.axis is not None)
         words += [f"of the role {self.role}"] * (self.role is not None)
@@ -103,8 +104,10 @@ class AtMost:
     tolerance: float = 0.0
 
     def __str__(self) -> str:
-        of = self.memory_class if self.measure == "held_bytes" else self.subject
-        text = f"{_WORDS[self.measure].format(of)} at most {self.bound}"
+        """Return the statement as text; one about seconds names the chip and the tolerance."""
+        # Bytes that are held belong to a class of memory, all other amounts to collectives.
+        subject = self.memory_class if self.measure == "held_bytes" else self.subject
+        text = f"{_WORDS[self.measure].format(subject)} at most {self.bound}"
         if self.measure == "step_time_s":
             text += f" on {self.hardware or 'the plan’s chip'} ({self.software})"
             text += f", {self.tolerance:.0%} more allowed" if self.tolerance else ""

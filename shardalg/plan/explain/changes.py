@@ -196,21 +196,21 @@ def _edits(layout: Sharding, digits: Digits) -> Iterator[tuple[Digits, ...]]:
 def _sites(traced: Traced, annotations: Annotations, number: int) -> tuple[Slot, ...]:
     """Return the entries of all sites with the name and the sharding of site `number`.
 
-    Sites without a name are compared by their source line.
+    A site is a place in the function that `with_sharding_constraint` annotates. Every layer of a
+    model repeats it, but the user can only change the one line.
     """
     graph = traced.graph
 
-    def key(at: int) -> tuple[object, ...]:
+    def key(site_number: int) -> tuple[object, ...]:
         """Return a key that is equal for sites with the same name and the same axes per dimension.
 
-        Sites without a name are compared by their source line. `at` is the number of the site.
+        Sites without a name are compared by their source line.
         """
-        site, layout = graph.sites[at], annotations.sites[at]
+        site, layout = graph.sites[site_number], annotations.sites[site_number]
         line = site.name or graph.nodes[site.node].source
         return line, layout and layout.dims
 
-    alike = [at for at in range(len(graph.sites)) if key(at) == key(number)]
-    return tuple(("sites", at) for at in alike)
+    return tuple(("sites", n) for n in range(len(graph.sites)) if key(n) == key(number))
 
 
 def slots_of_argument(traced: Traced, annotations: Annotations, number: int) -> tuple[Slot, ...]:
@@ -257,9 +257,9 @@ def _states(traced: Traced, annotations: Annotations) -> Iterator[tuple[int, int
         tail = path[path.index("[") :] if "[" in path else ""
         kind = graph.values[graph.arguments[argument]].type
         for result in free:
-            alike = graph.values[graph.results[result]].type == kind
-            same = annotations.arguments[argument] == annotations.results[result]
-            if alike and same and graph.result_paths[result].endswith(tail):
+            has_type = graph.values[graph.results[result]].type == kind
+            has_layout = annotations.arguments[argument] == annotations.results[result]
+            if has_type and has_layout and graph.result_paths[result].endswith(tail):
                 del free[result]  # a result belongs to one argument
                 yield argument, result
                 break

@@ -151,7 +151,11 @@ def differences(saved: PlanSummary, here: PlanSummary) -> tuple[tuple[str, str],
 def _listed(saved: Mapping[str, str], here: Mapping[str, str], absent: str) -> str:
     """Return how many entries of two mappings differ, and the first of these, as text.
 
+    E.g. "2 differ: w [X] in the file, [Y] here; ...". The text is "" if they are equal. At most
+    `MOST_NAMED` entries are named.
+
     Args:
+      saved, here: texts by name, in the file and in this process.
       absent: the text of an entry that one of the mappings lacks.
     """
     found = [

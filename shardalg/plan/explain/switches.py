@@ -68,9 +68,14 @@ def _outcome(stages: Stages, hardware: Hardware | Topology) -> TrialOutcome:
 
 
 def _others(trials: Trials) -> Iterator[tuple[str, Stages]]:
-    """Yield (name, plan) for each policy except the plan's own, if it can be planned quickly."""
+    """Yield (name, plan) for each policy except the plan's own, if it can be planned quickly.
+
+    A policy is a way to choose shardings, such as "paper" (GSPMD's completion) or "cost" (a search
+    by price).
+    """
     stages, options = trials.stages, trials.options
     for name in POLICIES:
+        # The policy "jit" stands for another one (`way`): that of the installed jax.
         is_own = name in (options.policy, options.way)
         if is_own or (name == "cost" and _search_size(stages) > LARGEST_BY_COST):
             continue
@@ -194,7 +199,11 @@ def _switch_outcome(stages: Stages) -> tuple[object, ...]:
 def gather_table(sharded: ShardedGraph, roles: Sequence[str], options: Options) -> Table:
     """Return a row per copy of a value that is gathered more than once.
 
-    Copies come first whose keeping saves the most bytes.
+    A copy could be kept instead: the row has the bytes that this saves, and the memory that the
+    copy takes (`held_bytes`). Copies come first whose keeping saves the most bytes.
+
+    Args:
+      roles: the role of each value, such as "weight".
     """
     choices = gather_choices(sharded, roles, PartitionOptions.of(options, roles))
     rows = (

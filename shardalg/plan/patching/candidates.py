@@ -34,15 +34,21 @@ def grouped(
 def by_difference(plan: Plan, marked: MarkedPlan, partitioner: str) -> list[int]:
     """Return the arrays among the expressions, the largest difference of their line's bytes first.
 
-    Only expressions on lines whose collectives or shardings differ from XLA's are returned.
+    Only expressions on lines whose collectives or shardings differ from XLA's are returned. If
+    there are none, all arrays are returned.
+
+    Returns:
+      Numbers of expressions in `marked`.
     """
     beside = plan.compare_xla(partitioner)
+    # The difference of the bytes that both programs send, by source line ("model.py:12").
     differences: dict[str, float] = {}
     for row in beside.lines:
-        by = abs((row["xla_wire_bytes"] or 0) - (row["wire_bytes"] or 0))
+        difference = abs((row["xla_wire_bytes"] or 0) - (row["wire_bytes"] or 0))
         line = row["source"].partition(" (")[0]
         if row["verdict"] != "agree":
-            differences[line] = differences.get(line, 0.0) + by
+            differences[line] = differences.get(line, 0.0) + difference
+    # A line whose values have other shardings counts, too. A value's name ends in "@line".
     for value in beside.values:
         if value["verdict"] != "agree" and "@" in value["value"]:
             differences.setdefault(value["value"].rpartition("@")[2], 0.0)
@@ -50,11 +56,11 @@ def by_difference(plan: Plan, marked: MarkedPlan, partitioner: str) -> list[int]
     for number in marked.shapes:
         expression = marked.expressions[number]
         file = sources.file(expression.file.path)
-        on_lines = [
-            differences[n] for n in (f"{file}:{i}" for i in expression.lines) if n in differences
-        ]
-        if on_lines:
-            ranked.append((-max(on_lines), number))
+        # An expression can have several lines; the one that differs most decides.
+        lines = [f"{file}:{line_number}" for line_number in expression.lines]
+        found = [differences[line] for line in lines if line in differences]
+        if found:
+            ranked.append((-max(found), number))
     # Without a line of the user that differs, every value may be the cause.
     return [number for _, number in sorted(ranked)] or sorted(marked.shapes)
 
@@ -70,8 +76,11 @@ def alternatives(
       number: the number of the expression.
       forms: its constraints that the plan has. Without any, each axis is tried on each dimension.
       shape: the shape of its value.
+
+    E.g. a form (X, ()) of shape (4, 4) -> ((), ()), ((), X). Uneven dimensions are left out.
     """
     none: tuple[Axes, ...] = ((),) * len(shape)
+    # A pair is (sharding, the axes of one of its dimensions), which move or are removed.
     seen = [each.spec for each in forms]
     pairs = [(spec, axes) for spec in seen for axes in spec if axes]
     found: list[tuple[Axes, ...]] = []

@@ -46,17 +46,25 @@ def xla_figures(
 ) -> XlaFigures:
     """Compile a function with XLA under annotations, and return the figures of its program.
 
+    Bytes are those of XLA's collectives. Flops and memory are those of our plan in the shardings
+    that XLA chose, because XLA's counts are not comparable with the plan's.
+
+    Args:
+      on: the machine by which seconds are priced.
+      partitioner: "gspmd" or "shardy".
+
     Raises:
       LoweringError: XLA ends without an answer. ShardalgError: the function has no plan with the
         layouts of `jax.jit`.
     """
-    told = ask(traced.whole or traced.graph, annotations, partitioner)
-    sent = float(sum(each.wire_bytes * each.count for each in told.collectives))
+    # XLA partitions the function as it is written (`whole`), without the planner's rewrites.
+    answer = ask(traced.whole or traced.graph, annotations, partitioner)
+    sent_bytes = float(sum(each.wire_bytes * each.count for each in answer.collectives))
     followed = planned(traced, annotations, replace(options, policy="jit"))
     cost = priced(followed.traced, followed.program, on)
-    step_s = xla_step_s(cost, xla_prices(told.collectives, told.mesh, on))
-    flops, peak = float(cost.at_hints.flops), float(cost.at_hints.peak_memory_bytes)
-    return XlaFigures(sent, flops, told.flops, step_s, peak)
+    step_s = xla_step_s(cost, xla_prices(answer.collectives, answer.mesh, on))
+    flops, peak_bytes = float(cost.at_hints.flops), float(cost.at_hints.peak_memory_bytes)
+    return XlaFigures(sent_bytes, flops, answer.flops, step_s, peak_bytes)
 
 
 def xla_step_s(cost: Cost, prices: Table) -> float:

@@ -27,10 +27,12 @@ def explicit_error(plan: Plan) -> Exception | None:
     mesh = AbstractMesh(sizes, names, axis_types=(AxisType.Explicit,) * len(names))
     graph, call = plan.graph, plan._traced.call
     assert call is not None, "patch refuses plans without a function"
+    # On explicit axes the sharding is a part of an array's type.
     leaves: list[Any] = []
     pairs = zip(graph.arguments, plan.program.argument_shardings, strict=True)
     for (value, sharding), path in zip(pairs, graph.argument_paths, strict=True):
         kind = graph.values[value].type
+        # Every dimension is closed here: an explicit type leaves nothing to completion.
         try:
             spec = replace(sharding, unspecified_dims=(), replicated=()).to_spec()
             placed = NamedSharding(mesh, spec)

@@ -105,16 +105,19 @@ class MinimalSearch:
     def reduced(self, chosen: Chosen) -> Chosen:
         """Return a subset that is at least as good, from which no constraint can be removed.
 
-        Groups of half the set are removed first, then smaller ones, down to single constraints.
+        Groups of half the set are removed first, then smaller ones, down to single constraints
+        (delta debugging). After XLA was asked `limit` times, the set is returned as it is.
         """
         size = max(1, len(chosen) // 2)
         while chosen and not self.is_spent:
             score = self.score(chosen)
             for group in _groups(sorted(chosen, key=self.is_short), size):
                 smaller = chosen - group
+                # A score that is worse by rounding alone counts as equal.
                 if self.is_spent or self.score(smaller) <= score * (1 + _SAME):
                     chosen = smaller
                     break
+            # No group of this size can be removed, so smaller ones are tried.
             else:
                 if size == 1:
                     break
@@ -131,7 +134,8 @@ class MinimalSearch:
         """Return the best set that adds up to `MOST_ADDED` constraints to a set (a beam search).
 
         After each round the `WIDTH` best sets are extended, also if all of them are worse than
-        before: a constraint may help only together with another one.
+        before: a constraint may help only together with another one. The search ends early at a
+        better set that reaches the plan's bytes.
         """
         seen = {start}
         level, best = [start], start
@@ -139,6 +143,7 @@ class MinimalSearch:
             larger = {
                 chosen | {each} for chosen in level for each in constraints if each not in chosen
             }
+            # In a fixed order, so that each run asks XLA about the same sets.
             scored = []
             for chosen in sorted(larger - seen, key=sorted):
                 if self.is_spent:

@@ -57,9 +57,12 @@ def checked(
     *,
     has_border: bool,
 ) -> PatchCheck:
-    """Return the figures of XLA's program for a patched source; see `Patch.check`.
+    """Trace the patched source, compile it with XLA, and return its figures next to the plan's.
+
+    The files on the disk do not change.
 
     Args:
+      trials: the plan, the machine, and the partitioner of XLA.
       before: the figures without the patch.
       patched: the text of each file that changes.
       has_border: whether `jax.jit` gets the plan's shardings of arguments and results.
@@ -77,6 +80,7 @@ def checked(
     # The user's function may raise anything; the error is passed on with its text.
     except Exception as error:
         raise PatchError(f"JAX refuses the patched source: {error}") from error
+    # The constraints of the patch are in the new trace; the plan's own annotations are added.
     given = own_annotations(plan, traced)
     after = xla_figures(
         traced,

@@ -123,7 +123,9 @@ class Findings:
     @overload
     def __getitem__(self, at: slice) -> tuple[Finding, ...]: ...
     def __getitem__(self, at: Any) -> Any:
-        """Return the finding with a number, or those of a slice.
+        """Return the finding with a number, or a tuple of those in a slice.
+
+        A negative number counts from the end, as in a list.
 
         Raises:
           TableError: there is no such number; the error says how many findings there are.

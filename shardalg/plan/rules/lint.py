@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def lint(rules: LogicalRules, arrays: Any, fn: Any, names: Any) -> Findings:
-    """Return the findings about rules; see `LogicalRules.lint`.
+    """Check logical-axis rules on arrays, and return the findings in the order of the rules.
+
+    With a function, its values are checked too, and a repair of each finding is tried. Args as of
+    `LogicalRules.lint`.
 
     Raises:
       StrategyError: arrays or names that do not fit, or a parameter of the function that is no key.
@@ -24,6 +27,7 @@ def lint(rules: LogicalRules, arrays: Any, fn: Any, names: Any) -> Findings:
     tree = named_arrays(arrays, names)
     laid = AppliedRules.of(rules, tree.arrays)
     found = [*check_rules(laid), *check_arrays(laid)]
+    # A function shows which values of the arrays meet, and what a repair costs.
     if fn is not None:
         if not callable(fn):
             raise StrategyError(f"fn is {fn!r:.60}: give a function of the arrays.")

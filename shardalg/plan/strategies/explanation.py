@@ -49,21 +49,26 @@ class RecipeExplanation:
 
     @cached_property
     def _rows(self) -> Table:
-        """The rows of `table`: arguments first, then sites."""
-        found = []
+        """The rows of `table`: arguments first, then sites (places that `sa.annotate` names).
+
+        A row has the path, role, type, sharding, reason, and the axes that were not placed.
+        """
+        rows = []
         for layout in self.derived.layouts:
             role = layout.role or ""
             if layout.place in self.derived.deduced and role:
                 role += " (deduced)"
+            # Without a role or a pin, completion chooses the sharding.
             spec = _text(layout.dims) if layout.role or layout.pinned else ""
             reason = "; ".join(layout.reasons) or _without(layout.role, len(layout.dims))
-            found.append((layout.path, role, layout.type, spec, reason, "; ".join(layout.refused)))
+            rows.append((layout.path, role, layout.type, spec, reason, "; ".join(layout.refused)))
         for site in self.derived.sites:
+            # A site has one text: the reason for its axes, or the reason why it has none.
             spec = "" if site.dims is None else _text(site.dims)
             refused = site.reason if site.dims is None else ""
             reason = "" if site.dims is None else site.reason
-            found.append((site.name, "site", site.type, spec, reason, refused))
-        return Table(COLUMNS, tuple(found))
+            rows.append((site.name, "site", site.type, spec, reason, refused))
+        return Table(COLUMNS, tuple(rows))
 
     @property
     def _head(self) -> str:
@@ -75,7 +80,10 @@ class RecipeExplanation:
         return f"{self.recipe} on {self.strategy.mesh!r}: {counts}{roles}."
 
     def __repr__(self) -> str:
-        """Return the first rows of the table and the notes, as lines of text."""
+        """Return the first rows of the table and the notes, as lines of text.
+
+        A row has two more lines: the reason for its axes, and the axes that were not placed.
+        """
         lines = [self._head]
         for row in self._rows.rows[:MOST_ROWS]:
             path, role, kind, spec, reason, refused = row

@@ -138,10 +138,15 @@ def _warning(
 ) -> tuple[object, ...] | None:
     """Return the warning about an operator that is not partitioned; None if it needs no warning.
 
+    An operator is partitioned by its row, which declares its loops. It has no row, or a row with
+    loops that shardalg cannot partition yet.
+
     Args:
       steps: the instructions of the program that belong to the operator.
     """
     rows = None if node.bodies else rules(node.signature)
+    # Loops and branches (with bodies) and the user's own collectives have no row on purpose, and a
+    # row without such a loop is partitioned.
     if (
         node.bodies
         or node.primitive in USER_COLLECTIVES
@@ -166,12 +171,12 @@ def _warning(
             "not tried: leave that dimension unsharded, or extend "
             "shardalg/graph/ops/local_parameters.py"
         )
-    moved = sum(step.count * _sent(program, step) for step in caused)
+    total_bytes = sum(step.count * _sent(program, step) for step in caused)
     # A loop over an unsharded dimension stays whole without traffic, so a warning would be noise.
-    if rows is not None and not moved:
+    if rows is not None and not total_bytes:
         return None
     trips = graph.trip_count(node)
-    return (node.primitive, node.source, trips, number(moved), text, remedy, 0)
+    return (node.primitive, node.source, trips, number(total_bytes), text, remedy, 0)
 
 
 def _split_later(rule: Rule) -> frozenset[str]:

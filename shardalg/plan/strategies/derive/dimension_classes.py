@@ -43,10 +43,13 @@ def _joins(signature: Signature) -> tuple[tuple[tuple[Place, Place], ...], tuple
     """Return the pairs of dimensions that one loop indexes, and the dimensions of several loops.
 
     A pair is (first dimension that the loop indexes, another such dimension). Loops of one
-    iteration are left out.
+    iteration are left out. E.g. a product `ij,jk->ik`, whose tensors are 0, 1 and 2, has the pairs
+    ((0, 1), (1, 0)), ((0, 0), (2, 0)) and ((1, 1), (2, 1)).
     """
+    # The first dimension that each loop indexes alone, in the order of the tensors.
     first: dict[str, Place] = {}
     pairs: list[tuple[Place, Place]] = []
+    # Dimensions that several loops index, with the name and the extent of each loop.
     nested: list[tuple[Place, tuple[tuple[str, int], ...]]] = []
     for number, rule in enumerate(rules(signature) or ()):
         for tensor in rule.tensors:
@@ -61,6 +64,7 @@ def _joins(signature: Signature) -> tuple[tuple[tuple[Place, Place], ...], tuple
                         pairs.append((place, (position, dim)))
                 elif loops:
                     nested.append(((position, dim), loops))
+    # Made last, because a loop may index a dimension alone only in a later tensor.
     nests = tuple(
         Nest(place, tuple((extent, first.get(loop)) for loop, extent in loops))
         for place, loops in nested
@@ -213,14 +217,18 @@ def matching_dims(
 ) -> Iterator[tuple[int, int]]:
     """Yield (dimension of a value, same dimension of the argument from which the value is made).
 
+    E.g. a layer of shape (4, 8) of a stack (12, 4, 8) -> (0, 1), (1, 2).
+
     Args:
       shapes: of the value and of the argument.
     """
     inner, outer = shapes
+    # A slice of a stack lacks leading dimensions; all others have the same order.
     drop = len(outer) - len(inner)
     if drop >= 0 and outer[drop:] == inner:
         yield from ((dim, dim + drop) for dim in range(len(inner)))
         return
-    of_argument = classes.of(argument)
+    # After a transposition or a reshape, the classes of the dimensions tell.
+    argument_classes = classes.of(argument)
     for dim, name in enumerate(classes.of(value)):
-        yield from ((dim, other) for other, known in enumerate(of_argument) if known == name)
+        yield from ((dim, other) for other, known in enumerate(argument_classes) if known == name)

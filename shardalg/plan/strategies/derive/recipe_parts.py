@@ -38,7 +38,11 @@ class Wishes(NamedTuple):
     bans: tuple[tuple[str, str], ...] = ()
 
     def with_pin(self, path: str, spec: Any) -> Wishes:
-        """Return the wishes with a layout for the arguments that a glob names.
+        """Return the wishes with one more pin: a layout for the arguments that a glob names.
+
+        Args:
+          path: a glob on paths, such as "params/embed*".
+          spec: a `PartitionSpec`, or a tuple with an axis, a tuple of axes or None per dimension.
 
         Raises:
           StrategyError: the layout is no `PartitionSpec` or tuple of axes.
@@ -61,10 +65,12 @@ class Wishes(NamedTuple):
         return self._replace(bans=(*self.bans, (path, axis)))
 
     def check(self) -> None:
-        """Raise unless paths are texts, and pins do not contradict each other or themselves.
+        """Check that paths are texts, and that pins do not contradict each other or themselves.
+
+        A pin is a layout that the user demands for the arguments that a glob names.
 
         Raises:
-          StrategyError: they are not, or do.
+          StrategyError: a path is no text, two pins of one path differ, or a pin has an axis twice.
         """
         for path, _ in (*self.pins, *self.bans):
             if not isinstance(path, str):
