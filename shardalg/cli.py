@@ -114,7 +114,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _reported(error: Exception, options: argparse.Namespace) -> tuple[int, str]:
-    """Return the exit status for an error, and its message."""
+    """Return the exit status for an error, and its message.
+
+    An error is one of the user's program (with the user's lines), a wrong use of the command (one
+    line), or a bug of shardalg (the whole traceback).
+    """
     if isinstance(error, UserProgramError):
         return PROGRAM_FAILED, failed(error.__cause__ or error, str(error))
     # An error that a line of the user's program raised, such as a missing file, is no wrong use of

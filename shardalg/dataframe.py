@@ -169,7 +169,11 @@ def _uncut(has_all_rows: bool) -> Any:
 
 
 def _refusing(name: str) -> Any:
-    """Return a DataFrame's method, whose error about an old column name has the new name."""
+    """Return a DataFrame's method, whose error about an old column name has the new name.
+
+    Args:
+      name: the name of the method, such as "sort_values".
+    """
     method = getattr(Frame, name)
 
     def called(self: Frame, *args: Any, **options: Any) -> Any:

@@ -83,7 +83,10 @@ class Table(metaclass=TableType):
     rows: tuple[tuple[Any, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        """Check that names of columns differ, and that each row has a value per column."""
+        """Check that names of columns differ, and that each row has a value per column.
+
+        Columns and rows that are lists become tuples.
+        """
         # Tuples, so that tables are equal by content and a later change of a list has no effect.
         object.__setattr__(self, "columns", tuple(self.columns))
         object.__setattr__(self, "rows", tuple(tuple(row) for row in self.rows))

@@ -153,15 +153,15 @@ class BesideXla(Answer):
         not change it.
         """
         stages = self._trials.stages
-        mine, asked = stages.graph, self.told.graph or stages.graph
-        own, theirs = modules(mine), modules(asked)
-        # (module of each node, node, amounts) of our collectives, then of XLA's. Amounts are added
-        # by module. So each side has zeros in the other one's places: executions of both, then
-        # bytes of both.
+        graph, xla_graph = stages.graph, self.told.graph or stages.graph
+        our_owners, xla_owners = modules(graph), modules(xla_graph)
+        # The owner of a node is its module. An entry is (owners, node, amounts): first our
+        # collectives, then XLA's. Amounts are added by module, so each side has zeros in the other
+        # one's places: executions of both, then bytes of both.
         sides = [
-            *((own, _node(stages, m), (m.step.count, 0, m.step.count * m.wire_bytes, 0))
+            *((our_owners, _node(stages, m), (m.step.count, 0, m.step.count * m.wire_bytes, 0))
               for m in stages.traffic.collectives),
-            *((theirs, node_of(c.op_name, asked), (0, c.count, 0, c.count * c.wire_bytes))
+            *((xla_owners, node_of(c.op_name, xla_graph), (0, c.count, 0, c.count * c.wire_bytes))
               for c in self.told.collectives),
         ]  # fmt: skip
         rows = ((UNPLACED if n is None else owners[n], (), amounts) for owners, n, amounts in sides)
@@ -169,16 +169,16 @@ class BesideXla(Answer):
             "module", "executions", "xla_executions", "wire_bytes_per_step",
             "xla_wire_bytes_per_step",
         )  # fmt: skip
-        found = tables.table(columns, tables.summed(rows))
-        sent = {row[0]: (row[3], row[4]) for row in found.rows}
+        module_table = tables.table(columns, tables.summed(rows))
+        sent = {row[0]: (row[3], row[4]) for row in module_table.rows}
         # XLA's collectives inside a `shard_map` carry no operator name. They may belong to any
         # line, so every verdict takes their bytes into account.
         unplaced = sent.get(UNPLACED, (0, 0))
-        judged = (
+        judged_rows = (
             (*row, "" if row[0] == UNPLACED else _line_verdict(row[0], sent[row[0]], unplaced))
-            for row in found.rows
+            for row in module_table.rows
         )
-        return Table((*columns, "verdict"), tuple(judged))
+        return Table((*columns, "verdict"), tuple(judged_rows))
 
     @cached_property
     def kinds(self) -> Table:
@@ -200,8 +200,10 @@ class BesideXla(Answer):
         moves = any(c.kind in _WHOLE for c in self.told.collectives)
         log = (self.told.log if self.told.log is not None else self._apart().log) if moves else ""
         stages = self._trials.stages
-        asked = self.told.graph or stages.graph
-        rows = (_rematerialized_row(stages, asked, found) for found in rematerialized(log or ""))
+        xla_graph = self.told.graph or stages.graph
+        rows = (
+            _rematerialized_row(stages, xla_graph, found) for found in rematerialized(log or "")
+        )
         return Table(REMATERIALIZED_COLUMNS, tuple(rows))
 
     @property
@@ -356,12 +358,12 @@ def compared(
     # XLA partitions the function as it is written: the planner's own rewrite of transforms into
     # stages is not part of the question.
     graph = traced.whole or traced.graph
-    whose = installed_partitioner() if partitioner is None else partitioner
-    asked = (graph, plan._annotations, whose)
-    told = ask(*asked, () if apart else None)
-    found = compare(plan._trials, told, partial(ask, *asked, ()))
-    plan._told[whose] = found.xla_wire_bytes
-    return found
+    partitioner_name = installed_partitioner() if partitioner is None else partitioner
+    question = (graph, plan._annotations, partitioner_name)
+    answer = ask(*question, () if apart else None)
+    comparison = compare(plan._trials, answer, partial(ask, *question, ()))
+    plan._told[partitioner_name] = comparison.xla_wire_bytes
+    return comparison
 
 
 def _rematerialized_row(stages: Stages, graph: Graph, found: Rematerialized) -> tuple[object, ...]:
@@ -375,30 +377,29 @@ def _rematerialized_row(stages: Stages, graph: Graph, found: Rematerialized) -> 
       found: the warning, with XLA's names and shardings as text.
     """
     node = node_of(found.op_name, graph)
-    made = None if node is None else graph.nodes[node]
-    value = None if made is None else made.results[0]
+    producer = None if node is None else graph.nodes[node]
+    value = None if producer is None else producer.results[0]
     # A warning that names no operator of the function keeps XLA's own names.
-    named, shape, whole = found.instruction, found.shape, None
+    name, shape, whole_bytes = found.instruction, found.shape, None
     if value is not None:
-        named, shape = graph.values[value].name, graph.values[value].type.shape
-        whole = _held(shape) * graph.values[value].type.itemsize
+        name, shape = graph.values[value].name, graph.values[value].type.shape
+        whole_bytes = _held(shape) * graph.values[value].type.itemsize
     texts = []
     for text in (found.source, found.target):
         # XLA's text stays if the sharding has no axes of the mesh, or is of a reshaped tensor.
         try:
-            read = layout(text, shape, stages.mesh)
+            sharding = layout(text, shape, stages.mesh)
         except ShardalgError:
-            read = None
-        texts.append(text if read is None else read.text())
-    own = stages.graph.values
-    moved = stages.traffic.collectives if value is not None else ()
+            sharding = None
+        texts.append(text if sharding is None else sharding.text())
+    our_values = stages.graph.values
+    our_moves = stages.traffic.collectives if value is not None else ()
     # XLA may have compiled another graph than the planned one, so values are matched by name.
-    ours = [m for m in moved if own[m.value].name == named]
-    sent = number(sum(m.step.count * m.wire_bytes for m in ours))
-    return (
-        named, "" if made is None else made.source, "" if made is None else made.phase, *texts,
-        whole, sent, ", ".join(str(m.number) for m in ours),
-    )  # fmt: skip
+    same_value = [m for m in our_moves if our_values[m.value].name == name]
+    sent_bytes = number(sum(m.step.count * m.wire_bytes for m in same_value))
+    line, phase = ("", "") if producer is None else (producer.source, producer.phase)
+    rows = ", ".join(str(m.number) for m in same_value)
+    return (name, line, phase, *texts, whole_bytes, sent_bytes, rows)
 
 
 def _held(shape: Iterable[int]) -> int:
@@ -431,35 +432,38 @@ def _lines(stages: Stages, told: Completion) -> Iterator[tuple[object, ...]]:
     the bytes that each side sends, and the numbers of our collectives.
     """
     # The planner may have rewritten its graph, so XLA's operators are looked up in the graph that
-    # XLA compiled. Both graphs have the same source lines.
-    graph, asked = stages.graph, told.graph or stages.graph
-    mine = _grouped((_line(graph, _node(stages, m)), m) for m in stages.traffic.collectives)
-    other = _grouped((_line(asked, node_of(c.op_name, asked)), c) for c in told.collectives)
+    # XLA compiled. Both graphs have the same source lines. `ours` and `theirs` have the collectives
+    # of each line.
+    graph, xla_graph = stages.graph, told.graph or stages.graph
+    ours = _grouped((_line(graph, _node(stages, m)), m) for m in stages.traffic.collectives)
+    theirs = _grouped(
+        (_line(xla_graph, node_of(c.op_name, xla_graph)), c) for c in told.collectives
+    )
     # Bytes per device and step: (ours, XLA's).
     sums = {
         line: (
-            number(sum(m.step.count * m.wire_bytes for m in mine.get(line, []))),
-            number(sum(c.count * c.wire_bytes for c in other.get(line, []))),
+            number(sum(m.step.count * m.wire_bytes for m in ours.get(line, []))),
+            number(sum(c.count * c.wire_bytes for c in theirs.get(line, []))),
         )
-        for line in sorted({**mine, **other}, key=_order(graph))
+        for line in sorted({**ours, **theirs}, key=_order(graph))
     }
     unplaced = sums.get(NO_LINE, (0, 0))
     for line, (sent, xla_sent) in sums.items():
-        here, there = mine.get(line, []), other.get(line, [])
+        our_moves, xla_moves = ours.get(line, []), theirs.get(line, [])
         names = (
-            _named(f"{m.alike[0]} {','.join(stages.mesh.texts(m.digits))}" for m in here),
+            _named(f"{m.alike[0]} {','.join(stages.mesh.texts(m.digits))}" for m in our_moves),
             # If every device keeps only one block of an all_reduce, TPUs and GPUs run it as a
             # reduce_scatter. Our program has the same name for it.
             _named(
                 f"{'reduce_scatter' if c.is_scattered else c.kind} {','.join(c.axes)}"
-                for c in there
+                for c in xla_moves
             ),
         )
         # Equal bytes do not mean equal programs: "agree" also needs equal kinds and axes.
         verdict = _line_verdict(line, (sent, xla_sent), unplaced)
-        rows = ", ".join(str(m.number) for m in here)
-        alike = verdict == "even" and names[0] == names[1]
-        yield (*line, *names, "agree" if alike else verdict, sent, xla_sent, rows)
+        rows = ", ".join(str(m.number) for m in our_moves)
+        is_same = verdict == "even" and names[0] == names[1]
+        yield (*line, *names, "agree" if is_same else verdict, sent, xla_sent, rows)
 
 
 def _line_verdict(line: Line | str, sent: tuple[Any, Any], unplaced: tuple[Any, Any]) -> str:

@@ -112,6 +112,7 @@ def planned_there(plan: Plan, point: Mapping[str, int]) -> Plan:
       point: the number for each named size.
     """
     key = tuple(point.items())
+    # A plan can be large, so only the last one is kept.
     if key not in plan._last_made:
         from shardalg.plan.explain import decisions
 

@@ -158,14 +158,21 @@ class Overview(Answer):
         """Return figures as a sentence, the comparison with `jax.jit`, bytes per axis, warnings."""
         # Properties that do not apply to this plan are "", which `filter` leaves out. `beside` is
         # the row about `jax.jit` as a sentence, so the table does not repeat it.
-        own = tuple(filter(None, (self.beside, self.cheaper)))
+        comparisons = tuple(filter(None, (self.beside, self.cheaper)))
         per_axis = self.table.select("mesh_axes", "devices", "collectives", "sent", "time")
-        shown = Table(per_axis.columns, tuple((",".join(r[0]), *r[1:]) for r in per_axis.rows))
+        axis_table = Table(per_axis.columns, tuple((",".join(r[0]), *r[1:]) for r in per_axis.rows))
         warned = self.warned.where(op="jax.jit").rows
-        others = tuple(row for row in self.warned.rows if row not in warned)
-        once = tuple(filter(None, (self.counted_once, self.assumed)))
-        tried = (self.tried_on,) if others and self.tried_on else ()
-        return (self.sentence, *once, *own, shown, *tried, Table(WARNED, others))
+        other_warnings = tuple(row for row in self.warned.rows if row not in warned)
+        notes = tuple(filter(None, (self.counted_once, self.assumed)))
+        tried = (self.tried_on,) if other_warnings and self.tried_on else ()
+        return (
+            self.sentence,
+            *notes,
+            *comparisons,
+            axis_table,
+            *tried,
+            Table(WARNED, other_warnings),
+        )
 
 
 AT_THE_BORDER = "arguments and results"

@@ -94,15 +94,15 @@ def _asked_facts(guards: Guards) -> Iterator[AskedFact]:
     """
     # The run asks some facts directly, outside of every memoised call. Their question is kept
     # unless a call asks the same fact to compare two choices, which tells the user more.
-    own = {**dict.fromkeys(guards.traced), **guards.whole.facts}
-    found = {f: AskedFact(f, asked or RunQuestion("")) for f, asked in own.items()}
-    for call, asked in _parts_that_needed(guards.whole).items():
+    run_facts = {**dict.fromkeys(guards.traced), **guards.whole.facts}
+    asked_by_fact = {f: AskedFact(f, part or RunQuestion("")) for f, part in run_facts.items()}
+    for call, part in _parts_that_needed(guards.whole).items():
         for fact, about in call.facts.items():
             # "A is cheaper than B if N > 8" tells the user more than "N > 8", so a comparison of
             # two choices replaces a fact without one.
-            if fact not in found or (about and not found[fact].about):
-                found[fact] = AskedFact(fact, asked, call, about)
-    yield from found.values()
+            if fact not in asked_by_fact or (about and not asked_by_fact[fact].about):
+                asked_by_fact[fact] = AskedFact(fact, part, call, about)
+    yield from asked_by_fact.values()
 
 
 def _parts_that_needed(
@@ -205,8 +205,8 @@ def _decides(asked: AskedFact) -> str:
     """
     # A comparison of two choices: the fact decides which one is better.
     if asked.about:
-        chosen, other, by = asked.about
-        return f"{_loops(chosen)} rather than {_loops(other)} ({by})"
+        choice, rejected, reason = asked.about
+        return f"{_loops(choice)} rather than {_loops(rejected)} ({reason})"
     # Facts outside of memoised calls belong to a whole stage of planning, which `_RUN` names.
     if asked.call is None:
         return _RUN[asked.asked.kind]
@@ -221,8 +221,8 @@ def _decides(asked: AskedFact) -> str:
         moves = (step.attributes for step in result.steps)
     else:
         moves = (step.move for step in result)
-    made = ", ".join(move.sent_as for move in moves if isinstance(move, Collective))
-    return f"{source.text()} to {target.text()}: {made or 'slices'}"
+    kinds_of_moves = ", ".join(move.sent_as for move in moves if isinstance(move, Collective))
+    return f"{source.text()} to {target.text()}: {kinds_of_moves or 'slices'}"
 
 
 _RUN = {
@@ -271,15 +271,15 @@ class _EarlierChoices:
         If one of them chooses otherwise at other sizes, the conditions of `node` say nothing.
         """
         # `compared` has the operators of which planning compared two ways to compute them.
-        nodes, found, left = self.graph.nodes, set[int](), set() if node is None else {node}
+        nodes, earlier, pending = self.graph.nodes, set[int](), set() if node is None else {node}
         # A node without a compared choice only passes on the shardings of its operands, so the
         # choice that matters is further back.
-        while left:
-            direct = {n for index in left for n in self._providers(nodes[index])} - found
-            found |= direct
-            left = {n for n in direct if nodes[n].signature not in self.compared}
-        kept = (n for n in sorted(found) if nodes[n].signature in self.compared)
-        return ", ".join(place(self.graph, n)[0] for n in kept)
+        while pending:
+            direct = {n for index in pending for n in self._providers(nodes[index])} - earlier
+            earlier |= direct
+            pending = {n for n in direct if nodes[n].signature not in self.compared}
+        compared_nodes = (n for n in sorted(earlier) if nodes[n].signature in self.compared)
+        return ", ".join(place(self.graph, n)[0] for n in compared_nodes)
 
     def _providers(self, node: Node) -> Iterator[int]:
         """Yield the earlier nodes that may leave a copy of an operand of `node`.

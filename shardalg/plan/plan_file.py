@@ -178,7 +178,14 @@ def _check_keys(path: object, content: Any, keys: tuple[str, ...]) -> None:
 
 
 def read_json(path: object, text: str) -> Any:
-    """Return the JSON of a file; a text that is nested too deeply is refused."""
+    """Return the data of a JSON text.
+
+    Args:
+      path: names the file in errors.
+
+    Raises:
+      PlanFileError: the text is no JSON, has NaN or infinity, or is nested too deeply.
+    """
     try:
         # JSON has no NaN or Infinity, but Python's reader accepts them by default.
         whole = json.loads(text, parse_constant=_refused)

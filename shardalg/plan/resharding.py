@@ -56,7 +56,10 @@ class Reshard(Answer):
 
     @cached_property
     def _made(self) -> tuple[SpmdProgram, Graph]:
-        """The program of the path, and a graph of one argument that is also the result."""
+        """The program of the path, and a graph of one argument that is also the result.
+
+        The program moves the argument from the sharding `source` to `target`.
+        """
         # The graph has no operator, and its only argument, value 0, is also its result. The
         # verifier then proves that the path computes the identity, so no reference result is
         # needed. The region is the whole program: number 0, without a call around it, run once.
@@ -67,12 +70,14 @@ class Reshard(Answer):
         context = PartitionContext(graph, ("unknown",), links=links)
         first = context.new_local(self.source.shard_shape, self.dtype, self.source, 0)
         # On another device order, the path ends with one permute to that order.
-        turned = self._here is not self.target
+        is_reordered = self._here is not self.target
         last = first
         # Equal blocks in another device order need only that permute.
-        if not (turned and self.source.parts == self.target.parts and not self.source.unreduced):
+        if not (
+            is_reordered and self.source.parts == self.target.parts and not self.source.unreduced
+        ):
             last = context.move(first, self.source, self._here, Cause(None))
-        if turned:
+        if is_reordered:
             last = context.reorder_devices(last, self.target, self.source.mesh, Cause(None))
         block = Block((first,), tuple(context.instructions), (last,))
         ends = (self.source,), (self.target,)
@@ -239,11 +244,11 @@ def reshard(
     >>> path.wire_bytes, path.least_wire_bytes, path.peak_bytes, path.verify().ok
     (320, 224, 256, True)
     """
-    others = [given for given in (source, target) if not isinstance(given, Sharding)]
-    if others:
+    no_shardings = [given for given in (source, target) if not isinstance(given, Sharding)]
+    if no_shardings:
         raise ShardingError(
-            f"reshard() needs two shardings, got {others[0]!r}. Make each with Sharding.parse("
-            "text, shape, mesh) or Sharding.from_axes(axes, mesh, shape)."
+            f"reshard() needs two shardings, got {no_shardings[0]!r}. Make each with "
+            "Sharding.parse(text, shape, mesh) or Sharding.from_axes(axes, mesh, shape)."
         )
     if dtype not in ITEM_SIZES:
         raise ShardingError(f"unknown dtype {dtype!r}; known types: {', '.join(ITEM_SIZES)}.")
@@ -251,16 +256,18 @@ def reshard(
         raise ShardingError(
             f"reshard from {source!r} to {target!r}: the shapes differ. Reshape the tensor first."
         )
-    stated = in_order(target, source.mesh)
-    if stated is None:
+    # The same sharding on the source's mesh if possible: axes of another mesh can name the same
+    # blocks. None if the meshes have different devices.
+    same_target = in_order(target, source.mesh)
+    if same_target is None:
         raise ShardingError(
             f"{target!r} is on other devices than {source!r}, which no collective reaches. Give "
             "both shardings on one mesh."
         )
-    if stated.mesh != source.mesh and stated.unreduced:
+    if same_target.mesh != source.mesh and same_target.unreduced:
         raise ShardingError(
             f"{target!r} has pending sums in a device order that axes of {source.mesh!r} cannot "
             "express, and pending sums cannot move. Reshard to a sharding without them."
         )
-    chosen = None if on is None else machine(on)
-    return Reshard(source, stated, dtype, chosen)
+    hardware = None if on is None else machine(on)
+    return Reshard(source, same_target, dtype, hardware)

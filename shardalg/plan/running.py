@@ -156,6 +156,7 @@ def beside_chip_compiler(
     where = Topology.parse(topology) if isinstance(topology, str) else topology
     target = target_of(where, plan.mesh)
     traced = bound(plan, fn, args)
+    # The compiler reports bytes and flops of one device, so the plan's figures are the same ones.
     cost = priced(traced, plan.program, where.hardware)
     sent = collectives(plan.program, traced.graph)
     planned = Figures.of(plan.program, cost, sent, target.platform)

@@ -106,16 +106,17 @@ def plan_of(function: Callable[..., Any], specs: ModuleType, options: argparse.N
 
     _check_names(specs)
     mesh = None if options.mesh is None else mesh_of(options.mesh)
-    given = {name: getattr(specs, name) for name in SPECS if hasattr(specs, name)}
-    own = getattr(given.get("strategy"), "mesh", None)
-    if None not in (own, mesh) and own != mesh:
+    plan_arguments = {name: getattr(specs, name) for name in SPECS if hasattr(specs, name)}
+    strategy_mesh = getattr(plan_arguments.get("strategy"), "mesh", None)
+    if None not in (strategy_mesh, mesh) and strategy_mesh != mesh:
         raise CommandError(
-            f"--mesh {options.mesh} differs from the mesh of the strategy, {own!r}. Omit --mesh."
+            f"--mesh {options.mesh} differs from the mesh of the strategy, {strategy_mesh!r}. "
+            "Omit --mesh."
         )
     chip = {"hardware": options.hardware} if options.hardware else {}
-    made = sa.Options(policy=options.policy, **chip)
-    mesh = mesh if own is None else None
-    plan = sa.plan(function, *arguments(specs), mesh=mesh, options=made, **given)
+    plan_options = sa.Options(policy=options.policy, **chip)
+    mesh = mesh if strategy_mesh is None else None
+    plan = sa.plan(function, *arguments(specs), mesh=mesh, options=plan_options, **plan_arguments)
     # The default chip is not checked, so that every plan can be printed.
     if options.hardware:
         check_products(plan.graph, machine(options.hardware).chip)

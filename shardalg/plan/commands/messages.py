@@ -86,7 +86,7 @@ def once(message: str) -> str:
     >>> once("no layout:\n  w[0]: 3 rows\n  w[1]: 4 rows\n  x: 3 columns")
     'no layout:\n  w[0] and 1 more: 3 rows\n  x: 3 columns'
     """
-    found: dict[str, list[str]] = {}
+    lines_by_cause: dict[str, list[str]] = {}
     for line in dict.fromkeys(line.rstrip() for line in message.splitlines()):
         # Numbers and lists become "#", so that causes that differ only in them have equal keys.
         # Only indented lines name a place ("w[0]: cause"), other lines must be equal as a whole.
@@ -94,14 +94,16 @@ def once(message: str) -> str:
         key = (
             re.sub(r"\[[^]]*\]|\([\d, ]*\)|\d+", "#", cause) if line[:1] == " " and colon else line
         )
-        found.setdefault(key, []).append(line)
-    shown = []
-    for line, *alike in found.values():
-        if alike:
+        lines_by_cause.setdefault(key, []).append(line)
+    shown_lines = []
+    for line, *other_lines in lines_by_cause.values():
+        if other_lines:
             who, _, cause = line.partition(": ")
-            line = f"{who} and {len(alike)} more: {cause}"
-        shown += [line] if len(line) <= WIDTH else textwrap.wrap(line, 120, subsequent_indent="  ")
-    return "\n".join(shown)
+            line = f"{who} and {len(other_lines)} more: {cause}"
+        shown_lines += (
+            [line] if len(line) <= WIDTH else textwrap.wrap(line, 120, subsequent_indent="  ")
+        )
+    return "\n".join(shown_lines)
 
 
 def failed(error: BaseException, what: str) -> str:

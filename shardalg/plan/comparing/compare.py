@@ -125,6 +125,7 @@ def compare(
     >>> found.best.name, [row.name for row in found.rows]
     ('batch', ['batch', 'none'])
     """
+    # Mistakes in the call are reported before the function is traced, which may take long.
     check_share(reserve)
     check_executor(executor)
     for what, count in (("samples", samples), ("tokens", tokens)):

@@ -291,6 +291,7 @@ class _Sweep:
     failures: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Open the file, and trace the function under each policy; bases are made when needed."""
         self.say = reporter(self.settings.progress)
         self.bases: dict[Any, _Base | str] = {}
         policies = dict.fromkeys(point.remat for point in self.points)
@@ -597,10 +598,12 @@ class _Sweep:
             self._report(self._name(number))
 
     def _report(self, name: str) -> None:
+        """Call the user's progress function with the number of points that are done, and a name."""
         if self.say is not None:
             self.say(len(self.found) + len(self.failures), len(self.points), name)
 
     def _name(self, number: int) -> str:
+        """Return the text of a point for progress: its mesh, sizes and policy, if they vary."""
         point = self.points[number]
         sizes = [f"{name}={size}" for name, size in point.sizes]
         mesh = [] if point.mesh is None else [mesh_text(point.mesh)]

@@ -283,10 +283,12 @@ def refuted(scope: SizeScope, claims: Claims, asked: Asked) -> Refutation | None
         plan = scope.made_at(point)
         if plan is None:
             continue
-        here = asked(plan, point)
-        found = next((one for one in here.claims if not one.fact.holds({})), None)
-        if found is not None:
-            return Refutation(point, plan, found)
+        claims_here = asked(plan, point)
+        broken_claim = next(
+            (claim for claim in claims_here.claims if not claim.fact.holds({})), None
+        )
+        if broken_claim is not None:
+            return Refutation(point, plan, broken_claim)
     return None
 
 

@@ -323,12 +323,14 @@ def contract(
     holds: bytes sent per device and step by collective at most 100. On Mesh(X=4), at these sizes.
     """
     wrong = [one for one in statements if not isinstance(one, Statement)]
+    # A contract without statements would hold for every plan.
     if wrong or not statements:
         raise ContractError(
             f"{wrong[0]!r:.60} is no statement: use sa.no, sa.some, sa.at_most and others."
             if wrong
             else "a contract needs at least one statement, such as sa.no('all_gather')."
         )
+    # A text would be read letter by letter, because it is a sequence, too.
     for name, words in (("where", where), ("for_all", for_all or ())):
         if isinstance(words, str) or not all(isinstance(word, str) for word in words):
             raise ContractError(f"{name} is {words!r:.60}: give a list of texts.")

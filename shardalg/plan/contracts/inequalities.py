@@ -156,19 +156,21 @@ def _held(memory_class: str, plan: Plan, memory: Cost, bound: Formula) -> Claims
       memory: the cost of the plan, with the bytes of each memory class at the hints.
       bound: the largest number of bytes that the statement allows.
     """
-    named, at = plan._symbolised, f"{memory_class} at the peak"
+    named, place_text = plan._symbolised, f"{memory_class} at the peak"
     if named is not None and memory_class in ARGUMENT_ROLES:
         # At other sizes another instruction may be the peak. But at every instruction, at most the
         # arguments of this role are alive in their class.
         block, roles = named.program.block, plan._traced.argument_roles
-        own = [v for v, r in zip(block.arguments, roles, strict=True) if r == memory_class]
-        whole = Formula.of(local_bytes(named.program, own))
-        return Claims((Inequality(whole, bound, at),), about_memory=True)
-    held = memory.totals.memory.by_class.get(memory_class, 0)
+        role_arguments = [
+            v for v, r in zip(block.arguments, roles, strict=True) if r == memory_class
+        ]
+        whole = Formula.of(local_bytes(named.program, role_arguments))
+        return Claims((Inequality(whole, bound, place_text),), about_memory=True)
+    class_bytes = memory.totals.memory.by_class.get(memory_class, 0)
     why = ""
     if named is not None:
         why = f"the formula of {memory_class} is for the instruction that is the peak at the hints"
-    return Claims((Inequality(_exact(held), bound, at),), why, about_memory=True)
+    return Claims((Inequality(_exact(class_bytes), bound, place_text),), why, about_memory=True)
 
 
 def _sharded(statement: ShardedAlong, plan: Plan, place: Place) -> Claims:
@@ -294,22 +296,23 @@ def claims_of(statement: Statement, plan: Plan, place: Place) -> Claims:
 
 def none_of(subject: Subject, rows: Iterable[SentRow]) -> Claims:
     """Return the claims that no collective of a subject is in a program."""
-    found, unknown = _chosen(subject, rows)
-    made = tuple(
-        Inequality(one.executions, Formula.of(0), _named(one), one.number) for one in found
+    rows_of_subject, unknown = _chosen(subject, rows)
+    inequalities = tuple(
+        Inequality(row.executions, Formula.of(0), _named(row), row.number)
+        for row in rows_of_subject
     )
-    return Claims(made, unknown)
+    return Claims(inequalities, unknown)
 
 
 def some_of(subject: Subject, rows: Iterable[SentRow]) -> Claims:
     """Return the claim that at least one collective of a subject is in a program."""
-    found, unknown = _chosen(subject, rows)
+    rows_of_subject, unknown = _chosen(subject, rows)
     # Rows that may belong to the subject matter only if none certainly does.
-    number = _total(one.executions for one in found)
+    number = _total(row.executions for row in rows_of_subject)
     claim = Inequality(
-        Formula.of(1) - number, Formula.of(0), "" if found else f"there is no {subject}"
+        Formula.of(1) - number, Formula.of(0), "" if rows_of_subject else f"there is no {subject}"
     )
-    return Claims((claim,), "" if found else unknown)
+    return Claims((claim,), "" if rows_of_subject else unknown)
 
 
 def amounts_of(statement: AtMost, rows: Iterable[SentRow], bound: Formula) -> Claims:

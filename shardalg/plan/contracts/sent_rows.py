@@ -115,33 +115,35 @@ def rows_of(plan: Plan) -> tuple[SentRow, ...]:
     named = plan._symbolised
     # With named sizes there is a second program, whose sizes are formulas.
     priced = plan.program if named is None else named.program
-    told = iter(collectives(plan.program, plan.graph))
-    found: list[SentRow] = []
+    table_rows = iter(collectives(plan.program, plan.graph))
+    sent_rows: list[SentRow] = []
     # Only sizes differ between the two programs, so their instructions correspond one to one.
-    for step, other in zip(walk(plan.program), walk(priced), strict=True):
+    for step, priced_step in zip(walk(plan.program), walk(priced), strict=True):
         attributes = step.instruction.attributes
         if not is_collective(attributes):
             continue
-        row = next(told)
-        sent = wire_bytes(other.instruction.attributes, sent_bytes(priced, other.instruction))
+        row = next(table_rows)
+        sent_per_execution = wire_bytes(
+            priced_step.instruction.attributes, sent_bytes(priced, priced_step.instruction)
+        )
         texts = plan.program.mesh.texts(attributes.digits)
         where = f"{row['op']} in {row['module']}" if row["module"] else row["op"]
-        found.append(
+        sent_rows.append(
             SentRow(
                 row["kind"],
                 # A part of an axis prints as "X:(1)2".
                 axes=frozenset(text.partition(":")[0] for text in texts),
-                executions=Formula.of(other.count),
-                bytes=Formula.of(sent),
+                executions=Formula.of(priced_step.count),
+                bytes=Formula.of(sent_per_execution),
                 role=row["role"],
                 phase=row["phase"],
                 module=row["module"],
                 region=row["region"],
-                number=len(found),
+                number=len(sent_rows),
                 at=f"{where} at {row['source']}: {row['why']}",
             )
         )
-    return tuple(found)
+    return tuple(sent_rows)
 
 
 def check_subject(subject: Subject, plan: Plan) -> None:

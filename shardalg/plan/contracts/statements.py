@@ -241,6 +241,7 @@ def at_most(
     >>> print(at_most("all_reduce", sent_bytes="8*F*M//Y", axis="X"))
     bytes sent per device and step by all_reduce along X at most 8*F*M//Y
     """
+    # Each measure is a parameter of this function; the one that is given is the bound.
     given = locals()
     bounds = {measure: given[measure] for measure in MEASURES if given[measure] is not None}
     if len(bounds) != 1:
@@ -250,6 +251,7 @@ def at_most(
         )
     ((measure, bound),) = bounds.items()
     _check_bound(measure, bound)
+    # The other arguments belong to some measures only. One that would be ignored is an error.
     subject = Subject(kind, axis, phase, role, module, region)
     if measure not in OF_COLLECTIVES and subject != Subject():
         raise ContractError(f"{measure} is no amount of collectives, but got: {subject}.")

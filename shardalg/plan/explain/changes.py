@@ -174,23 +174,24 @@ def _edits(layout: Sharding, digits: Digits) -> Iterator[tuple[Digits, ...]]:
     """Yield the dims of a sharding after edits: an axis is removed, or is on another dimension.
 
     One axis of `digits` is edited at a time, then all of them together. If the sharding uses a
-    whole axis, and the collective runs along a part of it, the whole axis is edited.
+    whole axis, and the collective runs along a part of it, the whole axis is edited. E.g. [X, None]
+    with the axis X -> [None, None], [X, None], [None, X].
     """
     # The user can only write whole axes, so a part of an axis stands for the axis of the sharding.
-    own = [d for dim in layout.dims for d in dim]
-    named = [next((d for d in own if overlap(d, digit)), digit) for digit in digits]
-    digits = tuple(dict.fromkeys(named))
+    layout_axes = [d for dim in layout.dims for d in dim]
+    whole_axes = [next((d for d in layout_axes if overlap(d, digit)), digit) for digit in digits]
+    digits = tuple(dict.fromkeys(whole_axes))
     groups = [(digit,) for digit in digits] + ([digits] if len(digits) > 1 else [])
-    found: dict[tuple[Digits, ...], None] = {}
+    edited: dict[tuple[Digits, ...], None] = {}
     for group in groups:
         rest = tuple(tuple(d for d in dim if d not in group) for dim in layout.dims)
-        found[rest] = None
-        for at, dim in enumerate(rest):
+        edited[rest] = None
+        for dim_number, dim in enumerate(rest):
             longer = (*dim, *group)
             # An uneven annotation would trade the collective for padding.
-            if layout.shape[at] % parts(longer) == 0:
-                found[(*rest[:at], longer, *rest[at + 1 :])] = None
-    yield from found
+            if layout.shape[dim_number] % parts(longer) == 0:
+                edited[(*rest[:dim_number], longer, *rest[dim_number + 1 :])] = None
+    yield from edited
 
 
 def _sites(traced: Traced, annotations: Annotations, number: int) -> tuple[Slot, ...]:

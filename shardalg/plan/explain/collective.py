@@ -152,7 +152,10 @@ class CollectiveExplanation(Answer):
         )
 
     def _remedies(self) -> tuple[str, ...]:
-        """Return the advice, and a note if the program is too large to plan all changes."""
+        """Return the advice, and a note if the program is too large to plan all changes.
+
+        The advice is a switch for a sum in a loop, or else a change of annotations.
+        """
         # A switch needs no change of the user's annotations, so it is the simpler remedy.
         loop = self._after_the_loop()
         if loop:
@@ -203,7 +206,10 @@ class CollectiveExplanation(Answer):
         return f"{LAYERS[stages.streams]} {effect}"
 
     def _advice(self) -> str:
-        """Return the cheapest change that removes the collective, and its effect, as text."""
+        """Return the cheapest change that removes the collective, and its effect, as text.
+
+        If no change removes it, the text names the change that leaves the fewest bytes.
+        """
         removing, now = self._removing, self._trials.now
         chip = self._trials.machine
         if removing:

@@ -154,19 +154,25 @@ class _Reading:
             return Side(layout, self._leaves(), self._results(value))
         node = self.graph.nodes[number]
         readers = self.traffic.readers.get(self.ends[1].index, ())
-        runs = [r for r in readers if type(r.attributes) is Apply and r.node == number]
+        readers_that_compute = [
+            r for r in readers if type(r.attributes) is Apply and r.node == number
+        ]
         # The operator itself reads the moved operand: its split loops need the sharding.
-        if runs and value not in node.results:
-            split = [c for c in self._on_loops(runs[0], self.moved.digits) if c[0] != value]
-            causes = split or [(result, None) for result in node.results]
+        if readers_that_compute and value not in node.results:
+            loop_causes = [
+                c
+                for c in self._on_loops(readers_that_compute[0], self.moved.digits)
+                if c[0] != value
+            ]
+            causes = loop_causes or [(result, None) for result in node.results]
             words = "needs this sharding"
         else:
             words = self._kept(node)
             causes = [(value, held(layout, self.moved.digits) or None)]
         # If no annotation leads to the causes, those of the operator's tensors are the next best.
-        around = [(other, None) for other in (*node.results, *node.operands)]
-        found = self._annotations(causes) or self._annotations(around)
-        return Side(layout, f"{_operator(node)} {words}", found)
+        around = [(tensor, None) for tensor in (*node.results, *node.operands)]
+        annotations_found = self._annotations(causes) or self._annotations(around)
+        return Side(layout, f"{_operator(node)} {words}", annotations_found)
 
     def _kept(self, node: Node) -> str:
         """Return text: why an operator moves a value, if its instruction does not read the value.

@@ -201,20 +201,20 @@ def _site(sharded: ShardedGraph, reason: Reason) -> Annotated | None:
     Args:
       reason: the step. If its kind is "annotated", a site makes its value.
     """
-    graph, given = sharded.graph, sharded.annotations.sites
+    graph, site_layouts = sharded.graph, sharded.annotations.sites
     # A `with_sharding_constraint` annotates its result, and by completion also its operand. The
     # kind of the step says which of both the value is.
-    made = reason.kind == "annotated"
-    found = None
+    is_result = reason.kind == "annotated"
+    last_site = None
     for number, site in enumerate(graph.sites):
         node = graph.nodes[site.node]
         if (
-            given[number] is not None
-            and reason.value == (node.results if made else node.operands)[0]
+            site_layouts[number] is not None
+            and reason.value == (node.results if is_result else node.operands)[0]
         ):
             name = site.name or graph.values[node.results[0]].name
-            found = Annotated("site", name, number)
-    return found
+            last_site = Annotated("site", name, number)
+    return last_site
 
 
 EXPLANATION_COLUMNS = (

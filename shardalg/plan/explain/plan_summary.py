@@ -207,21 +207,21 @@ def planned_file(saved: PlanFile, path: object) -> tuple[Stages, Options, tuple[
     """
     try:
         stages, options = planning.planned_annotations(*plan_file.read_inputs(saved))
-        told = None if saved.summary is None else read_summary(saved.summary)
+        saved_summary = None if saved.summary is None else read_summary(saved.summary)
     except Exception as error:  # stages rely on guarantees of tracing
         raise PlanFileError(
             f"{path}: its content is not a plan ({type(error).__name__}: {error}). Save it again."
         ) from (None if isinstance(error, ShardalgError) else error)
-    here = plan_file.versions(options)
-    found = since_saved(saved, told, stages, here)
+    own_versions = plan_file.versions(options)
+    differences_found = since_saved(saved, saved_summary, stages, own_versions)
     # Everything that decides is the same, so another plan means that the file was edited.
-    if found and saved.versions == here:
+    if differences_found and saved.versions == own_versions:
         raise PlanFileError(
             f"{path} was edited, or saved by other code of this version: the plan of its inputs "
-            f"differs from its summary: {'; '.join(found)}. Plan the function again."
+            f"differs from its summary: {'; '.join(differences_found)}. Plan the function again."
         )
-    if found:
+    if differences_found:
         # `stacklevel=4` names the user's line: this function, `plan._loaded` and `load_plan` are
         # between it and `warn`.
-        warnings.warn(f"{path}: {'; '.join(found)}. Save the plan again.", stacklevel=4)
-    return stages, options, found
+        warnings.warn(f"{path}: {'; '.join(differences_found)}. Save the plan again.", stacklevel=4)
+    return stages, options, differences_found

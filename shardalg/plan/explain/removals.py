@@ -108,18 +108,20 @@ def _rank(trial: Trial) -> tuple[object, ...]:
 def undominated(found: Iterable[Trial]) -> list[Trial]:
     """Return the trials, except those that an earlier trial equals or beats in every figure.
 
-    The figures are seconds, number of changed dimensions, wire bytes and peak memory.
+    The figures are seconds, number of changed dimensions, wire bytes and peak memory. For example,
+    of (1 s, 1 dimension, 4 B, 8 B) and (2 s, 1 dimension, 4 B, 8 B), the second one is left out.
     """
-    kept: list[Trial] = []
+    best: list[Trial] = []
     for trial in found:
         figures = _figures(trial)
         # A user gains nothing from a change if an earlier one is at least as good in every figure.
-        if not any(
-            all(its <= mine for its, mine in zip(_figures(other), figures, strict=True))
-            for other in kept
-        ):
-            kept.append(trial)
-    return kept
+        is_beaten = False
+        for earlier in best:
+            pairs_of_figures = zip(_figures(earlier), figures, strict=True)
+            is_beaten |= all(first <= second for first, second in pairs_of_figures)
+        if not is_beaten:
+            best.append(trial)
+    return best
 
 
 def _figures(trial: Trial) -> tuple[int | float, ...]:

@@ -42,22 +42,29 @@ def cheaper_policy(trials: Trials, hardware: str | Hardware | Topology) -> str:
     the plan's own policy, if there is one. Every figure belongs to a plan on the hardware.
     Graphs with more than `LARGEST` operators, and named sizes, are not planned again.
     """
-    stages, given = trials.stages, machine(hardware)
+    stages, on = trials.stages, machine(hardware)
     if stages.is_named or len(stages.graph.nodes) > LARGEST:
         return ""
-    now = _outcome(stages, given)
-    outcomes = {name: (made, _outcome(made, given)) for name, made in _others(trials)}
-    if not outcomes:
+    outcome_now = _outcome(stages, on)
+    outcome_by_policy = {
+        name: (other_plan, _outcome(other_plan, on)) for name, other_plan in _others(trials)
+    }
+    if not outcome_by_policy:
         return ""
-    name, (other, then) = min(outcomes.items(), key=lambda pair: pair[1][1].price)
+    name, (other, best_outcome) = min(outcome_by_policy.items(), key=lambda pair: pair[1][1].price)
     # A faster plan that does not fit is no advice, unless the present one does not fit either.
-    if then.step_time_s >= (1 - SHARE) * now.step_time_s or (now.fits and not then.fits):
+    if best_outcome.step_time_s >= (1 - SHARE) * outcome_now.step_time_s or (
+        outcome_now.fits and not best_outcome.fits
+    ):
         return ""
-    found = _annotation(trials, other, then, given)
-    as_much = f" Under this policy, {found[0]}: {_change(now, found[1])}." if found else ""
-    return (
-        f"Options(policy={name!r}) is cheaper: {_change(now, then)} on {given.chip.name}.{as_much}"
+    annotation = _annotation(trials, other, best_outcome, on)
+    as_much = (
+        f" Under this policy, {annotation[0]}: {_change(outcome_now, annotation[1])}."
+        if annotation
+        else ""
     )
+    change = _change(outcome_now, best_outcome)
+    return f"Options(policy={name!r}) is cheaper: {change} on {on.chip.name}.{as_much}"
 
 
 def _outcome(stages: Stages, hardware: Hardware | Topology) -> TrialOutcome:
@@ -160,27 +167,30 @@ def switch_table(stages: Stages, options: Options) -> Table:
     """Return the figures of a plan, and of plans with one option (switch) flipped, a row each."""
     # Most switches do not concern completion, so their plans share one completed graph (`known`).
     # This saves the time of completing it again.
-    settings, known = options.settings, Completions(stages.annotations)
+    settings, completions = options.settings, Completions(stages.annotations)
     # None lets the roles decide, so the row of this switch flips the decided value.
     settings["keep_gathers"] = options.keeping(stages.traced.roles)
-    found = [(stages, _switch_outcome(stages))]
-    rows = [("as planned", *found[0][1])]
+    planned_so_far = [(stages, _switch_outcome(stages))]
+    rows = [("as planned", *planned_so_far[0][1])]
     # Without loops these switches change nothing, so their rows repeat the plan's figures.
     unread = frozenset() if any(n.bodies for n in stages.graph.nodes) else frozenset(IN_LOOPS)
     for name in FLIPPED if stages.traced.symbols is None else FLIPPED_OF_NAMED:
-        flipped, outcome = not settings[name], found[0][1]
+        flipped, outcome = not settings[name], planned_so_far[0][1]
         if name not in unread:
-            other = Options.of({**settings, name: flipped})
-            made = planned(stages.traced, stages.annotations, other, known=known)
+            other_options = Options.of({**settings, name: flipped})
+            other_plan = planned(
+                stages.traced, stages.annotations, other_options, known=completions
+            )
             # Most switches change nothing. An equal program has the same price, so it is not priced
             # again.
-            alike = [
+            equal_outcomes = [
                 priced
-                for other, priced in found
-                if other.graph is made.graph and other.program == made.program
+                for earlier_plan, priced in planned_so_far
+                if earlier_plan.graph is other_plan.graph
+                and earlier_plan.program == other_plan.program
             ]
-            outcome = alike[0] if alike else _switch_outcome(made)
-            found += [] if alike else [(made, outcome)]
+            outcome = equal_outcomes[0] if equal_outcomes else _switch_outcome(other_plan)
+            planned_so_far += [] if equal_outcomes else [(other_plan, outcome)]
         rows.append((f"{name}={flipped}", *outcome))
     return Table(SWITCH_COLUMNS, tuple(rows))
 

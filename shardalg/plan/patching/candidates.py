@@ -79,15 +79,22 @@ def alternatives(
 
     E.g. a form (X, ()) of shape (4, 4) -> ((), ()), ((), X). Uneven dimensions are left out.
     """
-    none: tuple[Axes, ...] = ((),) * len(shape)
+    whole_spec: tuple[Axes, ...] = ((),) * len(shape)
     # A pair is (sharding, the axes of one of its dimensions), which move or are removed.
-    seen = [each.spec for each in forms]
-    pairs = [(spec, axes) for spec in seen for axes in spec if axes]
-    found: list[tuple[Axes, ...]] = []
-    for spec, axes in pairs or [(none, (name,)) for name, size in mesh.axes if size > 1]:
-        whole = tuple(() if each == axes else each for each in spec)
-        parts = math.prod(mesh.shape[name] for name in axes)
-        fitting = [d for d, size in enumerate(shape) if not whole[d] and size % parts == 0]
-        others = [whole, *((*whole[:d], axes, *whole[d + 1 :]) for d in fitting)]
-        found += [other for other in others if other not in (*seen, *found)]
-    return [Constraint(number, len(forms) + n, spec) for n, spec in enumerate(found[:MOST_OTHERS])]
+    plan_specs = [each.spec for each in forms]
+    pairs = [(spec, axes) for spec in plan_specs for axes in spec if axes]
+    new_specs: list[tuple[Axes, ...]] = []
+    for spec, axes in pairs or [(whole_spec, (name,)) for name, size in mesh.axes if size > 1]:
+        without_axes = tuple(() if each == axes else each for each in spec)
+        num_devices = math.prod(mesh.shape[name] for name in axes)
+        fitting_dims = [
+            d for d, size in enumerate(shape) if not without_axes[d] and size % num_devices == 0
+        ]
+        neighbours = [
+            without_axes,
+            *((*without_axes[:d], axes, *without_axes[d + 1 :]) for d in fitting_dims),
+        ]
+        new_specs += [other for other in neighbours if other not in (*plan_specs, *new_specs)]
+    return [
+        Constraint(number, len(forms) + n, spec) for n, spec in enumerate(new_specs[:MOST_OTHERS])
+    ]

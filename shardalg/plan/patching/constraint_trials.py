@@ -107,6 +107,7 @@ class ConstraintTrials:
         return self.known[chosen]
 
     def _asked(self, chosen: Chosen) -> XlaFigures | None:
+        """Compile the function with XLA under constraints; return None if they are refused."""
         plan = self.marked.plan
         try:
             annotations = self.marked.annotations(sorted(chosen))

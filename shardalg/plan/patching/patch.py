@@ -302,6 +302,7 @@ def _reporter(progress: bool | None, trials: int) -> Callable[[int, float], None
     last = 0
 
     def say(tried: int, best: float) -> None:
+        """Show the number of tried sets and the best bytes; 0 sets clear the line at the end."""
         nonlocal last
         if shown and tried != last:
             last = tried

@@ -84,19 +84,21 @@ def named_arrays(arrays: Any, names: Any = None) -> NamedTree:
     >>> named_arrays({"w": ((4, 8), "bfloat16", ("embed", "mlp"))}).arrays[0].num_bytes
     64
     """
-    found, structure = named_tree(arrays)
-    if not found:
+    arrays_found, structure = named_tree(arrays)
+    if not arrays_found:
         raise StrategyError(f"there are no arrays to lint: pass a pytree such as {_EXAMPLE}.")
     if names is not None:
-        given = jax.tree_util.tree_flatten_with_path(names, is_leaf=_is_names)[0]
-        by_key = {jax.tree_util.keystr(p, simple=True, separator="/"): x for p, x in given}
+        name_leaves = jax.tree_util.tree_flatten_with_path(names, is_leaf=_is_names)[0]
+        by_key = {jax.tree_util.keystr(p, simple=True, separator="/"): x for p, x in name_leaves}
         # `nnx.get_partition_spec` keeps a variable around each spec, so its path ends in "value", a
         # word that the path of the array does not have.
         by_key |= {key.removesuffix("/value"): x for key, x in by_key.items()}
         # Called for its error, also for names that belong to no array.
         for key, each in by_key.items():
             checked_names(key, each, None)
-        missing = [one.key for one in found if one.names is None and one.key not in by_key]
+        missing = [
+            array.key for array in arrays_found if array.names is None and array.key not in by_key
+        ]
         if missing:
             near = get_close_matches(missing[0], list(by_key), 2) or sorted(by_key)[:2]
             raise StrategyError(
@@ -104,18 +106,18 @@ def named_arrays(arrays: Any, names: Any = None) -> NamedTree:
                 "`arrays` and `names` the same keys."
             )
         # Names in a leaf have precedence over those in `names`.
-        found = tuple(
-            one
-            if one.names is not None
-            else checked_names(one.key, by_key[one.key], one.shape, one.dtype)
-            for one in found
+        arrays_found = tuple(
+            array
+            if array.names is not None
+            else checked_names(array.key, by_key[array.key], array.shape, array.dtype)
+            for array in arrays_found
         )
-    elif not any(one.names for one in found):
+    elif not any(array.names for array in arrays_found):
         raise StrategyError(
             f"no array has names for its dimensions. Write arrays as {_EXAMPLE}, or pass names=... "
             "with the same keys."
         )
-    return NamedTree(found, structure)
+    return NamedTree(arrays_found, structure)
 
 
 def named_tree(arrays: Any, path: str = "") -> NamedTree:

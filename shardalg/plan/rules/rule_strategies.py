@@ -101,22 +101,24 @@ def rules_of(
     ]
     # Axes of size 1 split nothing. They are written only if the layouts have no rules without them:
     # in linen, an axis of size 1 on one dimension prevents a rule with that axis on another one.
-    live = _grouped((one, tuple(map(partial(_live, mesh), axes))) for one, axes in layouts)
-    wanted, found = live, conflicts(live, style)
-    if found and not conflicts(every := _grouped(layouts), style):
-        wanted, found = every, ()
-    if found and not leave_out:
+    live_layouts = _grouped((one, tuple(map(partial(_live, mesh), axes))) for one, axes in layouts)
+    layouts_to_give, conflicts_found = live_layouts, conflicts(live_layouts, style)
+    if conflicts_found and not conflicts(all_layouts := _grouped(layouts), style):
+        layouts_to_give, conflicts_found = all_layouts, ()
+    if conflicts_found and not leave_out:
         raise StrategyError(
-            f"no rules of {style} give these layouts:\n{_listed(found)}\nGive the dimensions "
-            "different names, or the arrays layouts that agree. leave_out=True writes the rules of "
-            "the other arrays."
+            f"no rules of {style} give these layouts:\n{_listed(conflicts_found)}\nGive the "
+            "dimensions different names, or the arrays layouts that agree. leave_out=True writes "
+            "the rules of the other arrays."
         )
-    if found:
-        warnings.warn(f"the rules leave these layouts out:\n{_listed(found)}", stacklevel=2)
-    without = [one.arrays for one in found]
-    made = STYLES[style]([one for one in wanted if one not in without])
-    assert made is not None, "arrays without conflicts have rules"
-    return LogicalRules(made, mesh)
+    if conflicts_found:
+        warnings.warn(
+            f"the rules leave these layouts out:\n{_listed(conflicts_found)}", stacklevel=2
+        )
+    arrays_left_out = [one.arrays for one in conflicts_found]
+    rules = STYLES[style]([one for one in layouts_to_give if one not in arrays_left_out])
+    assert rules is not None, "arrays without conflicts have rules"
+    return LogicalRules(rules, mesh)
 
 
 def _grouped(layouts: Iterable[tuple[NamedArray, tuple[Axes, ...]]]) -> list[Wanted]:

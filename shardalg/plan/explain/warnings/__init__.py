@@ -30,7 +30,11 @@ def warnings_frame(plan: Plan) -> DataFrame:
 
 
 def warnings_table(plan: Plan) -> Table:
-    """Return the warnings of a plan: first the differences from its file, last `jax.jit`."""
+    """Return the warnings of a plan: first the differences from its file, last `jax.jit`.
+
+    A row has the operator, its source line, executions, wire bytes, the warning, a remedy, and the
+    redundant flops.
+    """
     from shardalg.plan.explain.warnings import roundabout
     from shardalg.plan.explain.warnings.held import held_rows
     from shardalg.plan.explain.warnings.idle import idle_rows, stack_rows
@@ -40,11 +44,20 @@ def warnings_table(plan: Plan) -> Table:
     saved = [("plan file", "", 1, 0, text, "save the plan again", 0) for text in plan._since_saved]
     fallbacks = roundabout.warnings(program, graph)
     quiet = (*roundabout.unread(graph).rows, *roundabout.left_out(graph).rows)
-    trips = roundabout.unknown_trips(program, graph).rows
-    own = plan._own_jit.warnings().rows
-    held = held_rows(trials)
-    idle = (*idle_rows(trials), *whole_rows(trials))
+    loop_rows = roundabout.unknown_trips(program, graph).rows
+    jit_rows = plan._own_jit.warnings().rows
+    memory_rows = held_rows(trials)
+    idle_and_whole = (*idle_rows(trials), *whole_rows(trials))
     stacked = stack_rows(trials)
     # The order in print: lost or useless work comes first, the comparison with `jax.jit` last.
-    found = (*saved, *fallbacks.rows, *quiet, *trips, *idle, *held, *stacked, *own)
-    return Table(fallbacks.columns, found)
+    rows = (
+        *saved,
+        *fallbacks.rows,
+        *quiet,
+        *loop_rows,
+        *idle_and_whole,
+        *memory_rows,
+        *stacked,
+        *jit_rows,
+    )
+    return Table(fallbacks.columns, rows)

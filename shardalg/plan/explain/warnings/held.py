@@ -132,23 +132,26 @@ def _even_remedies(trials: Trials, group: _Uneven, *, equal: bool) -> Iterator[s
     """
     size, digits, (value, *_), _ = group
     # Minor axes split the blocks of major ones, so axes are dropped from the minor end only.
-    kept = digits
-    while kept and size % parts(kept):
-        kept = kept[:-1]
+    kept_digits = digits
+    while kept_digits and size % parts(kept_digits):
+        kept_digits = kept_digits[:-1]
     # `cut` is the first axis that does not divide the rest of the dimension. It is split into two
     # sub-axes: a major one of size gcd, which divides, and a minor one with the remaining factor.
-    cut, *others = digits[len(kept) :]
-    part = gcd(size // parts(kept), cut.size)
-    major = Digit(cut.stride * cut.size // part, part)
-    minor = Digit(cut.stride, cut.size // part)
-    split, left = (*kept, *([major] if part > 1 else [])), (minor, *others)
+    cut_axis, *later_axes = digits[len(kept_digits) :]
+    divisor = gcd(size // parts(kept_digits), cut_axis.size)
+    major = Digit(cut_axis.stride * cut_axis.size // divisor, divisor)
+    minor = Digit(cut_axis.stride, cut_axis.size // divisor)
+    new_digits, moved_digits = (
+        (*kept_digits, *([major] if divisor > 1 else [])),
+        (minor, *later_axes),
+    )
     # A choice is (digits that the uneven dimension keeps, digits that split another dimension).
     # At an equal price only the first remedy is offered, so the fewest replicas come first.
-    choices = dict.fromkeys(((split, left), (split, ()), (kept, ())))
-    found = [each for over in choices if (each := _evened(trials, value, (size, digits), over))]
-    cheaper = [text for is_less, text in found if is_less]
+    choices = dict.fromkeys(((new_digits, moved_digits), (new_digits, ()), (kept_digits, ())))
+    remedies = [each for over in choices if (each := _evened(trials, value, (size, digits), over))]
+    cheaper = [text for is_less, text in remedies if is_less]
     # A sharding along a part of the axis has no padding: it is offered at an equal price, too.
-    yield from cheaper or [text for _, text in found[: int(equal)]]
+    yield from cheaper or [text for _, text in remedies[: int(equal)]]
 
 
 def _evened(
@@ -213,24 +216,24 @@ def _with_even(
       uneven: (size, digits) of the uneven dimension. None is returned if no dimension has them.
       over: the digits that replace these, and the digits that move to another dimension.
     """
-    (split, left), dims = over, list(layout.dims)
+    (new_digits, moved_digits), dims = over, list(layout.dims)
     if uneven not in zip(layout.shape, layout.dims, strict=True):
         return None
-    at = list(zip(layout.shape, layout.dims, strict=True)).index(uneven)
-    dims[at] = split
+    uneven_dim = list(zip(layout.shape, layout.dims, strict=True)).index(uneven)
+    dims[uneven_dim] = new_digits
     # Without a place for the digits `left`, each device would hold more of the tensor. They move to
     # the first other dimension that they divide evenly.
-    if left:
+    if moved_digits:
         extents = enumerate(zip(layout.shape, dims, strict=True))
-        room = (
+        free_dims = (
             dim
-            for dim, (extent, given) in extents
-            if dim != at and extent and extent % parts((*given, *left)) == 0
+            for dim, (extent, dim_digits) in extents
+            if dim != uneven_dim and extent and extent % parts((*dim_digits, *moved_digits)) == 0
         )
-        dim = next(room, None)
+        dim = next(free_dims, None)
         if dim is None:
             return None
-        dims[dim] = (*dims[dim], *left)
+        dims[dim] = (*dims[dim], *moved_digits)
     return replace(layout, dims=tuple(dims), priorities=())
 
 

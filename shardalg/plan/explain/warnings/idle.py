@@ -46,23 +46,31 @@ def _stack_rows(trials: Trials, other: TrialOutcome) -> Iterator[tuple[object, .
         gathers stacks before the loop, and the other one layer per iteration.
     """
     stages = trials.stages
-    moved: dict[int, float] = {}
-    for one in stages.traffic.collectives:
-        moved[one.value] = moved.get(one.value, 0) + one.step.count * number(one.wire_bytes)
+    sent_by_value: dict[int, float] = {}
+    for moved in stages.traffic.collectives:
+        amount = moved.step.count * number(moved.wire_bytes)
+        sent_by_value[moved.value] = sent_by_value.get(moved.value, 0) + amount
     # The share of the stacks in the peak is that of the plan that gathers them whole before the
     # loop. That may be the plan at hand, or the one with the switch flipped.
     gathered = trials.now if not stages.streams else other
     for node in stages.graph.nodes_of(["scan"]):
-        found = [
+        sharded_stacks = [
             (stack, layer)
             for stack, layer in stacks(stages.graph, node)
             # A stack that is whole along its layers is not gathered, so fetching saves nothing.
             if stages.sharded.shardings[stack].dims[0]
         ]
-        held = sum(_whole(stages, stack) for stack, _ in found)
-        if found and held >= SHARE * gathered.peak_memory_bytes:
-            sent = sum(moved.get(value, 0) for pair in found for value in pair)
-            yield _stack_row(trials, node, [stack for stack, _ in found], (held, sent, other))
+        stack_bytes = sum(_whole(stages, stack) for stack, _ in sharded_stacks)
+        if sharded_stacks and stack_bytes >= SHARE * gathered.peak_memory_bytes:
+            sent_bytes = sum(
+                sent_by_value.get(value, 0) for pair in sharded_stacks for value in pair
+            )
+            yield _stack_row(
+                trials,
+                node,
+                [stack for stack, _ in sharded_stacks],
+                (stack_bytes, sent_bytes, other),
+            )
 
 
 def _stack_row(
@@ -74,7 +82,7 @@ def _stack_row(
     `stream_layers`. The remedy names the other value of the option and its effect on the step.
 
     Args:
-      found: the numbers of the stacked values.
+      found: the numbers of the stacked values in the graph.
       figures: bytes of the gathered stacks, bytes sent for them, and the figures of the plan with
         the other value of the option.
     """

@@ -211,20 +211,20 @@ def _fill_unchanged(graph: Graph, found: list[str | None], waiting: list[int]) -
     first, size = {}, {}
     for position, value in enumerate(graph.arguments):
         shape = graph.values[value].type.shape
-        free = [d for d in range(len(shape)) if not classes.is_iterated(value, d)]
-        first[position] = classes.of(value)[free[0]] if free else None
-        size[position] = shape[free[0]] if free else None
+        free_dims = [d for d in range(len(shape)) if not classes.is_iterated(value, d)]
+        first[position] = classes.of(value)[free_dims[0]] if free_dims else None
+        size[position] = shape[free_dims[0]] if free_dims else None
     trained = {
         name
         for position, value in enumerate(graph.arguments)
         if found[position] == PARAMETERS
         for name in classes.of(value)
     }
-    known = [position for position, role in enumerate(found) if role == DATA]
-    data, sizes = {first[p] for p in known}, {size[p] for p in known}
+    data_positions = [position for position, role in enumerate(found) if role == DATA]
+    data, sizes = {first[p] for p in data_positions}, {size[p] for p in data_positions}
     # Without certain data, inputs are recognised by a dimension that they share, as the batch.
-    apart = {first[p] for p in waiting} - trained
-    data |= apart if not known and len(apart) == 1 else set()
+    input_dims = {first[p] for p in waiting} - trained
+    data |= input_dims if not data_positions and len(input_dims) == 1 else set()
     for position in waiting:
         name = first[position]
         if name in data or (name not in trained and size[position] in sizes):

@@ -131,20 +131,22 @@ class DimensionClasses:
         if fine in self.iterated:
             return "a loop walks through this dimension"
         for loops in self.nests.get(fine, ()):
-            left = parts
+            # The parts that are left for the loops from this one on. E.g. 8 heads of 64 features in
+            # 16 parts: 8 parts of the heads, and 2 parts of the features.
+            remaining_parts = parts
             for number, (extent, inner) in enumerate(loops):
-                if left == 1:
+                if remaining_parts == 1:
                     break
-                here = left if extent % left == 0 else extent
-                if left % here:
+                loop_parts = remaining_parts if extent % remaining_parts == 0 else extent
+                if remaining_parts % loop_parts:
                     return f"its major part has {extent} elements, which {parts} does not divide"
                 if number and (inner is None or inner in closed):
                     return f"its major part has only {loops[0][0]} elements for {parts} parts"
                 if inner is not None and inner not in seen | {fine}:
-                    why = self._refusal(inner, here, closed, seen | {fine})
+                    why = self._refusal(inner, loop_parts, closed, seen | {fine})
                     if why:
                         return why
-                left //= here
+                remaining_parts //= loop_parts
         return ""
 
 
@@ -176,15 +178,15 @@ def dimension_classes(graph: Graph) -> DimensionClasses:
     for node in graph.nodes:
         # Values of a call are connected through its bodies, by the region arguments below.
         pairs, nested = ((), ()) if node.bodies else _joins(node.signature)
-        at = node.operands + node.results
+        tensors = node.operands + node.results
         for (i, d), (j, e) in pairs:
-            fine.join(base[at[i]] + d, base[at[j]] + e)
+            fine.join(base[tensors[i]] + d, base[tensors[j]] + e)
         for (i, d), parts in nested:
             inner = tuple(
-                (extent, None if place is None else base[at[place[0]]] + place[1])
+                (extent, None if place is None else base[tensors[place[0]]] + place[1])
                 for extent, place in parts
             )
-            nests.append((base[at[i]] + d, inner))
+            nests.append((base[tensors[i]] + d, inner))
     # A value that enters a loop body loses its leading dimension if the loop takes one index of it
     # per iteration (`source_drop`); the other dimensions correspond in their order.
     walked = set()
@@ -200,15 +202,15 @@ def dimension_classes(graph: Graph) -> DimensionClasses:
     coarse = UnionFind(base[-1])
     for item, root in enumerate(roots):
         coarse.join(item, root)
-    found: dict[int, set[tuple[tuple[int, int | None], ...]]] = {}
+    nests_by_class: dict[int, set[tuple[tuple[int, int | None], ...]]] = {}
     for item, loops in nests:
-        known = tuple((extent, None if i is None else roots[i]) for extent, i in loops)
-        found.setdefault(roots[item], set()).add(known)
+        classes_of_loops = tuple((extent, None if i is None else roots[i]) for extent, i in loops)
+        nests_by_class.setdefault(roots[item], set()).add(classes_of_loops)
         # Of a batch in microbatches, the loop over microbatches is not what an axis splits.
-        major = next((i for _, i in known if i not in iterated), None)
+        major = next((i for _, i in classes_of_loops if i not in iterated), None)
         if major is not None:
             coarse.join(item, major)
-    frozen = {root: frozenset(loops) for root, loops in found.items()}
+    frozen = {root: frozenset(loops) for root, loops in nests_by_class.items()}
     return DimensionClasses(tuple(base), roots, coarse.roots(), iterated, frozen)
 
 

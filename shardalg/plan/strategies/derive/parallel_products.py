@@ -163,7 +163,7 @@ def tensor_classes(named: NamedGraph, parts: int) -> frozenset[int]:
     do not conflict with it are added.
     """
     # Per class: the bytes of the parameters that it would shard, and the classes in conflict.
-    covered: dict[int, float] = defaultdict(float)
+    bytes_by_class: dict[int, float] = defaultdict(float)
     conflicts: dict[int, set[int]] = defaultdict(set)
     excluded = {*named.expert_classes, named.batch_class}
     total = 0.0
@@ -171,19 +171,19 @@ def tensor_classes(named: NamedGraph, parts: int) -> frozenset[int]:
         total += named.num_bytes(value)
         names = named.classes.of(value)
         # The classes of this parameter that could be sharded. They exclude each other.
-        here = {
+        own_classes = {
             name
             for dim, name in enumerate(names)
             if name not in excluded
             and named.shape(value)[dim] > 1
             and not refusal(named, value, dim, parts)
         }
-        for name in here:
-            covered[name] += named.num_bytes(value)
-            conflicts[name] |= here - {name}
+        for name in own_classes:
+            bytes_by_class[name] += named.num_bytes(value)
+            conflicts[name] |= own_classes - {name}
     sums, products = named.uses.sum_bytes, named.uses.product_bytes or 1.0
     # Vectors alone (scales, biases) are no reason to shard: some product must have the class.
-    used = {
+    product_classes = {
         named.classes.of(value)[dim]
         for (value, dim), kinds in named.uses.kinds.items()
         if kinds & {COLUMN, ROW, LOOKUP}
@@ -192,19 +192,19 @@ def tensor_classes(named: NamedGraph, parts: int) -> frozenset[int]:
     # that it causes, as a share of all results of products.
     values = {
         name: (1 + MARGIN) * size / (total or 1.0) - sums.get(name, 0.0) / products - EPSILON
-        for name, size in covered.items()
-        if name in used
+        for name, size in bytes_by_class.items()
+        if name in product_classes
     }
-    kept = {name: frozenset(conflicts[name] & values.keys()) for name in values}
-    chosen = set(best_independent(values, kept))
+    open_conflicts = {name: frozenset(conflicts[name] & values.keys()) for name in values}
+    chosen_classes = set(best_independent(values, open_conflicts))
     # Then the classes that are not worth their sums alone, as a vocabulary of a small model:
     # tensor parallelism is asked for, so that each parameter is sharded if that is possible. Sums
     # of scores stay excluded.
     closed = {named.classes.coarse[item] for item in named.uses.summed}
     for name in sorted(values, key=lambda name: (-values[name], name)):
-        if name not in closed and not kept[name] & chosen:
-            chosen.add(name)
-    return frozenset(chosen)
+        if name not in closed and not open_conflicts[name] & chosen_classes:
+            chosen_classes.add(name)
+    return frozenset(chosen_classes)
 
 
 def best_independent(values: Values, conflicts: Conflicts) -> frozenset[int]:
@@ -285,10 +285,10 @@ def residual_classes(named: NamedGraph, chosen: frozenset[int]) -> frozenset[int
     returned. For a row-parallel product it is the class of the columns. A table that is looked up
     counts as a row-parallel product. In a Transformer these are the features of the residual.
     """
-    found: set[int] = set()
+    whole_classes: set[int] = set()
     for value, kinds in named.uses.products:
         names = named.classes.of(value)
-        for own, other in ((COLUMN, ROW), (ROW, COLUMN), (LOOKUP, COLUMN)):
-            if any(names[dim] in chosen for dim in kinds.get(own, ())):
-                found |= {names[dim] for dim in kinds.get(other, ())}
-    return frozenset(found - chosen - named.expert_classes)
+        for sharded_kind, whole_kind in ((COLUMN, ROW), (ROW, COLUMN), (LOOKUP, COLUMN)):
+            if any(names[dim] in chosen for dim in kinds.get(sharded_kind, ())):
+                whole_classes |= {names[dim] for dim in kinds.get(whole_kind, ())}
+    return frozenset(whole_classes - chosen - named.expert_classes)

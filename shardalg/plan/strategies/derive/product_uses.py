@@ -247,9 +247,9 @@ class _Reader:
         kind = self.graph.values[value].type
         is_activation = self.origins.get(value) is None
         own_bytes = float(math.prod(kind.shape) * kind.itemsize * self.graph.trip_count(node))
-        at = self.classes.base[value]
+        first_item = self.classes.base[value]
         for dim in range(len(rule.indices(operand))):
-            item = at + dim
+            item = first_item + dim
             name = self.classes.coarse[item]
             loops = dim_loops(rule, operand, dim)
             if kind.shape[dim] == 1:
@@ -261,17 +261,17 @@ class _Reader:
                     self.sums[name] += own_bytes / 8
                     self._close(item)
                 continue
-            how = loop_class(rule, loops[0][0])
-            if how in (CONTRACTING, SELECTED):
+            loop_kind = loop_class(rule, loops[0][0])
+            if loop_kind in (CONTRACTING, SELECTED):
                 # Both operands of a product have the loop; it is counted with the activation.
-                if is_activation or how == SELECTED:
+                if is_activation or loop_kind == SELECTED:
                     self.sums[name] += result_bytes
                     self.cut.add(name)
                 # A product of two activations, such as the scores of attention.
                 if not is_product and row_class(rule) in PRODUCTS:
                     self.summed.add(self.classes.fine[item])
             # Any other loop, such as a sorted one, is not passed on: taken as half of the operand.
-            elif how not in (PASS, "broadcast", "compound") and is_activation:
+            elif loop_kind not in (PASS, "broadcast", "compound") and is_activation:
                 self.sums[name] += own_bytes / 2
                 self._close(item)
 
