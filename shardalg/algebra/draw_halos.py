@@ -99,15 +99,21 @@ class DimensionDrawing:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """First position and end of all blocks, elements and windows that are drawn."""
-        low, high = [0], [len(self.rows) * self.block * self.dilation]
+        """First position and end of all blocks, elements and windows that are drawn.
+
+        Positions count the holes of a dilation: element k is at position k * dilation.
+        """
+        starts, ends = [0], [len(self.rows) * self.block * self.dilation]
         for row in self.rows:
+            # A partition that reads nothing has no elements to draw.
             if row.start < row.limit:
-                low.append(row.start * self.dilation)
-                high.append((row.limit - 1) * self.dilation + 1)
-            low += [first - row.zeros[0] for first in row.windows]
-            high += [first + self.span + row.zeros[1] for first in row.windows]
-        return min(low), max(high)
+                starts.append(row.start * self.dilation)
+                ends.append((row.limit - 1) * self.dilation + 1)
+            # A window may reach past the elements by taps that read zeros (`row.zeros`: before,
+            # after).
+            starts += [first - row.zeros[0] for first in row.windows]
+            ends += [first + self.span + row.zeros[1] for first in row.windows]
+        return min(starts), max(ends)
 
 
 def halo_canvas(shown: DimensionDrawing) -> Canvas:
@@ -116,23 +122,25 @@ def halo_canvas(shown: DimensionDrawing) -> Canvas:
     The bar of a row has the elements that the partition reads, in the colors of their holders. The
     frame is the partition's own block. Elements that do not exist are white.
     """
-    canvas, side = Canvas(), 44.0
+    canvas, label_width = Canvas(), 44.0
+    # The horizontal axis has all blocks, and elements that are read beyond them.
     low = min(0, *(row.start for row in shown.rows))
     high = max(len(shown.rows) * shown.block, *(row.limit for row in shown.rows))
-    scale = (WIDTH - side - 110) / max(high - low, 1)
+    scale = (WIDTH - label_width - 110) / max(high - low, 1)
 
-    numbered = text_width(f"{shown.size - 1}") <= scale
+    shows_numbers = text_width(f"{shown.size - 1}") <= scale
 
     def x(element: float) -> float:
-        return side + (element - low) * scale
+        return label_width + (element - low) * scale
 
     top = 0.0
+    # `places` leaves out the middle of many partitions and has None there.
     for number in places(len(shown.rows)):
         if number is None:
             canvas.text((0, top + 16), "…")
             top += 24
             continue
-        row, own = shown.rows[number], number * shown.block
+        row, own_start = shown.rows[number], number * shown.block
         canvas.text((0, top + 16), f"p = {number}")
         # Reads before the first element, or after the last one, are masked: nothing is there.
         if row.start < row.limit:
@@ -141,16 +149,17 @@ def halo_canvas(shown: DimensionDrawing) -> Canvas:
         for first, end, holder in shown.sent(row):
             color = BLOCKS[holder % len(BLOCKS)]
             canvas.rect((x(first), top), ((end - first) * scale, 22), color, edge=FAINT)
-            for element in range(first, end if numbered else first):
+            # One cell per element is drawn only if the cells have room for numbers.
+            for element in range(first, end if shows_numbers else first):
                 canvas.rect((x(element), top), (scale, 22), color, edge=FAINT)
             # Each element has its number if all numbers fit, otherwise the range is written once.
-            names = {(k, k + 1): f"{k}" for k in range(first, end)} if numbered else {}
+            names = {(k, k + 1): f"{k}" for k in range(first, end)} if shows_numbers else {}
             for (start, stop), name in (names or {(first, end): f"{first}:{end}"}).items():
                 if text_width(name) <= (stop - start) * scale:
                     middle = (x((start + stop) / 2), top + 15)
                     canvas.text(middle, name, anchor="middle", color=INK)
-        canvas.rect((x(own), top), (shown.block * scale, 22), "none", edge="currentColor")
-        left, right = own - row.start, row.limit - own - shown.block
+        canvas.rect((x(own_start), top), (shown.block * scale, 22), "none", edge="currentColor")
+        left, right = own_start - row.start, row.limit - own_start - shown.block
         canvas.text((x(high) + 8, top + 16), f"left {left}, right {right}")
         top += 32
     blocks = [b for b in places(len(shown.rows)) if b is not None][: len(BLOCKS)]
@@ -220,7 +229,11 @@ class _Panel:
         self.axes.text(x, y, text, **defaults | style)
 
     def paint(self, title: str) -> None:
-        """Draw the whole panel: the title, the blocks, and a row per partition."""
+        """Draw the whole panel: the title, the blocks, and a row per partition.
+
+        `HEAD`, `TOP`, `CELL` and `GAP` are heights in inches: of the title, of a label, of a cell,
+        and between rows.
+        """
         shown = self.shown
         self.axes.axis("off")
         self.text(0.15, 0.2, title, ha="left", fontsize=10, weight="bold")
@@ -233,6 +246,7 @@ class _Panel:
             self.frame(p, HEAD + TOP)
             self.text(self.middle(first, end), HEAD + TOP / 2, f"p = {p}", fontsize=7)
         for row in shown.rows:
+            # All rows have the same height, so that the position follows from the partition.
             self.row(row, HEAD + TOP + CELL + GAP + _band(shown) * row.partition)
 
     def row(self, row: PartitionRow, top: float) -> None:
@@ -241,29 +255,37 @@ class _Panel:
         Args:
           top: the vertical coordinate of the row, in inches.
         """
-        shown, y, own = self.shown, top + TOP, row.partition * self.shown.block
-        self.text(LEFT - 0.12, y + CELL / 2, f"p = {row.partition}", ha="right", weight="bold")
+        shown, cell_top, own_start = self.shown, top + TOP, row.partition * self.shown.block
+        self.text(
+            LEFT - 0.12, cell_top + CELL / 2, f"p = {row.partition}", ha="right", weight="bold"
+        )
         # Unread parts of the own block are pale: the partition holds them, but no window needs one.
-        self.cells(own, min(row.start, own + shown.block), y, alpha=0.3)
-        self.cells(max(row.limit, own), own + shown.block, y, alpha=0.3)
-        self.cells(row.start, row.limit, y)
-        self.frame(row.partition, y)
+        self.cells(own_start, min(row.start, own_start + shown.block), cell_top, alpha=0.3)
+        self.cells(max(row.limit, own_start), own_start + shown.block, cell_top, alpha=0.3)
+        self.cells(row.start, row.limit, cell_top)
+        self.frame(row.partition, cell_top)
+        # Elements from another partition have its number above them.
         for first, end, holder in shown.sent(row):
             if holder != row.partition:
                 self.text(self.middle(first, end), top + TOP / 2, f"{holder}", fontsize=7)
-        left, right = own - row.start, row.limit - own - shown.block
+        left, right = own_start - row.start, row.limit - own_start - shown.block
         words = {"ha": "left", "color": FAINT}
         self.text(
-            self.x(shown.bounds[1]) + 0.15, y + CELL / 2, f"left {left}, right {right}", **words
+            self.x(shown.bounds[1]) + 0.15,
+            cell_top + CELL / 2,
+            f"left {left}, right {right}",
+            **words,
         )
         outputs = len(row.windows)
+        # The windows are those of the outputs of this partition, which are numbered over all
+        # partitions.
         if outputs:
             names = f"out {row.partition * outputs}…{(row.partition + 1) * outputs - 1}"
             small = {"ha": "right", "color": FAINT, "fontsize": 7}
-            self.text(LEFT - 0.12, y + CELL + LANE * 0.75, names, **small)
+            self.text(LEFT - 0.12, cell_top + CELL + LANE * 0.75, names, **small)
         # On one line, overlapping windows would hide each other.
         for nth, first in enumerate(row.windows):
-            lane = y + CELL + LANE * (nth % shown.lanes + 0.75)
+            lane = cell_top + CELL + LANE * (nth % shown.lanes + 0.75)
             self.window(row, first, lane, exists=nth < row.outputs)
 
     def cells(self, start: int, limit: int, y: float, *, alpha: float = 1.0) -> None:
@@ -277,16 +299,20 @@ class _Panel:
 
         scale = _scale(self.shown)
         for k in range(start, limit):
+            # Elements before 0 or after the end are padding that a window reads.
             exists = 0 <= k < self.shown.size
             face = BLOCKS[k // self.shown.block % len(BLOCKS)] if exists else "white"
             style: dict[str, Any] = {"fc": face, "ec": FAINT, "lw": 0.5}
             style["hatch"] = None if exists else "/////"
-            at = (self.x(k * self.shown.dilation), y)
-            self.axes.add_patch(Rectangle(at, scale, CELL, alpha=alpha, **style))
+            corner = (self.x(k * self.shown.dilation), y)
+            self.axes.add_patch(Rectangle(corner, scale, CELL, alpha=alpha, **style))
             # A number may use the holes of a dilation; it is left out where it would not fit.
-            room = scale * self.shown.dilation
-            if exists and room > 0.12:
-                number = {"fontsize": min(8, 36 * room), "color": INK if alpha == 1 else FAINT}
+            width_per_element = scale * self.shown.dilation
+            if exists and width_per_element > 0.12:
+                number = {
+                    "fontsize": min(8, 36 * width_per_element),
+                    "color": INK if alpha == 1 else FAINT,
+                }
                 self.text(self.middle(k, k + 1), y + CELL / 2, f"{k}", **number)
 
     def frame(self, p: int, y: float) -> None:
@@ -298,7 +324,9 @@ class _Panel:
         self.axes.add_patch(Rectangle(at, width, CELL, fc="none", ec=INK, lw=1.6))
 
     def window(self, row: PartitionRow, first: int, y: float, *, exists: bool) -> None:
-        """Draw the window of one output as a line with a dot per tap.
+        """Draw the window of one output as a line with a dot per tap and a ring per zero.
+
+        A ring is a tap before the first element or after the last one, where the window reads 0.
 
         Args:
           first: the position of its first tap.
@@ -306,15 +334,17 @@ class _Panel:
           exists: whether the unpartitioned operator has this output; if not, the line is faint.
         """
         color, shown = INK if exists else FAINT, self.shown
-        before, after = row.zeros
-        last = first + shown.span
-        # A little shorter than its positions, so that neighbouring windows do not touch.
-        ends = self.x(first - before + 0.15), self.x(last + after - 0.15)
-        self.axes.plot(ends, (y, y), color=color, lw=0.8, ls="-" if exists else ":")
+        zeros_before, zeros_after = row.zeros
+        end = first + shown.span
+        # The line is a little shorter than its positions, so that neighbouring windows do not
+        # touch.
+        line_ends = self.x(first - zeros_before + 0.15), self.x(end + zeros_after - 0.15)
+        self.axes.plot(line_ends, (y, y), color=color, lw=0.8, ls="-" if exists else ":")
         dots: dict[str, Any] = {"color": color, "ls": "none", "marker": "o", "ms": 3}
+        # Dots and rings are in the middle of a position, hence the 0.5.
         taps = [self.x(first + tap + 0.5) for tap in shown.taps]
-        places = [*range(first - before, first), *range(last, last + after)]
-        rings = [self.x(place + 0.5) for place in places]
+        zero_positions = [*range(first - zeros_before, first), *range(end, end + zeros_after)]
+        rings = [self.x(place + 0.5) for place in zero_positions]
         self.axes.plot(taps, [y] * len(taps), **dots)
         self.axes.plot(rings, [y] * len(rings), **dots, mfc="white", mew=0.7)
 
@@ -325,10 +355,10 @@ def _key(figure: Figure, shown: Sequence[DimensionDrawing]) -> None:
     from matplotlib.patches import Patch
 
     rows = [row for panel in shown for row in panel.rows]
-    dots: dict[str, Any] = {"color": INK, "marker": "o", "ms": 3, "lw": 0.8}
-    past: dict[str, Any] = {"color": FAINT, "marker": "o", "ms": 3, "lw": 0.8, "ls": ":"}
+    tap_style: dict[str, Any] = {"color": INK, "marker": "o", "ms": 3, "lw": 0.8}
+    faint_style: dict[str, Any] = {"color": FAINT, "marker": "o", "ms": 3, "lw": 0.8, "ls": ":"}
     # Pairs of whether the mark occurs, and its entry: a mark without an example would confuse.
-    keys = [
+    entries = [
         (True, Patch(fc="none", ec=INK, lw=1.6, label="own block")),
         (
             True,
@@ -336,17 +366,20 @@ def _key(figure: Figure, shown: Sequence[DimensionDrawing]) -> None:
         ),
         (True, Patch(fc="white", ec=FAINT, lw=0.5, hatch="/////", label="does not exist")),
         (True, Patch(fc=BLOCKS[0], ec=FAINT, lw=0.5, alpha=0.3, label="held, not read")),
-        (any(row.windows for row in rows), Line2D([], [], **dots, label="window and its taps")),
+        (
+            any(row.windows for row in rows),
+            Line2D([], [], **tap_style, label="window and its taps"),
+        ),
         (
             any(row.outputs < len(row.windows) for row in rows),
-            Line2D([], [], **past, label="of an output past the end"),
+            Line2D([], [], **faint_style, label="of an output past the end"),
         ),
         (
             any(any(row.zeros) for row in rows),
-            Line2D([], [], **dots, ls="none", mfc="white", label="tap of 0"),
+            Line2D([], [], **tap_style, ls="none", mfc="white", label="tap of 0"),
         ),
     ]
-    handles = [handle for needed, handle in keys if needed]
+    handles = [handle for needed, handle in entries if needed]
     figure.legend(
         handles=handles, loc="lower left", ncols=4, fontsize=8, frameon=False,
         handlelength=1.6, columnspacing=1.6, bbox_to_anchor=(0.005, 0),

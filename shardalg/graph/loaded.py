@@ -96,34 +96,37 @@ _ITEM_TYPES = {
 def _wrong_ranges(graph: Graph) -> Iterator[str]:
     """Yield a message for each index out of range, and for each impossible type or parameter.
 
-    Also yield one if there are more or fewer paths than arguments, or than results.
+    The indices are those of values, nodes and regions. Also yield a message if there are more or
+    fewer paths than arguments, or than results.
     """
-    values = [*graph.arguments, *graph.results, *(i for i, _ in graph.constants)]
-    values += [i for n in graph.nodes for i in (*n.operands, *n.results)]
-    values += [i for r in graph.regions for i in (*r.arguments, *r.results)]
-    yield from _out_of_range("values", len(graph.values), values)
-    nodes = len(graph.nodes)
-    yield from _out_of_range("nodes", nodes, [i for r in graph.regions for i in r.nodes])
-    yield from _out_of_range("nodes", nodes, [s.node for s in graph.sites])
-    inside = [i for n in graph.nodes for i in (n.region, *n.bodies)]
-    yield from _out_of_range("regions", len(graph.regions), inside)
-    for paths, ends in (
+    # All places that refer to a value by its index: program, nodes and regions.
+    value_indices = [*graph.arguments, *graph.results, *(i for i, _ in graph.constants)]
+    value_indices += [i for n in graph.nodes for i in (*n.operands, *n.results)]
+    value_indices += [i for r in graph.regions for i in (*r.arguments, *r.results)]
+    yield from _out_of_range("values", len(graph.values), value_indices)
+    num_nodes = len(graph.nodes)
+    yield from _out_of_range("nodes", num_nodes, [i for r in graph.regions for i in r.nodes])
+    yield from _out_of_range("nodes", num_nodes, [s.node for s in graph.sites])
+    region_indices = [i for n in graph.nodes for i in (n.region, *n.bodies)]
+    yield from _out_of_range("regions", len(graph.regions), region_indices)
+    for paths, named_values in (
         (graph.argument_paths, graph.arguments),
         (graph.result_paths, graph.results),
     ):
-        if len(paths) != len(ends):
-            yield f"{len(paths)} paths for {len(ends)} values"
+        if len(paths) != len(named_values):
+            yield f"{len(paths)} paths for {len(named_values)} values"
     for type_ in {value.type for value in graph.values}:
-        # JAX's extended types have no numpy type.
+        # JAX's extended types, of random keys and of gradients of integers, have no numpy type.
         extended = type_.dtype == "float0" or type_.dtype.startswith("key<")
-        known = extended or item_type(type_.dtype) is not None
-        if not known or any(n < 0 for n in type_.shape):
+        is_known = extended or item_type(type_.dtype) is not None
+        if not is_known or any(n < 0 for n in type_.shape):
             yield f"{type_.dtype!r}{list(type_.shape)} is no type"
     for signature in {node.signature for node in graph.nodes}:
         names = [name for name, _ in signature.params]
         # A signature is compared by its tuple of parameters, so their order must be canonical.
         if any(first >= second for first, second in pairwise(names)):
             yield f"{signature.primitive} has the parameters {names}: each once, in order"
+        # JAX's type rules ignore some parameters, so a wrong type of one would show only later.
         _check_params(signature.params, _UNSEEN)
 
 
@@ -146,7 +149,7 @@ def _wrong_tree(graph: Graph) -> Iterator[str]:
     Faults are a wrong parent or call of a region, a wrong list of its nodes, and a region that is
     the body of two calls.
     """
-    inside: list[list[int]] = [[] for _ in graph.regions]
+    nodes_of_region: list[list[int]] = [[] for _ in graph.regions]
     for region in graph.regions:
         fault = _region_fault(graph, region)
         if fault:
@@ -154,42 +157,50 @@ def _wrong_tree(graph: Graph) -> Iterator[str]:
             # The checks below follow the parents, which a faulty region may not have.
             return
     for node in graph.nodes:
-        here = graph.regions[node.region]
-        inside[here.index].append(node.index)
+        region_of_node = graph.regions[node.region]
+        nodes_of_region[region_of_node.index].append(node.index)
         # The parent of a remat region lists its nodes too.
-        while here.kind == "remat" and here.parent is not None:
-            here = graph.regions[here.parent]
-            inside[here.index].append(node.index)
-    for region, nodes in zip(graph.regions, inside, strict=True):
+        while region_of_node.kind == "remat" and region_of_node.parent is not None:
+            region_of_node = graph.regions[region_of_node.parent]
+            nodes_of_region[region_of_node.index].append(node.index)
+    for region, nodes in zip(graph.regions, nodes_of_region, strict=True):
         # The list of a region repeats what each node says about its region; both must agree.
         if tuple(nodes) != region.nodes:
             yield f"region {region.index} lists {list(region.nodes)[:8]}, it has {nodes[:8]}"
-    owned = Counter(body for node in graph.nodes for body in node.bodies)
-    if any(count > 1 for count in owned.values()):
+    call_count = Counter(body for node in graph.nodes for body in node.bodies)
+    if any(count > 1 for count in call_count.values()):
         yield "a region is the body of two calls"
 
 
 def _region_fault(graph: Graph, region: Region) -> str:
     """Return a message about a region's wrong parent, call or trip count; "" if all are right."""
     if region.index == 0:
-        root = (region.kind, region.parent, region.node, region.trip_count)
-        return "" if root == ("root", None, None, 1) else "is not the program"
+        root_fields = (region.kind, region.parent, region.node, region.trip_count)
+        return "" if root_fields == ("root", None, None, 1) else "is not the program"
     # A parent comes before its bodies, so the tree has no cycle.
     if region.parent is None or not 0 <= region.parent < region.index:
         return f"has the parent {region.parent}"
+    # A remat span (`jax.checkpoint`) only groups nodes: it has no call, and runs as often as its
+    # parent.
     if region.kind == "remat":
-        alone = region.node is None and not region.arguments and not region.results
-        same = region.trip_count == graph.regions[region.parent].trip_count
-        return "" if alone and same else "has a call, arguments, results or trips of its own"
+        has_no_border = region.node is None and not region.arguments and not region.results
+        has_same_trips = region.trip_count == graph.regions[region.parent].trip_count
+        return (
+            ""
+            if has_no_border and has_same_trips
+            else "has a call, arguments, results or trips of its own"
+        )
     if region.kind not in _CALLS or region.node is None or not 0 <= region.node < len(graph.nodes):
         return f"is the body of {region.node}"
     node = graph.nodes[region.node]
-    mine = region.index in node.bodies and node.primitive == region.kind
+    is_its_body = region.index in node.bodies and node.primitive == region.kind
     # Files store the traced graph. The planner determines the iterations of a `while` later.
-    once = region.trip_count == graph.regions[region.parent].trip_count
-    if region.kind == "while" and not once:
+    runs_once = region.trip_count == graph.regions[region.parent].trip_count
+    if region.kind == "while" and not runs_once:
         return "has trips of its own"
-    return "" if mine and node.region == region.parent else f"is no body of node {region.node}"
+    return (
+        "" if is_its_body and node.region == region.parent else f"is no body of node {region.node}"
+    )
 
 
 def _wrong_values(graph: Graph) -> Iterator[str]:
@@ -198,7 +209,8 @@ def _wrong_values(graph: Graph) -> Iterator[str]:
     For example, a value of the kind "node" must be the result of one node. Also yield a message for
     each constant of a wrong type, and one if sites and annotations differ.
     """
-    defined = Counter(
+    # Each way in which a value can get its content, by value index.
+    definition_count = Counter(
         [
             *((i, "constant") for i, _ in graph.constants),
             *((i, "argument") for i in graph.arguments),
@@ -206,10 +218,10 @@ def _wrong_values(graph: Graph) -> Iterator[str]:
             *((i, "node") for n in graph.nodes for i in n.results),
         ]
     )
-    declared = {(value.index, value.kind) for value in graph.values}
-    twice = {key for key, count in defined.items() if count > 1}
+    declarations = {(value.index, value.kind) for value in graph.values}
+    repeated = {key for key, count in definition_count.items() if count > 1}
     # A run reads each value from its only definition, so none may be missing or repeated.
-    wrong = sorted((declared ^ defined.keys()) | twice)
+    wrong = sorted((declarations ^ definition_count.keys()) | repeated)
     yield from (f"{graph.values[i].name!r} is not defined once, by a {kind}" for i, kind in wrong)
     for index, array in graph.constants:
         type_ = graph.values[index].type
@@ -218,6 +230,7 @@ def _wrong_values(graph: Graph) -> Iterator[str]:
             type_.dtype,
         ):
             yield f"constant {graph.values[index].name!r} is no {type_}"
+    # The graph stores an annotation twice: as a site and as a node. Both must agree, also in order.
     sites: dict[int, dict[str, Plain]] = {
         site.node: {"name": site.name, "spec": site.spec, "unspecified_dims": site.unspecified_dims}
         for site in graph.sites
@@ -247,16 +260,18 @@ def _call_fault(graph: Graph, node: Node) -> str:
     """Return a message about the first fault of a call (scan, while, cond, shard_map), or ""."""
     if node.primitive not in _CALLS:
         return "has bodies"
-    # The type of each parameter, and the number of bodies; None means any number from 1 on.
-    kinds, count = _CALLS[node.primitive]
+    # The type of each parameter, and the number of bodies. It is None for `cond`, which has any
+    # number of branches from 1 on.
+    param_types, num_bodies = _CALLS[node.primitive]
     # Tracing adds this parameter only to some scans.
     if node.primitive == "scan" and "unrolled" in dict(node.signature.params):
-        kinds = {**kinds, "unrolled": bool}
-    if len(node.bodies) != count and (count is not None or not node.bodies):
+        param_types = {**param_types, "unrolled": bool}
+    if len(node.bodies) != num_bodies and (num_bodies is not None or not node.bodies):
         return f"has {len(node.bodies)} bodies"
-    if [name for name, _ in node.signature.params] != sorted(kinds):
-        return f"has other parameters than {sorted(kinds)}"
-    _check_params(node.signature.params, kinds)
+    if [name for name, _ in node.signature.params] != sorted(param_types):
+        return f"has other parameters than {sorted(param_types)}"
+    _check_params(node.signature.params, param_types)
+    # `counts` has the numbers of operands that are constants of the body, or carried.
     call = _region_call(graph, node)
     if sum(call.counts) > len(node.operands) or min(call.counts, default=0) < 0:
         return f"has {len(node.operands)} operands, {call.counts} of them are constants or carried"
@@ -285,20 +300,29 @@ def _border_fault(graph: Graph, node: Node, region_arguments: list[RegionArgumen
     """
     values, length = graph.values, node.signature.param("length")
     for tie in region_arguments:
-        ends = values[tie.source].type, values[tie.target].type
+        # A region argument connects a value outside (or inside) with its counterpart: source and
+        # target.
+        end_types = values[tie.source].type, values[tie.target].type
         # A scan cuts its `xs` along their leading dimension, and stacks its `ys` along a new one:
         # outside of the body, both have one element per iteration there.
-        stacked = {"xs": ends[:1], "ys": ends[1:]}.get(tie.kind, ())
-        if ends[0].dtype != ends[1].dtype or any(t.shape[:1] != (length,) for t in stacked):
-            return f"ties {ends[0]} to {ends[1]} as {tie.kind}"
+        stacked_types = {"xs": end_types[:1], "ys": end_types[1:]}.get(tie.kind, ())
+        if end_types[0].dtype != end_types[1].dtype or any(
+            t.shape[:1] != (length,) for t in stacked_types
+        ):
+            return f"ties {end_types[0]} to {end_types[1]} as {tie.kind}"
     if node.primitive == "shard_map":
         return _block_fault(graph, node, region_arguments)
+    # A loop continues while one boolean is true; a branch is chosen by one integer.
     if node.primitive == "while":
-        condition = [values[v].type for v in graph.regions[node.bodies[0]].results]
-        return "" if condition == [ValueType((), "bool")] else f"has the condition {condition}"
+        condition_types = [values[v].type for v in graph.regions[node.bodies[0]].results]
+        return (
+            ""
+            if condition_types == [ValueType((), "bool")]
+            else f"has the condition {condition_types}"
+        )
     if node.primitive == "cond":
-        chosen = [values[v].type for v in node.operands[:1]]
-        return "" if chosen == [ValueType((), "int32")] else f"chooses by {chosen}"
+        index_type = [values[v].type for v in node.operands[:1]]
+        return "" if index_type == [ValueType((), "int32")] else f"chooses by {index_type}"
     return ""
 
 
@@ -319,12 +343,17 @@ def _block_fault(graph: Graph, node: Node, region_arguments: list[RegionArgument
         return f"has {len(specs)} specs of {sorted(sizes)} for {len(region_arguments)} values"
     for spec, tie in zip(specs, region_arguments, strict=True):
         # An input is cut from outside to inside, a result is joined from inside to outside.
-        ends = (tie.source, tie.target) if tie.kind == "block" else (tie.target, tie.source)
-        whole, block = (graph.values[end].type.shape for end in ends)
-        cut = [math.prod(sizes[name] for name in names) for names in spec]
+        outer_and_inner = (
+            (tie.source, tie.target) if tie.kind == "block" else (tie.target, tie.source)
+        )
+        whole, block = (graph.values[end].type.shape for end in outer_and_inner)
+        # A dimension is split into the product of the sizes of its axes.
+        num_blocks = [math.prod(sizes[name] for name in names) for names in spec]
         # A spec may be shorter than the shape; the other dimensions are not cut.
-        cut += [1] * (len(whole) - len(cut))
-        if len(cut) != len(block) or whole != tuple(n * c for n, c in zip(block, cut, strict=True)):
+        num_blocks += [1] * (len(whole) - len(num_blocks))
+        if len(num_blocks) != len(block) or whole != tuple(
+            n * c for n, c in zip(block, num_blocks, strict=True)
+        ):
             return f"cuts {whole} by {spec} into {block}"
     return ""
 

@@ -58,9 +58,11 @@ class Lists:
 
     def mesh_axes(self, reader: Reader) -> tuple[tuple[str, int], ...]:
         """Read the axes of a mesh, such as `['x'=2,'y'=4]`; return (name, size) pairs."""
+        # Errors point at the opening bracket.
         start = reader.skip()
         reader.expect("[")
         pairs = reader.items(lambda: self._mesh_axis(reader), "]")
+        # A few characters can state a huge mesh, and later code lists its devices one by one.
         if math.prod(size for _, size in pairs) > MAX_DEVICES:
             raise reader.error(f"a mesh of more than {MAX_DEVICES} devices", start)
         return pairs
@@ -87,20 +89,24 @@ class Lists:
     def classes(self, reader: Reader, mesh: Mesh, kinds: tuple[str, ...]) -> dict[str, Digits]:
         """Read axes that split no dimension, such as `, replicated={'z'}, unreduced={'w'}`.
 
-        Return their digits by kind. Each of the `kinds` may occur once, or not at all.
+        Return the digits of the axes by kind, here {"replicated": ..., "unreduced": ...}. A digit
+        is the part of a device's position that one axis states. The text may have none of the
+        `kinds`, and each kind at most once.
         """
-        held: dict[str, Digits] = {}
+        digits_of_kind: dict[str, Digits] = {}
         while (start := reader.skip()) < len(reader.text) and reader.word(","):
-            left = [kind for kind in kinds if kind not in held]
-            kind = next((kind for kind in left if reader.word(kind)), None)
-            # The comma belongs to what follows the classes, such as metadata.
+            # A kind that was read is no candidate any more, so that a second one ends the loop.
+            unread_kinds = [kind for kind in kinds if kind not in digits_of_kind]
+            kind = next((kind for kind in unread_kinds if reader.word(kind)), None)
+            # The comma belongs to the text after the classes, such as metadata. Go back to it, so
+            # that the caller reads it.
             if kind is None:
                 reader.at = start
                 break
             reader.expect("=")
             reader.expect("{")
-            held[kind] = self._class(reader, mesh)
-        return held
+            digits_of_kind[kind] = self._class(reader, mesh)
+        return digits_of_kind
 
     def dims_text(self, sharding: Layout) -> str:
         """Return the dimensions of a sharding as text, such as `[{'x'}, {?}]`."""
@@ -111,6 +117,7 @@ class Lists:
             names += ["?"] if i in sharding.unspecified_dims else []
             # Only Shardy's text has priorities (`self.priorities`), and 0 is the default there.
             suffix = f"p{priorities[i]}" if priorities[i] and self.priorities else ""
+            # For example `{'x', ?}p1`: the doubled braces print one brace each.
             shown.append(f"{{{', '.join(names)}}}{suffix}")
         return f"[{', '.join(shown)}]"
 
@@ -138,7 +145,11 @@ class Lists:
         return f"{self.quote}{name}{self.quote}"
 
     def _names(self, digits: Digits, sharding: Layout) -> list[str]:
-        """Return the text of each axis or sub-axis of the digits.
+        """Return the text of each axis or sub-axis that the digits state, major first.
+
+        A digit is `floor(position / stride) mod size` of a device's position in the mesh, for
+        example an axis. A whole axis has its name as text, such as `'x'`. A sub-axis also has the
+        number of parts above it and its size, such as `'x':(2)4`.
 
         Raises:
           ShardingError: the digits are not made of axes and sub-axes.
@@ -147,14 +158,19 @@ class Lists:
             refs = sharding.mesh.refs(digits)
         except MeshError as error:
             raise ShardingError(f"{sharding.text()} has no text that names axes: {error}") from None
-        parts = ["" if ref.size is None else f":({ref.pre}){ref.size}" for ref in refs]
-        return [self.quoted(ref.name) + part for ref, part in zip(refs, parts, strict=True)]
+        # `ref.size` is None for a whole axis, whose text is the name alone.
+        sub_axis_texts = ["" if ref.size is None else f":({ref.pre}){ref.size}" for ref in refs]
+        return [
+            self.quoted(ref.name) + part for ref, part in zip(refs, sub_axis_texts, strict=True)
+        ]
 
     def _mesh_axis(self, reader: Reader) -> tuple[str, int]:
         """Read one axis of a mesh, such as `'x'=2`; return its name and its size."""
+        # The reader limits how many axes one text has, because later checks compare pairs of axes.
         reader.one_more_axis(reader.skip())
         name = reader.quoted(self.quote, "an axis name")
         reader.expect("=")
+        # An error about the size points at the number, not behind it.
         start = reader.skip()
         size = reader.number("the size of the axis")
         if size < 1:
@@ -165,13 +181,15 @@ class Lists:
         """Read one dimension, such as `{'x', ?}p1`; the `?` of an open dimension is last."""
         start = reader.skip()
         reader.expect("{")
-        # Only a closing brace may follow `?`.
-        refs, is_open, closed = [], False, reader.word("}")
-        while not closed:
+        # A list of axes ends with `}`. `?` may only be its last entry, so `}` must follow it
+        # directly.
+        refs, is_open, is_closed = [], False, reader.word("}")
+        while not is_closed:
             is_open = reader.word("?")
             if not is_open:
                 refs.append(self._axis(reader, mesh))
-            closed = reader.expect("}" if is_open else ",", "}") == "}"
+            is_closed = reader.expect("}" if is_open else ",", "}") == "}"
+        # HLO text has no priorities, so `p1` would be an error there: do not read it.
         digits = self._digits(reader, mesh, tuple(refs), start)
         return Dim(digits, is_open, self._priority(reader) if self.priorities else 0)
 
@@ -181,6 +199,8 @@ class Lists:
             return 0
         start = reader.at
         number = reader.number("a priority")
+        # `reader.number` skips space and reads leading zeros, but each sharding has only one text.
+        # Refuse `p 1` and `p01` here.
         if reader.text[start].isspace() or (reader.text[start] == "0" and reader.at > start + 1):
             raise reader.error("a priority is written p1, without space and leading zeros", start)
         return number
@@ -194,19 +214,26 @@ class Lists:
         refs = reader.items(lambda: self._axis(reader, mesh), "}")
         digits = self._digits(reader, mesh, refs, start)
         names = list(mesh.axis_names)
-        places = [(names.index(ref.name), ref.pre) for ref in refs]
-        if sorted(places) != places:
+        # A set of axes has no order of its own. In mesh order, with the major sub-axis of an axis
+        # (the smaller `pre`) first, each set has only one text.
+        axis_order = [(names.index(ref.name), ref.pre) for ref in refs]
+        if sorted(axis_order) != axis_order:
             raise reader.error(f"write these axes in the order of {mesh!r}", start)
         return digits
 
     def _axis(self, reader: Reader, mesh: Mesh) -> AxisRef:
-        """Read an axis or a sub-axis of the mesh, such as `'x'` or `'x':(2)4`."""
+        """Read an axis or a sub-axis of the mesh, such as `'x'` or `'x':(2)4`.
+
+        `'x':(2)4` is the part of size 4 of axis x that has 2 parts above it (`pre`): on an axis of
+        size 8, the minor part `position mod 4`.
+        """
         start = reader.skip()
         reader.one_more_axis(start)
         name = reader.quoted(self.quote, "an axis name")
         if name not in mesh.shape:
-            what = f"axis {name!r} is not on {mesh!r}"
-            raise reader.error(f"{what}; its axes are {list(mesh.axis_names)}", start)
+            fault = f"axis {name!r} is not on {mesh!r}"
+            raise reader.error(f"{fault}; its axes are {list(mesh.axis_names)}", start)
+        # Without a colon it is the whole axis.
         if not reader.word(":"):
             return AxisRef(name)
         reader.expect("(")
@@ -214,10 +241,11 @@ class Lists:
         reader.expect(")")
         ref = AxisRef(name, pre, reader.number("the size of the sub-axis"))
         # A sub-axis of size 1 splits nothing, and one that is the whole axis has a shorter text.
+        # The parts above it and its own parts must divide the axis.
         size = mesh.shape[name]
         if ref.pre < 1 or ref.size in (0, 1, size) or size % (ref.pre * (ref.size or 1)):
-            what = f"{ref!r} is no proper part of {name!r}, whose size is {size}"
-            raise reader.error(what, start)
+            fault = f"{ref!r} is no proper part of {name!r}, whose size is {size}"
+            raise reader.error(fault, start)
         return ref
 
     def _digits(self, reader: Reader, mesh: Mesh, refs: tuple[AxisRef, ...], start: int) -> Digits:
@@ -240,30 +268,35 @@ HLO_KINDS = ("replicated", "unreduced", "manual")
 
 
 def read(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
-    """Read an HLO sharding of version 3 after its opening brace.
+    """Read an HLO sharding of version 3 after its opening brace; return its layout.
 
-    Return it on `mesh`, or on the mesh in the text if `mesh` is None.
+    The text is, for example, `mesh['x'=2,'y'=4], [{'x'}, {?}], unreduced={'y'}`. The layout is on
+    `mesh`, or on the mesh in the text if `mesh` is None. The closing brace is left to the caller.
     """
+    # `maximal_mesh[device_id=3]`: the whole tensor is on one device.
     if reader.word("maximal_mesh"):
         for word in ("[", "device_id", "="):
             reader.expect(word)
-        made = on_device(reader, reader.number("a device id"), shape, mesh)
+        on_one_device = on_device(reader, reader.number("a device id"), shape, mesh)
         reader.expect("]")
-        return made
+        return on_one_device
+    # The mesh comes first, because axis names have a meaning only on it.
     reader.expect("mesh")
     start = reader.skip()
     axes = HLO_LISTS.mesh_axes(reader)
-    own = _mesh(reader, axes, _device_ids(reader), start)
+    text_mesh = _mesh(reader, axes, _device_ids(reader), start)
     reader.word(",")
-    found = _whole(reader, own, shape)
-    if found is None:
-        dims = HLO_LISTS.dims(reader, own, len(shape))
-        found = layout_of(own, shape, dims, HLO_LISTS.classes(reader, own, HLO_KINDS))
+    # Either one word describes all axes ("replicated"), or dimensions and classes follow.
+    layout = _whole(reader, text_mesh, shape)
+    if layout is None:
+        dims = HLO_LISTS.dims(reader, text_mesh, len(shape))
+        layout = layout_of(text_mesh, shape, dims, HLO_LISTS.classes(reader, text_mesh, HLO_KINDS))
+    # XLA may append the source of the operator, which does not change the sharding.
     if reader.word(","):
         for word in ("metadata", "=", "{"):
             reader.expect(word)
         reader.metadata()
-    return stated(reader, found, mesh)
+    return stated(reader, layout, mesh)
 
 
 def text(sharding: Layout) -> str:
@@ -273,6 +306,7 @@ def text(sharding: Layout) -> str:
       ShardingError: the sharding has digits that are no axes, or a mesh without axis names.
     """
     mesh = sharding.mesh
+    # One device holds the whole tensor: no axes and no dimensions are written.
     if sharding.is_maximal:
         return f"{{maximal_mesh[device_id={mesh.order[0]}]}}"
     if mesh.is_unnamed:
@@ -284,10 +318,11 @@ def text(sharding: Layout) -> str:
     if mesh.device_ids is not None:
         # XLA prints the short form of an iota if there is one.
         order = f", device_ids=({iota_text(mesh.device_ids) or listed(mesh.device_ids)})"
-    held = "".join(
+    # The axes that split no dimension, such as `, unreduced={'y'}`, are last.
+    class_texts = "".join(
         HLO_LISTS.class_text(kind, getattr(sharding, kind), sharding) for kind in HLO_KINDS
     )
-    return f"{{mesh[{axes}]{order}, {HLO_LISTS.dims_text(sharding)}{held}}}"
+    return f"{{mesh[{axes}]{order}, {HLO_LISTS.dims_text(sharding)}{class_texts}}}"
 
 
 def _mesh(
@@ -308,7 +343,11 @@ def _mesh(
 
 
 def _device_ids(reader: Reader) -> tuple[int, ...] | None:
-    """Read `, device_ids=(...)` if it is next; otherwise return None and consume nothing."""
+    """Read `, device_ids=(...)` if it is next; return the ids by position in the mesh.
+
+    The ids are a list, as in `(2, 0, 1)`, or an iota, as in `([4,2]T(1,0))`. Otherwise return None
+    and consume nothing.
+    """
     start = reader.skip()
     # The comma may also be followed by dimensions, so look ahead and go back.
     if not (reader.word(",") and reader.word("device_ids")):
@@ -317,6 +356,7 @@ def _device_ids(reader: Reader) -> tuple[int, ...] | None:
     reader.expect("=")
     reader.expect("(")
     start = reader.skip()
+    # A bracket begins an iota, XLA's short form. A list has no bracket of its own.
     if reader.text.startswith("[", start):
         order = iota_order(iota(reader))
         reader.expect(")")
@@ -418,9 +458,14 @@ def mesh_text(mesh: Mesh) -> str:
 def _sdy_mesh(reader: Reader, given: Mesh | None) -> Mesh:
     """Read the mesh of a sharding in Shardy's text: the mesh itself, or a symbol such as `@mesh`.
 
-    A symbol means the mesh `given`.
+    A symbol refers to a definition outside of the text, which is the mesh `given`. A mesh in full
+    is `mesh<["x"=2, "y"=4], device_ids=[...]>`; without `device_ids`, ids are positions.
+
+    Raises:
+      NotationError: the text has a symbol and `given` is None, or the mesh is malformed.
     """
     start = reader.skip()
+    # The symbol is an MLIR identifier, or a text in quotation marks. Its name is not compared.
     if reader.take(r'@(?:[A-Za-z_][A-Za-z0-9_$.]*|"[^"\\]+")'):
         if given is None:
             raise reader.error("this symbol needs its mesh; give one, or state it here", start)

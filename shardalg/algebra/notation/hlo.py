@@ -104,26 +104,28 @@ def from_hlo_tuple(
     """
     reader = Reader(text, "the HLO tuple sharding", "{{replicated}, {devices=[2]<=[2]}}")
     reader.expect("{")
-    rest = iter(shapes)
+    remaining_shapes = iter(shapes)
 
     def element() -> Layout:
-        shape = next(rest, None)
+        # Refuse more shardings than shapes as soon as one is found, before the text is read on.
+        shape = next(remaining_shapes, None)
         if shape is None:
             raise reader.error(f"more shardings than the {len(shapes)} elements of the tuple")
         return _one(reader, tuple(shape), mesh)
 
-    found = reader.items(element, "}")
-    if len(found) != len(shapes):
-        raise reader.error(f"{len(found)} shardings for the {len(shapes)} elements of the tuple")
+    layouts = reader.items(element, "}")
+    if len(layouts) != len(shapes):
+        raise reader.error(f"{len(layouts)} shardings for the {len(shapes)} elements of the tuple")
     reader.end()
-    return found
+    return layouts
 
 
 def to_hlo(sharding: Layout, version: int = 2) -> str:
     """Return the HLO text of a sharding, in device ids.
 
     Versions 1 and 2 cannot express unspecified dimensions and explicitly replicated digits, which
-    are dropped. Version 2 lists devices if digits of the id cannot write their order.
+    are dropped. Version 1 lists the device of every tile. Version 2 writes the list as a reshape
+    and a transpose of 0, 1, 2, ...; it lists the devices too if there is no such form.
 
     >>> mesh = Mesh({"x": 2, "y": 4})
     >>> from shardalg.algebra.sharding import Sharding
@@ -145,22 +147,29 @@ def to_hlo(sharding: Layout, version: int = 2) -> str:
     groups = _subgroups(sharding)
     if all(n == 1 for n in sharding.parts) and len(groups) <= 1:
         return f"{{{groups[0][0] if groups else 'replicated'}}}"
+    # The tile array has the tensor's dimensions, then one dimension per subgroup, such as the
+    # devices that hold the same block.
     tiles = [*sharding.parts, *(math.prod(d.size for d in digits) for _, digits in groups)]
-    flat = tuple(d for digits in (*sharding.dims, *(g for _, g in groups)) for d in digits)
+    # The number of a tile, row-major, has these digits of the device's position.
+    all_digits = tuple(d for digits in (*sharding.dims, *(g for _, g in groups)) for d in digits)
     # Replicated devices are the last dimension of the tile array.
-    copies = tiles[-1] if groups and groups[-1][0] == "replicated" else 1
-    order = _device_order(canonical(flat), sharding.mesh, copies)
-    short = iota_text(order) if version == 2 else None
-    devices = listed(order) if short is None else f"<={short}"
+    num_copies = tiles[-1] if groups and groups[-1][0] == "replicated" else 1
+    order = _device_order(canonical(all_digits), sharding.mesh, num_copies)
+    iota_form = iota_text(order) if version == 2 else None
+    devices = listed(order) if iota_form is None else f"<={iota_form}"
     kinds = [kind for kind, _ in groups]
     tail = f" last_tile_dims={{{', '.join(kinds)}}}" if kinds else ""
+    # XLA prints a single replicated subgroup by its older name.
     if kinds == ["replicated"]:
         tail = " last_tile_dim_replicate"
     return f"{{devices=[{listed(tiles)}]{devices}{tail}}}"
 
 
 def _one(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
-    """Read one sharding of HLO text, from its opening to its closing brace."""
+    """Read one sharding of HLO text, from its opening to its closing brace; return its layout.
+
+    The first word tells the version: a mesh begins version 3, any other word version 1 or 2.
+    """
     reader.expect("{")
     start = reader.skip()
     if reader.text.startswith(("mesh", "maximal_mesh"), start):
@@ -173,27 +182,31 @@ def _one(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
 
 
 def _in_braces(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
-    """Read a sharding of version 1 or 2 up to its closing brace."""
+    """Read a sharding of version 1 or 2 up to its closing brace; return its layout.
+
+    It is a tile array (`devices=...`), one device (`maximal device=3`), or a word for all devices,
+    such as `replicated`.
+    """
     _refuse(reader)
     start = reader.skip()
     word = reader.take("[a-z_]+")
     if word == "devices":
-        made = _tiled(reader, shape, mesh)
+        layout = _tiled(reader, shape, mesh)
     elif word == "maximal":
         reader.expect("device")
         reader.expect("=")
-        made = on_device(reader, reader.number("a device id"), shape, mesh)
+        layout = on_device(reader, reader.number("a device id"), shape, mesh)
     elif word in SUBGROUPS:
-        made = _whole(reader, word, shape, mesh)
+        layout = _whole(reader, word, shape, mesh)
     else:
-        what = f"expected 'devices=', 'maximal' or one of {', '.join(SUBGROUPS)}"
-        raise reader.error(f"{what}, found {word!r}", start)
+        expected = f"expected 'devices=', 'maximal' or one of {', '.join(SUBGROUPS)}"
+        raise reader.error(f"{expected}, found {word!r}", start)
     # XLA may add the operator's source; it says nothing about the layout.
     if reader.word("metadata"):
         reader.expect("=")
         reader.expect("{")
         reader.metadata()
-    return made
+    return layout
 
 
 def _refuse(reader: Reader) -> None:
@@ -209,43 +222,55 @@ def _refuse(reader: Reader) -> None:
 def _tiled(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
     """Read the tile array after the word `devices`; return its layout.
 
-    The layout is on `mesh`, if one is given.
+    The layout is on `mesh`, if one is given. Otherwise it is on a mesh without axis names.
+
+    Raises:
+      NotationError: the array has another rank than the shape, other devices than `mesh`, or an
+        order of devices that no digits of `mesh` state.
     """
     reader.expect("=")
     start = reader.skip()
-    read = _tiles(reader)
-    rank = len(read.extents) - len(read.subgroups)
+    tiles = _tiles(reader)
+    # Subgroup dimensions are last in the tile array and split no dimension of the tensor.
+    rank = len(tiles.extents) - len(tiles.subgroups)
     if rank != len(shape):
         raise reader.error(
             f"{rank} dimensions are tiled, the shape {shape} has {len(shape)}", start
         )
-    if mesh is not None and set(read.devices) != set(mesh.order):
-        what = f"{math.prod(read.extents)} devices that are not those of {mesh!r}"
+    if mesh is not None and set(tiles.devices) != set(mesh.order):
+        what = f"{math.prod(tiles.extents)} devices that are not those of {mesh!r}"
         raise reader.error(what, start)
-    made = _sharding(read, shape)
+    own_layout = _sharding(tiles, shape)
     # Without a given mesh, use positions as device ids if the ids are 0 to n - 1.
-    natural = max(read.devices) == len(read.devices) - 1
-    found = restate(made, mesh or (Mesh.unnamed(made.mesh.size) if natural else made.mesh))
-    if found is None and mesh is not None:
+    ids_are_positions = max(tiles.devices) == len(tiles.devices) - 1
+    layout = restate(
+        own_layout,
+        mesh or (Mesh.unnamed(own_layout.mesh.size) if ids_are_positions else own_layout.mesh),
+    )
+    if layout is None and mesh is not None:
         raise reader.error(
             f"this order of devices is no digits of {mesh!r}; read it without a mesh, or give one "
-            f"with device_ids={short_list(read.devices)}",
+            f"with device_ids={short_list(tiles.devices)}",
             start,
         )
-    return found or made
+    return layout or own_layout
 
 
 def _tiles(reader: Reader) -> _Tiles:
-    """Read a tile array after `devices=`: its extents, its devices and its subgroups."""
+    """Read a tile array after `devices=`; return its extents, its devices and its subgroups.
+
+    For example `[2,1,4]<=[8] last_tile_dim_replicate`: extents (2, 1, 4), the devices 0 to 7, and
+    one subgroup, of replicated devices.
+    """
     reader.expect("[")
     start = reader.skip()
     extents = reader.numbers("an extent of the tile array", "]")
     size = math.prod(extents)
     if min(extents) < 1 or size > MAX_DEVICES:
-        what = (
+        fault = (
             f"the extents {short_list(extents)} must be at least 1 and make at most {MAX_DEVICES}"
         )
-        raise reader.error(f"{what} tiles", start)
+        raise reader.error(f"{fault} tiles", start)
     start = reader.skip()
     order: tuple[int, ...] | None = None
     digits: Digits = ()
@@ -268,13 +293,14 @@ def _tiles(reader: Reader) -> _Tiles:
     elif reader.word("last_tile_dim_replicate"):
         subgroups = ("replicated",)
     if len(subgroups) > len(extents):
-        what = f"{len(subgroups)} subgroup dimensions of {len(extents)} in all"
-        raise reader.error(what)
+        fault = f"{len(subgroups)} subgroup dimensions of {len(extents)} in all"
+        raise reader.error(fault)
     return _Tiles(extents, subgroups, order, digits)
 
 
 def _device_list(reader: Reader) -> tuple[int, ...]:
     """Read device ids that are separated by commas; raise NotationError if one occurs twice."""
+    # Errors point at the first device.
     start = reader.skip()
     order = [reader.number("a device id")]
     while reader.word(","):
@@ -362,15 +388,28 @@ def _whole(reader: Reader, kind: str, shape: tuple[int, ...], mesh: Mesh | None)
 
 
 def _subgroups(sharding: Layout) -> list[tuple[str, Digits]]:
-    """Return the kind and the digits of each subgroup dimension, in the order of XLA's text."""
-    digits = [d for held in (*sharding.dims, sharding.unreduced, sharding.manual) for d in held]
-    rest = complement(tuple(digits), sharding.mesh.size)
-    if rest is None:
+    """Return the kind and the digits of each subgroup dimension, in the order of XLA's text.
+
+    A subgroup dimension numbers devices that hold the same block of each dimension: manual,
+    unreduced or replicated ones. Replicated are the digits that are left; a kind without digits is
+    left out.
+
+    Raises:
+      ShardingError: no digits can state the devices that are left.
+    """
+    used_digits = [d for row in (*sharding.dims, sharding.unreduced, sharding.manual) for d in row]
+    unused_digits = complement(tuple(used_digits), sharding.mesh.size)
+    if unused_digits is None:
         raise ShardingError(
             f"{sharding!r} splits by digits of different meshes, and no digits can write the other "
             "devices: it has no HLO text. Reshard it onto one mesh first."
         )
-    kinds = (("manual", sharding.manual), ("unreduced", sharding.unreduced), ("replicated", rest))
+    # XLA lists the kinds in this order.
+    kinds = (
+        ("manual", sharding.manual),
+        ("unreduced", sharding.unreduced),
+        ("replicated", unused_digits),
+    )
     return [(kind, held) for kind, held in kinds if any(d.size > 1 for d in held)]
 
 
@@ -384,6 +423,8 @@ def _device_order(flat: Digits, mesh: Mesh, copies: int) -> tuple[int, ...]:
     order = iota_order(flat)
     if mesh.device_ids is None:
         return order
-    ids = [mesh.device_ids[position] for position in order]
-    tiles = (sorted(ids[at : at + copies]) for at in range(0, len(ids), copies))
-    return tuple(device for tile in tiles for device in tile)
+    # `order` has positions in the mesh, and the text has device ids.
+    tile_ids = [mesh.device_ids[position] for position in order]
+    # Each run of `copies` devices holds one tile; their order says nothing about the layout.
+    sorted_tiles = (sorted(tile_ids[at : at + copies]) for at in range(0, len(tile_ids), copies))
+    return tuple(device for tile in sorted_tiles for device in tile)

@@ -116,6 +116,9 @@ def parse(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Layout
 def read_spec(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Layout:
     """Return the sharding that the text of a PartitionSpec describes, in the form that JAX prints.
 
+    For example `PartitionSpec('x', None, ('y', 'z'), unreduced={'w'})`: one entry per dimension,
+    then keyword arguments.
+
     Raises:
       NotationError: `mesh` is None, the text is malformed, or it does not fit shape or mesh.
     """
@@ -123,30 +126,43 @@ def read_spec(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> La
     mesh = _needed(reader, mesh)
     reader.take(_SPEC_START)
     dims: list[Dim] = []
-    held: dict[str, Digits] = {}
-    stated = ""
+    digits_of_kind: dict[str, Digits] = {}
+    reduction = ""
     while not reader.word(")"):
         # Keyword arguments may follow the entries, each of them once.
-        kind = next((kind for kind in _HELD if kind not in held and reader.word(kind)), None)
-        if kind is not None:
-            held[kind] = _spec_class(reader, mesh)
-        elif "unreduced" in held and not stated and reader.take(_SPEC_KIND):
-            stated = reader.expect("sum")
-        elif held or len(dims) == len(shape):
+        keyword = next(
+            (
+                keyword
+                for keyword in _HELD
+                if keyword not in digits_of_kind and reader.word(keyword)
+            ),
+            None,
+        )
+        # Keywords name axes that split no dimension. JAX prints `unreduced_kind='sum'` behind them.
+        if keyword is not None:
+            digits_of_kind[keyword] = _spec_class(reader, mesh)
+        elif "unreduced" in digits_of_kind and not reduction and reader.take(_SPEC_KIND):
+            reduction = reader.expect("sum")
+        elif digits_of_kind or len(dims) == len(shape):
             raise reader.error(f"expected ')' behind {len(dims)} entries, found {reader.found()}")
         else:
             dims.append(_spec_entry(reader, mesh))
+        # A comma may be the last character, as in Python, so the loop ends at either.
         if reader.expect(",", ")") == ")":
             break
     reader.end()
-    # JAX: dimensions without an entry are not partitioned.
+    # As in JAX, dimensions without an entry are not partitioned.
     dims += [Dim((), False, 0)] * (len(shape) - len(dims))
-    classes = {_HELD[kind]: digits for kind, digits in held.items()}
+    # `_HELD` gives the name of each keyword in a layout.
+    classes = {_HELD[keyword]: digits for keyword, digits in digits_of_kind.items()}
     return layout_of(mesh, shape, tuple(dims), classes)
 
 
 def read_own(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Layout:
     """Return the sharding of a text that `Sharding.text` printed, or of a `dims_mapping` as text.
+
+    The first form is `[x, None, (y, z:(2)4, ?)p1]{U:w}`, with one entry per dimension. The second
+    one has an axis number per dimension, -1 for none: `[0, -1, 1]`.
 
     Raises:
       NotationError: `mesh` is None, the text is malformed, or it does not fit shape or mesh.
@@ -158,21 +174,26 @@ def read_own(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Lay
     dims: list[Dim] = []
     closed = reader.word("]")
     while not closed:
+        # Refuse too many entries before they are read, so that hostile texts cost little.
         if len(dims) == len(shape):
             raise reader.error(f"more entries than the {len(shape)} dimensions of {shape}")
         dims.append(_own_entry(reader, mesh))
         closed = reader.expect(",", "]") == "]"
     if len(dims) != len(shape):
-        what = f"{len(dims)} entries for the {len(shape)} dimensions of {shape}"
-        raise reader.error(what, start)
-    held: dict[str, Digits] = {}
-    # The classes follow in the order in which `Layout.text` prints them.
+        fault = f"{len(dims)} entries for the {len(shape)} dimensions of {shape}"
+        raise reader.error(fault, start)
+    digits_of_kind: dict[str, Digits] = {}
+    # Axes that split no dimension follow, such as `{U:w}`, in the order in which `Layout.text`
+    # prints them.
     for mark, kind in (("U", "unreduced"), ("R", "replicated"), ("M", "manual")):
         if reader.take(rf"\{{\s*{mark}\s*:"):
-            rows = reader.items(_own_axis(reader, mesh), "}")
-            held[kind] = _joined(tuple(digit for row in rows for digit in row), mesh)
+            # `_own_axis` returns the reader of one axis, and each axis may be several digits.
+            axes_digits = reader.items(_own_axis(reader, mesh), "}")
+            digits_of_kind[kind] = _joined(
+                tuple(digit for row in axes_digits for digit in row), mesh
+            )
     reader.end()
-    return layout_of(mesh, shape, tuple(dims), held)
+    return layout_of(mesh, shape, tuple(dims), digits_of_kind)
 
 
 _SPEC_START = r"\s*(?:jax\.|jax\.sharding\.)?(?:P|PartitionSpec)\s*\("
@@ -196,31 +217,40 @@ def _needed(reader: Reader, mesh: Mesh | None) -> Mesh:
 
 
 def _spec_entry(reader: Reader, mesh: Mesh) -> Dim:
-    """Read one entry of a PartitionSpec: None, UNCONSTRAINED, an axis, or a tuple of axes."""
+    """Read one entry of a PartitionSpec: None, UNCONSTRAINED, an axis, or a tuple of axes.
+
+    Return the dimension: its digits, whether completion may shard it further, and priority 0,
+    because a PartitionSpec has no priorities.
+    """
     if reader.take(r"None\b"):
         return Dim((), False, 0)
+    # JAX prints the constant of its class; an unconstrained dimension is open.
     if reader.take(r"(?:P\.|PartitionSpec\.)?UNCONSTRAINED\b"):
         return Dim((), True, 0)
     if not reader.word("("):
         return Dim((_spec_axis(reader, mesh),), False, 0)
-    # Python writes a tuple of one axis with a comma at its end: ('x',).
-    found, closed = [], reader.word(")")
-    while not closed:
-        found.append(_spec_axis(reader, mesh))
-        closed = reader.expect(",", ")") == ")" or reader.word(")")
-    return Dim(tuple(found), False, 0)
+    # Python writes a tuple of one axis with a comma at its end, ('x',). So a closing parenthesis
+    # may follow a comma.
+    digits, is_closed = [], reader.word(")")
+    while not is_closed:
+        digits.append(_spec_axis(reader, mesh))
+        is_closed = reader.expect(",", ")") == ")" or reader.word(")")
+    return Dim(tuple(digits), False, 0)
 
 
 def _spec_class(reader: Reader, mesh: Mesh) -> Digits:
     """Read a set of axes, `={'y', 'z'}`; return their digits in the order of the mesh."""
     reader.expect("=")
-    bracket = reader.take(r"frozenset\(")
+    # Python prints a frozenset as `frozenset({'y'})`, and a set without the word.
+    is_frozenset = reader.take(r"frozenset\(")
     reader.expect("{")
     digits = reader.items(lambda: _spec_axis(reader, mesh), "}")
-    if bracket:
+    if is_frozenset:
         reader.expect(")")
-    # A set has no order of its own.
-    return tuple(sorted(digits, key=lambda d: list(map(mesh.digit, mesh.axis_names)).index(d)))
+    # A set has no order of its own, so the digits are sorted by the place of their axis in the
+    # mesh.
+    axis_digits = [mesh.digit(name) for name in mesh.axis_names]
+    return tuple(sorted(digits, key=axis_digits.index))
 
 
 def _spec_axis(reader: Reader, mesh: Mesh) -> Digit:
@@ -232,7 +262,11 @@ def _spec_axis(reader: Reader, mesh: Mesh) -> Digit:
 
 
 def _own_entry(reader: Reader, mesh: Mesh) -> Dim:
-    """Read one dimension in the form of `Sharding.text`, such as `x`, `?` or `(x, y:(2)4, ?)p1`."""
+    """Read one dimension in the form of `Sharding.text`, such as `x`, `?` or `(x, y:(2)4, ?)p1`.
+
+    Return its digits, whether completion may shard it further (`?`), and its priority (`p1`).
+    """
+    # The paper's `dims_mapping` has -1 for a dimension that is not partitioned.
     if reader.take(r"None\b|-1"):
         return Dim((), False, 0)
     if reader.word("?"):
@@ -240,13 +274,13 @@ def _own_entry(reader: Reader, mesh: Mesh) -> Dim:
     if not reader.word("("):
         return Dim(_own_axis(reader, mesh)(), False, 0)
     digits: list[Digit] = []
-    is_open, closed = False, reader.word(")")
+    is_open, is_closed = False, reader.word(")")
     # `?` ends the list, because further digits of an open dimension are appended behind the others.
-    while not closed:
+    while not is_closed:
         is_open = reader.word("?")
         if not is_open:
             digits += _own_axis(reader, mesh)()
-        closed = reader.expect(")" if is_open else ",", ")") == ")"
+        is_closed = reader.expect(")" if is_open else ",", ")") == ")"
     priority = reader.number("a priority") if reader.word("p") else 0
     return Dim(_joined(tuple(digits), mesh), is_open, priority)
 
@@ -262,16 +296,19 @@ def _joined(digits: Digits, mesh: Mesh) -> Digits:
 def _own_axis(reader: Reader, mesh: Mesh) -> Callable[[], Digits]:
     """Return a function without arguments that reads one axis and returns its digits.
 
-    The axis is written as a name, a number, a sub-axis `x:(2)4`, or a digit `d//stride%size`.
+    A list of axes (`Reader.items`) needs such a function. An axis is written as a name, a number, a
+    sub-axis `x:(2)4`, or a digit `d//stride%size`.
     """
 
     def read() -> Digits:
         """Read one axis in a form such as `x`, `x:(2)4`, `0` or `d//4%2`; return its digits."""
         start = reader.skip()
         reader.one_more_axis(start)
+        # A digit that is no axis of this mesh is written by its stride and size.
         if reader.take(r"d//"):
             return (_foreign(reader, mesh, start),)
         name = reader.take(_NAME)
+        # In a `dims_mapping`, an axis is a number: its place in the mesh.
         if not name and reader.text[start : start + 1].isdigit():
             return (_numbered(reader, mesh),)
         name = name or reader.quoted(_QUOTES, "an axis")
@@ -291,27 +328,38 @@ def _own_axis(reader: Reader, mesh: Mesh) -> Callable[[], Digits]:
 
 
 def _numbered(reader: Reader, mesh: Mesh) -> Digit:
-    """Read the number of an axis of the mesh; return the digit of the axis."""
+    """Read the number of an axis, counted from 0 in the order of the mesh; return the axis's digit.
+
+    Raises:
+      NotationError: the mesh has fewer axes.
+    """
     start = reader.skip()
     number = reader.number("an axis")
     if number >= len(mesh.axes):
-        what = f"axis number {number} is not an axis of {mesh!r}, whose axes are numbered from 0"
-        raise reader.error(what, start)
+        fault = f"axis number {number} is not an axis of {mesh!r}, whose axes are numbered from 0"
+        raise reader.error(fault, start)
     return mesh.digit(mesh.axis_names[number])
 
 
 def _foreign(reader: Reader, mesh: Mesh, start: int) -> Digit:
     """Read the rest of a digit `d//stride%size` after `d//`; return the digit.
 
+    The digit is `floor(position / stride) mod size` of a device's position. It need not be an axis
+    of the mesh.
+
     Args:
       start: the place of `d//`, for the error.
+
+    Raises:
+      NotationError: the positions of the mesh have no such digit.
     """
     stride = reader.number("a stride")
     reader.expect("%")
     size = reader.number("a size")
+    # A digit exists if stride * size divides the number of positions. Size 1 would split nothing.
     if stride < 1 or size < 2 or mesh.size % (stride * size):
-        what = f"d//{stride}%{size} is no digit of {mesh.size} positions"
-        raise reader.error(what, start)
+        fault = f"d//{stride}%{size} is no digit of {mesh.size} positions"
+        raise reader.error(fault, start)
     return Digit(stride, size)
 
 

@@ -78,7 +78,9 @@ class Reader:
         return True
 
     def expect(self, *words: str) -> str:
-        """Consume and return the next word, which must be one of `words`.
+        """Consume and return the next word, which must be one of `words`, tried in this order.
+
+        For example, `expect(",", "]")` continues or ends a list.
 
         Raises:
           NotationError: something else is next.
@@ -96,6 +98,7 @@ class Reader:
         number = self.take("[0-9]+")
         if not number:
             raise self.error(f"expected {what}, found {self.found()}")
+        # Hostile texts may have very long numbers; no valid text has them.
         if len(number) > MAX_DIGITS:
             raise self.error(f"{what} has {len(number)} digits, more than {MAX_DIGITS}", start)
         return int(number)
@@ -138,6 +141,7 @@ class Reader:
             raise self.error(f"expected {what} in {quotes[0]}, found {self.found()}")
         end = self.text.find(quote, start + 1)
         name = self.text[start + 1 : end]
+        # `find` returns -1 if the closing mark is missing.
         if end < 0 or "\\" in name or not name or not name.isprintable():
             raise self.error(f"{what} must end with {quote}, be printable, and have no escapes")
         self.at = end + 1
@@ -177,6 +181,7 @@ class Reader:
         first = max(0, column - SHOWN)
         piece = self.text[first : column + SHOWN]
         shown = "".join(char if char.isprintable() else " " for char in piece)
+        # The message adds a period itself.
         what = what.removesuffix(".") if len(what) < MESSAGE else f"{what[:MESSAGE]} ..."
         return NotationError(
             f"column {column + 1} of {self.notation}: {what}.\n  {shown}\n"
@@ -187,7 +192,9 @@ class Reader:
 def iota(reader: Reader) -> Digits:
     """Read XLA's short form of a list, such as `[2,4]T(1,0)`; return digits that state the list.
 
-    The list has the numbers 0 to n - 1. The digits of a number, major first, give its place.
+    It is the list 0, 1, ..., n - 1, reshaped to the sizes, transposed and flattened: `[2,4]T(1,0)`
+    is 0, 4, 1, 5, 2, 6, 3, 7. The digits of a number, major first, give its place in the list. Here
+    they are number mod 4, then floor(number / 4).
     """
     start = reader.skip()
     reader.expect("[")
@@ -196,24 +203,27 @@ def iota(reader: Reader) -> Digits:
         raise reader.error(
             f"extents are at least 1 and number at most {MAX_DEVICES} devices", start
         )
-    order = tuple(range(len(sizes)))
+    permutation = tuple(range(len(sizes)))
     if reader.word("T"):
         reader.expect("(")
         start = reader.skip()
-        order = reader.numbers("a dimension", ")")
-        if sorted(order) != list(range(len(sizes))):
-            what = f"{list(order)} is no permutation of {len(sizes)} numbers"
+        permutation = reader.numbers("a dimension", ")")
+        if sorted(permutation) != list(range(len(sizes))):
+            what = f"{list(permutation)} is no permutation of {len(sizes)} numbers"
             raise reader.error(what, start)
-    # The reshape gives each dimension a stride in the number; the transpose orders the digits.
-    strides, below = [], math.prod(sizes)
+    # The reshape gives each dimension a stride in the number: the product of the sizes after it.
+    # The transpose orders the digits.
+    strides, stride = [], math.prod(sizes)
     for size in sizes:
-        below //= size
-        strides.append(below)
-    return tuple(Digit(strides[i], sizes[i]) for i in order)
+        stride //= size
+        strides.append(stride)
+    return tuple(Digit(strides[i], sizes[i]) for i in permutation)
 
 
 def iota_order(digits: Digits) -> tuple[int, ...]:
     """Return the list of numbers 0 to n - 1 that `iota` reads as these digits.
+
+    The digits of a number give its place in the list, major first.
 
     >>> iota_order((Digit(1, 2), Digit(2, 3)))
     (0, 2, 4, 1, 3, 5)
@@ -222,9 +232,11 @@ def iota_order(digits: Digits) -> tuple[int, ...]:
 
     digits = canonical(digits)
     numbers = np.arange(math.prod(digit.size for digit in digits))
+    # The place of each number: its digits in mixed radix, by Horner's scheme.
     place = np.zeros_like(numbers)
     for digit in digits:
         place = place * digit.size + numbers // digit.stride % digit.size
+    # The list has at each place the number with this place, which is the inverse permutation.
     return tuple(np.argsort(place).tolist())
 
 
@@ -234,16 +246,17 @@ def iota_text(order: Sequence[int]) -> str | None:
     >>> iota_text((0, 2, 4, 1, 3, 5)), iota_text((0, 1, 2)), iota_text((0, 2, 1))
     ('[3,2]T(1,0)', '[3]', None)
     """
-    # An iota lists each of 0, ..., n - 1 once.
+    # An iota lists each of 0, ..., n - 1 once, so any other list has no short form.
     place = {device: number for number, device in enumerate(order)}
     if any(device not in place for device in range(len(order))):
         return None
-    row = tuple(place[device] for device in range(len(order)))
-    found = PositionTable((len(order),), (row,)).recognize()
-    if found is None:
+    places = tuple(place[device] for device in range(len(order)))
+    # An iota is a list in which the place is made of digits of the number. `recognize` finds them.
+    digits_of_dim = PositionTable((len(order),), (places,)).recognize()
+    if digits_of_dim is None:
         return None
     # The reshape has the digits in the order of their strides; the transpose has their places.
-    digits = canonical(found[0])
+    digits = canonical(digits_of_dim[0])
     dims = sorted(digits, reverse=True)
     if len(dims) <= 1:
         return f"[{len(order)}]"

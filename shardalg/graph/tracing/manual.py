@@ -67,7 +67,13 @@ def _region(
 
 
 def _check_permutations(equation: Any, place: Scope) -> None:
-    """Raise TraceError if a `ppermute` of a region names a sender or a receiver twice."""
+    """Raise TraceError if a `ppermute` of a `shard_map` names a sender or a receiver twice.
+
+    JAX traces such a `ppermute` without an error, for example with the pairs [(0, 1), (0, 2)].
+
+    Args:
+      equation: the `shard_map` equation; its body is searched, with all loops inside of it.
+    """
     mesh = equation.params["mesh"]
     sizes = dict(zip(mesh.axis_names, map(int, mesh.axis_sizes), strict=True))
     for inner in equations(equation.params["jaxpr"]):
@@ -77,8 +83,11 @@ def _check_permutations(equation: Any, place: Scope) -> None:
         # The sizes of axes of `vmap` are unknown here, so that their permutations are not checked.
         if not all(name in sizes for name in names):
             continue
+        # Several axes count as one: a place is a number from 0 to the product of their sizes - 1.
         size = math.prod(sizes[str(name)] for name in names)
-        # JAX counts negative numbers from the end.
+        # One side has all senders, the other one all receivers. JAX counts negative numbers from
+        # the end. A number out of range is left out, so its side is too short and is an error as
+        # well.
         sides = [[n % size for n in side if -size <= n < size] for side in zip(*pairs, strict=True)]
         if any(len({*side}) < len(pairs) for side in sides):
             source = Sources().line(inner.source_info.traceback, place.source) or "an unknown line"
@@ -89,11 +98,15 @@ def _check_permutations(equation: Any, place: Scope) -> None:
 
 
 def _check_dimensions(equation: Any, place: Scope) -> None:
-    """Raise TraceError if a collective of a region has a negative dimension.
+    """Raise TraceError if a collective in a `shard_map` has a negative dimension.
 
-    JAX traces some of them, but cannot lower them.
+    JAX traces some of these collectives, but cannot lower them.
+
+    Args:
+      equation: the `shard_map` equation; its body is searched, with all loops inside of it.
     """
     for inner in equations(equation.params["jaxpr"]):
+        # No collective has all three parameters. An absent one counts as 0, which is allowed.
         for name in ("split_axis", "concat_axis", "scatter_dimension"):
             if inner.params.get(name, 0) < 0:
                 source = Sources().line(inner.source_info.traceback, place.source)
@@ -104,27 +117,35 @@ def _check_dimensions(equation: Any, place: Scope) -> None:
 
 
 def _is_rewritten(equation: Any, axes: Axes) -> bool:
-    """Return whether a `shard_map` must be rewritten to whole values.
+    """Return whether a `shard_map` must be rewritten so that its body computes on whole values.
 
-    It must if some axis of its mesh is not manual, or if it reduces over groups of an axis. Axes of
-    one device do not count.
+    It must in two cases. Some axis of its mesh is not manual, so that completion may still shard
+    values inside along it. Or a reduction runs over groups of devices within an axis, which no node
+    of a body can express. Axes of one device do not count.
 
     Args:
+      equation: the `shard_map` equation.
       axes: (name, size) of the manual axes.
     """
     mesh = equation.params["mesh"]
     sizes = zip(mesh.axis_names, mesh.axis_sizes, strict=True)
-    leaves_axes = any(int(n) > 1 for name, n in sizes if name not in dict(axes))
-    return leaves_axes or any(
+    has_other_axes = any(int(n) > 1 for name, n in sizes if name not in dict(axes))
+    return has_other_axes or any(
         inner.primitive.name in _REDUCTIONS and inner.params.get("axis_index_groups") is not None
         for inner in equations(equation.params["jaxpr"])
     )
 
 
 def equations(body: Any) -> Iterator[Any]:
-    """Yield the equations of a jaxpr and of all jaxprs inside of it, such as bodies of loops."""
+    """Yield the equations of a jaxpr and of all jaxprs inside of it, such as bodies of loops.
+
+    Args:
+      body: a `Jaxpr`, or a `ClosedJaxpr`, which has the jaxpr in its attribute `jaxpr`.
+    """
     for equation in getattr(body, "jaxpr", body).eqns:
         yield equation
+        # An equation has its bodies among its parameters: one jaxpr, or a tuple of them (branches).
+        # All other parameters are skipped.
         for param in equation.params.values():
             for part in param if isinstance(param, tuple | list) else (param,):
                 if hasattr(getattr(part, "jaxpr", part), "eqns"):
@@ -138,8 +159,9 @@ Sides = tuple[tuple[Dims, ...], tuple[Dims, ...]]
 def region_axes(params: Mapping[str, Any], source: str) -> tuple[Axes, Sides]:
     """Return the manual axes of a `shard_map` with their sizes, and its specs.
 
-    The specs are a pair, of operands and of results. A spec has a tuple of axis names for each
-    dimension.
+    The first part is a tuple of (name, size). The second part is a pair: the specs of the operands
+    and the specs of the results. A spec has a tuple of axis names for each dimension, such as
+    (("x",), ()).
 
     Args:
       params: the parameters of the `shard_map`.
@@ -148,10 +170,11 @@ def region_axes(params: Mapping[str, Any], source: str) -> tuple[Axes, Sides]:
     Raises:
       TraceError: a spec is unreduced or reduced along an axis.
     """
-    mesh, manual = params["mesh"], params["newly_manual_axes"]
-    sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
-    axes = tuple((name, int(n)) for name, n in sizes.items() if name in manual)
-    sides: list[tuple[Dims, ...]] = []
+    mesh, manual_names = params["mesh"], params["newly_manual_axes"]
+    mesh_sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
+    # In the order of the mesh, because that order decides which device has which block.
+    axes = tuple((name, int(n)) for name, n in mesh_sizes.items() if name in manual_names)
+    specs_of_side: list[tuple[Dims, ...]] = []
     for name in ("in_specs", "out_specs"):
         for spec in params[name]:
             if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
@@ -159,8 +182,9 @@ def region_axes(params: Mapping[str, Any], source: str) -> tuple[Axes, Sides]:
                     f"the shard_map at {source or 'an unknown line'} has {spec} among its {name}: "
                     "partial sums cannot cross its border. Sum them inside, with jax.lax.psum."
                 )
-        sides.append(tuple(site_params(spec, len(spec))["spec"] for spec in params[name]))
-    return axes, (sides[0], sides[1])
+        # `site_params` puts a spec of JAX (None, a name or names per dimension) into one form.
+        specs_of_side.append(tuple(site_params(spec, len(spec))["spec"] for spec in params[name]))
+    return axes, (specs_of_side[0], specs_of_side[1])
 
 
 def _with_sites(
@@ -171,9 +195,12 @@ def _with_sites(
     *,
     is_open: bool = False,
 ) -> list[int]:
-    """Annotate each value with its spec; return the annotated values.
+    """Add an annotation node (a site) for each value with its spec; return the annotated values.
+
+    The site states how the user's `shard_map` shards the value at its border.
 
     Args:
+      values: value indices of the graph.
       specs: for each value, the axes along which each of its dimensions is split.
       is_open: whether completion may add other axes. A value with an empty spec has no site then.
     """
@@ -183,7 +210,9 @@ def _with_sites(
         params = site_params([s or None for s in spec], rank)
         if is_open:
             params["unspecified_dims"] = tuple(range(rank))
+        # An open annotation without axes would say nothing. A closed one says: replicated.
         has_site = any(spec) or not is_open
+        # `site` returns a list with one value, as does the other case.
         annotated += site(builder, [value], params, place) if has_site else [value]
     return annotated
 
@@ -198,16 +227,19 @@ def _collective(
     """
     _check_groups(equation, place)
     # `vmap` replaces its own axis name by the number of a dimension.
-    named = [axis for axis in _axes(equation) if isinstance(axis, str)]
-    if len(named) == len(_axes(equation)):
+    axis_names = [axis for axis in _axes(equation) if isinstance(axis, str)]
+    # Without `vmap`, all axes are mesh axes: the equation becomes one node.
+    if len(axis_names) == len(_axes(equation)):
         return plain_node(builder, equation, operands, place)
-    local = builder.run(builder.written_out(equation), operands, place)
-    if not named:
-        return local
-    parts, params = builder.parts, {**equation.params, "axes": tuple(named)}
+    # The expansion reduces the numbered dimensions on each device. The collective over the mesh
+    # axes that are left, if there are any, is the node below.
+    reduced_values = builder.run(builder.written_out(equation), operands, place)
+    if not axis_names:
+        return reduced_values
+    parts, params = builder.parts, {**equation.params, "axes": tuple(axis_names)}
     types = [parts.type_of(var.aval) for var in equation.outvars]
     results = parts.results(types, parts.label(equation.primitive.name, place.source))
-    builder.node(equation.primitive, params, local, results, place=place)
+    builder.node(equation.primitive, params, reduced_values, results, place=place)
     return results
 
 
@@ -232,7 +264,12 @@ def _axes(equation: Any) -> tuple[object, ...]:
 
 
 def _check_groups(equation: Any, place: Scope) -> None:
-    """Raise TraceError if a collective is over groups of devices within an axis."""
+    """Raise TraceError if a collective runs over groups of devices within an axis.
+
+    Groups split one axis, as in `axis_index_groups=[[0, 1], [2, 3]]`. A node of the graph names
+    whole axes only. The reductions `psum`, `pmax` and `pmin` with groups are rewritten before this
+    check.
+    """
     if equation.params.get("axis_index_groups") is not None:
         raise TraceError(
             f"{equation.primitive.name} at {place.source or 'an unknown line'} is over groups of "
@@ -294,10 +331,16 @@ def _tiled(
 def _reshape(
     builder: GraphBuilder, value: int, shape: tuple[int, ...], place: Scope
 ) -> tuple[int, ...]:
-    """Add a reshape of a value to `shape`; return its result."""
+    """Add a reshape node for a value; return the index of its result, as a tuple of one.
+
+    Args:
+      value: a value index of the graph.
+      shape: the new shape, with as many elements as the old one.
+    """
     parts = builder.parts
     type_ = ValueType(shape, parts.values[value].type.dtype)
     results = parts.results([type_], parts.label("reshape", place.source))
+    # JAX's `reshape` has these parameters; the last two are not used here.
     params = {"new_sizes": shape, "dimensions": None, "sharding": None}
     builder.node(builder.primitives["reshape"], params, [value], results, place=place)
     return results
@@ -401,7 +444,12 @@ def manual(
 
 
 def _names(axes: Any) -> tuple[str, ...]:
-    """Return `axes` as a tuple of names; raise TraceError if they are no names."""
+    """Return `axes`, one name or a collection of names, as a tuple of names.
+
+    Raises:
+      TraceError: `axes` is neither.
+    """
+    # A str is a collection too, of its letters, so a single name is wrapped first.
     names = (axes,) if isinstance(axes, str) else axes
     if isinstance(names, Collection) and all(isinstance(name, str) for name in names):
         return tuple(names)
@@ -413,10 +461,11 @@ def _names(axes: Any) -> tuple[str, ...]:
 
 def _check_axes(names: Sequence[str], mesh: Any) -> None:
     """Raise TraceError if the mesh lacks one of these axes, or if one is manual already."""
-    here = jax.sharding.get_abstract_mesh()
-    inside = set(getattr(here, "manual_axes", ()))
+    # Inside a `shard_map`, JAX's current mesh lists the axes that are manual already.
+    context_mesh = jax.sharding.get_abstract_mesh()
+    manual_axes = set(getattr(context_mesh, "manual_axes", ()))
     for name in names:
-        if name in inside:
+        if name in manual_axes:
             raise TraceError(
                 f"axis {name!r} is already manual where manual(fn, {list(names)}) is called. "
                 "Remove it from the inner call."

@@ -54,17 +54,23 @@ class _Script:
             self.facts[fact] = None
 
     def text(self) -> str:
-        """Return the script; the answer `unsat` means that all facts are true."""
-        defined = []
+        """Return the script; the answer `unsat` means that all facts are true.
+
+        `functions` has a name for the partition id of each tuple of digits. The script asserts that
+        some fact is false, so that a solver finds a model only then.
+        """
+        definitions = []
         for digits, name in self.functions.items():
             # A partition id is the mixed-radix number of floor(position / stride) mod size.
-            body = "0"
+            # `d` is the position. Each more minor digit multiplies the number so far by its size
+            # (Horner).
+            term = "0"
             for digit in digits:
                 value = f"(mod (div d {digit.stride}) {digit.size})"
-                body = value if body == "0" else f"(+ (* {digit.size} {body}) {value})"
-            defined.append(f"(define-fun {name} ((d Int)) Int {body})\n")
+                term = value if term == "0" else f"(+ (* {digit.size} {term}) {value})"
+            definitions.append(f"(define-fun {name} ((d Int)) Int {term})\n")
         goal = "\n ".join(self.facts) or "true"
-        return "".join(defined) + f"(assert (not (and true\n {goal})))\n(check-sat)\n"
+        return "".join(definitions) + f"(assert (not (and true\n {goal})))\n(check-sat)\n"
 
 
 def certificate(claim: MergeClaim | RefineClaim | EqualClaim) -> str:
@@ -144,14 +150,16 @@ def _balance(script: _Script, result: Sharding) -> None:
     ids that put each device on the tile.
     """
     places = [place for place, _ in result.split_places]
-    tiles: dict[tuple[int, ...], list[int]] = {}
+    # A tile is a tuple of partition ids, one per split dimension or class.
+    devices_of_tile: dict[tuple[int, ...], list[int]] = {}
     for device in sorted(result.mesh.order):
-        tiles.setdefault(tuple(_id(result, p, device) for p in places), []).append(device)
-    counts = [math.prod(d.size for d in digits) for _, digits in result.split_places]
-    expected = result.mesh.size // math.prod(counts)
-    script.show(f"(= {len(tiles)} {math.prod(counts)})")
-    for tile, devices in tiles.items():
-        script.show(f"(= {len(devices)} {expected})")
+        devices_of_tile.setdefault(tuple(_id(result, p, device) for p in places), []).append(device)
+    num_parts = [math.prod(d.size for d in digits) for _, digits in result.split_places]
+    devices_per_tile = result.mesh.size // math.prod(num_parts)
+    # Every tile occurs: the fact compares two numbers that were counted here.
+    script.show(f"(= {len(devices_of_tile)} {math.prod(num_parts)})")
+    for tile, devices in devices_of_tile.items():
+        script.show(f"(= {len(devices)} {devices_per_tile})")
         # Ascending ids are different devices, so none is counted twice.
         if len(devices) > 1:
             script.show(f"(< {' '.join(map(str, devices))})")
@@ -166,7 +174,10 @@ def _id(sharding: Sharding, place: DimOrClass, device: int) -> int:
 
 
 def _refusal(script: _Script, verdict: Verdict) -> None:
-    """Add the facts of a refusal: a device with two offsets, or a tile on too few devices."""
+    """Add the facts of a refusal: a device with two offsets, or a tile on too few devices.
+
+    The verdict says that the operands have no merge; its witness names the device or the tile.
+    """
     assert verdict.failure is not None and verdict.witness is not None
     # More than two operands are merged one after another. If one clashes with the merge of the
     # operands before it, all operands have no merge only if that merge was the only possible one.
@@ -210,13 +221,22 @@ def _forced(script: _Script, verdict: Verdict) -> None:
 
 
 def _no_prefix(script: _Script, pair: tuple[Sharding, Sharding], place: DimOrClass) -> str:
-    """Return the fact that the first partition id is no major part of the second on some device."""
+    """Return the fact that the first partition id is no major part of the second on some device.
+
+    It would be the major part if `second // ratio` were the first one on all devices, with `ratio`
+    fine parts in each coarse part. Return "false" if no such device exists.
+
+    Args:
+      pair: the sharding that is coarse, and the one that is fine.
+      place: the dimension.
+    """
     coarse, fine = pair
     assert isinstance(place, int)
     ratio, rest = divmod(fine.parts[place], coarse.parts[place])
     # A major part has a number of partitions that divides the other one.
     if rest:
         return f"(not (= (mod {fine.parts[place]} {coarse.parts[place]}) 0))"
+    # One device with another quotient refutes it.
     for device in coarse.mesh.order:
         if _id(coarse, place, device) != _id(fine, place, device) // ratio:
             a, b = (script.partition_id(s, place, device) for s in pair)
@@ -243,19 +263,25 @@ def _counted(script: _Script, verdict: Verdict, witness: Witness) -> None:
 
 
 def _equal(script: _Script, claim: EqualClaim) -> None:
-    """Add the facts that all offsets are equal, or, for the opposite claim, that one is not."""
+    """Add the facts that all offsets are equal, or, for the opposite claim, that one is not.
+
+    Two shardings are equal if each device has equal offsets in each dimension, and the same
+    unreduced and manual parts (`CLASSES[:2]`).
+    """
     if claim.holds:
         for place in (*range(len(claim.first.shape)), *CLASSES[:2]):
             for device in claim.first.mesh.order:
                 offsets = (script.offset(s, place, device) for s in claim.shardings)
                 script.show(_equals(*offsets))
         return
+    # For the opposite claim the verdict's witness is one device or tile with another block. If the
+    # shardings are equal after all, the claim is false.
     verdict = equal(*claim.shardings)
     script.show("false") if verdict else _refusal(script, verdict)
 
 
 def _refine(script: _Script, claim: RefineClaim) -> None:
-    """Add the facts that every fine block is inside the device's coarse block.
+    """Add the facts that every fine block is inside the coarse block of the same device.
 
     For the opposite claim, add the fact that the block of the claim's device is not inside.
     """
@@ -270,15 +296,18 @@ def _refine(script: _Script, claim: RefineClaim) -> None:
 
 def _inside(script: _Script, claim: RefineClaim, device: int) -> str:
     """Return the fact that a device's fine block is empty, or inside its coarse block."""
-    not_empty, inside = [], []
+    begins_in_tensor, is_inside = [], []
     for dim, size in enumerate(claim.fine.shape):
-        a, b = (script.offset(s, dim, device) for s in (claim.fine, claim.coarse))
-        fine, coarse = (s.shard_shape[dim] for s in (claim.fine, claim.coarse))
-        not_empty.append(f"(< {a} {size})")
-        # Elements past the end of the dimension do not exist.
-        end = f"(or (<= (+ {a} {fine}) (+ {b} {coarse})) (<= {size} (+ {b} {coarse})))"
-        inside.append(f"(<= {b} {a}) {end}")
-    return f"(=> (and true {' '.join(not_empty)}) (and true {' '.join(inside)}))"
+        fine_start, coarse_start = (
+            script.offset(s, dim, device) for s in (claim.fine, claim.coarse)
+        )
+        fine_size, coarse_size = (s.shard_shape[dim] for s in (claim.fine, claim.coarse))
+        begins_in_tensor.append(f"(< {fine_start} {size})")
+        # A block that is cut off by the end of the dimension is inside if the coarse block reaches
+        # the end, because elements past the end do not exist.
+        end = f"(or (<= (+ {fine_start} {fine_size}) (+ {coarse_start} {coarse_size})) (<= {size} (+ {coarse_start} {coarse_size})))"
+        is_inside.append(f"(<= {coarse_start} {fine_start}) {end}")
+    return f"(=> (and true {' '.join(begins_in_tensor)}) (and true {' '.join(is_inside)}))"
 
 
 _CERTIFY: dict[type, Callable[..., None]] = {

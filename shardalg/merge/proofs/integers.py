@@ -114,12 +114,16 @@ class _ConditionReader:
 
 
 def _binary(reader: _ConditionReader, node: ast.BinOp) -> Value:
-    """Return the term of a sum, difference, product, quotient or remainder."""
+    """Return the z3 term of a sum, difference, product, quotient or remainder.
+
+    A quotient becomes a new unknown with the two inequalities that define it (`quotient`), which
+    the solver handles better than its own division.
+    """
     x, y = reader.number(node.left), reader.number(node.right)
     if isinstance(node.op, ast.FloorDiv):
         return reader.quotient(node, x, y)
     if isinstance(node.op, ast.Mod):
-        # x % y = x - y * (x // y)
+        # x % y = x - y * (x // y), so a remainder needs the same unknown as the quotient.
         return x - y * reader.quotient(ast.BinOp(node.left, ast.FloorDiv(), node.right), x, y)
     if type(node.op) not in _OPERATORS:
         raise reader.unknown(node)
@@ -127,16 +131,21 @@ def _binary(reader: _ConditionReader, node: ast.BinOp) -> Value:
 
 
 def _compare(reader: _ConditionReader, node: ast.Compare) -> Value:
-    """Return the term of a chain of comparisons; conditions are compared by == and != only."""
-    of_truths = isinstance(reader.read(node.left), z3.BoolRef)
-    known = _EQUALITIES if of_truths else _COMPARISONS
-    if any(type(op) not in known for op in node.ops):
+    """Return the z3 term of a chain of comparisons, such as `0 <= r < m`.
+
+    Conditions can be compared by == and != only, numbers by all comparisons.
+    """
+    is_of_conditions = isinstance(reader.read(node.left), z3.BoolRef)
+    z3_operators = _EQUALITIES if is_of_conditions else _COMPARISONS
+    # Such as `is` and `in`, or an order of conditions.
+    if any(type(op) not in z3_operators for op in node.ops):
         raise reader.unknown(node)
-    read = reader.truth if of_truths else reader.number
-    values = [read(part) for part in (node.left, *node.comparators)]
+    read_side = reader.truth if is_of_conditions else reader.number
+    # As in Python, `a <= b < c` means `a <= b` and `b < c`: one comparison per neighbouring pair.
+    values = [read_side(part) for part in (node.left, *node.comparators)]
     pairs = zip(itertools.pairwise(values), node.ops, strict=True)
-    found = [known[type(op)](x, y) for (x, y), op in pairs]
-    return found[0] if len(found) == 1 else z3.And(*found)
+    comparisons = [z3_operators[type(op)](x, y) for (x, y), op in pairs]
+    return comparisons[0] if len(comparisons) == 1 else z3.And(*comparisons)
 
 
 def _unary(reader: _ConditionReader, node: ast.UnaryOp) -> Value:
@@ -161,10 +170,15 @@ def _choice(reader: _ConditionReader, node: ast.IfExp) -> Value:
 
 
 def _call(reader: _ConditionReader, node: ast.Call) -> Value:
-    """Return the term of a call of ceil, min, max, clip or implies."""
+    """Return the z3 term of a call of ceil, min, max, clip or implies.
+
+    Raises:
+      ProofError: the function is another one, or has a wrong number of arguments.
+    """
     name = node.func.id if isinstance(node.func, ast.Name) else ""
     if name not in _ARITY or node.keywords:
         raise reader.unknown(node)
+    # `_ARITY` has the number of arguments by function.
     if len(node.args) != _ARITY[name]:
         raise reader.unknown(node, f"has {len(node.args)} arguments for {_ARITY[name]}")
     # `implies` takes conditions, the other functions take numbers.
@@ -281,7 +295,11 @@ class Number:
         return Number((), value) if isinstance(value, int) else Number(((value, 1),))
 
     def __add__(self, other: Number | Atom | int) -> Number:
-        """Return the sum: coefficients of equal atoms are added, and zeros are left out."""
+        """Return the sum: coefficients of equal atoms are added, and zeros are left out.
+
+        An atom is an unknown, a partition id, a quotient or a remainder. For example, (2*x + 1) +
+        (-2*x + y) is y + 1.
+        """
         other = Number.of(other)
         total = dict(self.terms)
         for atom, coefficient in other.terms:
@@ -309,16 +327,26 @@ class Number:
     def replaced(self, change: Callable[[Atom], Number | None]) -> Number:
         """Return the number with atoms replaced, also inside quotients and remainders.
 
+        For example, with x replaced by 2*y, the number 3*x + (x+1)//4 becomes 6*y + (2*y+1)//4.
+
         Args:
           change: returns the new value of an atom, or None if the atom stays.
         """
         total = Number((), self.constant)
         for atom, coefficient in self.terms:
-            new = change(atom)
-            if new is None and isinstance(atom, FloorQuotient | Remainder):
-                inner = atom.number.replaced(change)
-                new = inner // atom.by if isinstance(atom, FloorQuotient) else inner % atom.by
-            total += (Number.of(atom) if new is None else new) * coefficient
+            new_value = change(atom)
+            # A quotient or remainder has a number inside, whose atoms may change although it stays
+            # itself. Dividing again evaluates it if it has become a constant.
+            if new_value is None and isinstance(atom, FloorQuotient | Remainder):
+                new_inside = atom.number.replaced(change)
+                new_value = (
+                    new_inside // atom.by
+                    if isinstance(atom, FloorQuotient)
+                    else new_inside % atom.by
+                )
+            # A value that replaces an atom may be a sum, which is multiplied by the atom's
+            # coefficient.
+            total += (Number.of(atom) if new_value is None else new_value) * coefficient
         return total
 
     def atoms(self) -> Iterator[str | PartitionId]:
@@ -330,9 +358,15 @@ class Number:
                 yield atom
 
     def at(self, values: Mapping[Atom, Any]) -> Any:
-        """Return the value at values of the unknowns and partition ids: ints, or arrays of ints."""
+        """Return the value of this number at values of its unknowns and partition ids.
+
+        Args:
+          values: an int, or an array of ints, by unknown or partition id. Arrays give an array.
+        """
         total = self.constant
         for atom, coefficient in self.terms:
+            # Quotients and remainders are not in `values`: they are evaluated from the number
+            # inside.
             if isinstance(atom, FloorQuotient):
                 total += coefficient * (atom.number.at(values) // atom.by)
             elif isinstance(atom, Remainder):
@@ -352,8 +386,9 @@ class Number:
 def _text(atom: Atom) -> str:
     """Return the text of an atom: a partition id, a named unknown, a quotient or a remainder."""
     if isinstance(atom, PartitionId):
-        written = ",".join(f"{d.stride}:{d.size}" for d in atom.digits)
-        return f"p{atom.member}({written})"
+        # For example `pe(4:2,1:4)`: the partition id of device e with two digits, as stride:size.
+        digit_texts = ",".join(f"{d.stride}:{d.size}" for d in atom.digits)
+        return f"p{atom.member}({digit_texts})"
     if isinstance(atom, str):
         return atom
     return f"({atom.number}){'//' if isinstance(atom, FloorQuotient) else '%'}{atom.by}"
@@ -456,11 +491,21 @@ class IntegerClaim:
     members: tuple[tuple[str, Digits], ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ProofError unless every unknown and every member in the goal is defined."""
-        known = {name for name, _ in self.unknowns}
-        members = {"", *(name for name, _ in self.members)}
+        """Raise ProofError unless the claim defines every unknown and every device of its goal.
+
+        An unknown needs a range (`unknowns`). A partition id of another device needs its digits
+        (`device_names`).
+        """
+        unknown_names = {name for name, _ in self.unknowns}
+        # "" is the claim's own device, which needs no definition.
+        device_names = {"", *(name for name, _ in self.members)}
+        # An atom is the name of an unknown, or a partition id with the name of its device.
         for atom in atoms(self.goal):
-            if atom not in known if isinstance(atom, str) else atom.member not in members:
+            if (
+                atom not in unknown_names
+                if isinstance(atom, str)
+                else atom.member not in device_names
+            ):
                 raise ProofError(
                     f"the claim {self.words!r} uses {_text(atom)}, which it does not define: add "
                     "it to unknowns or members."
@@ -478,7 +523,9 @@ class IntegerClaim:
 
 
 def atoms(formula: Formula) -> Iterator[str | PartitionId]:
-    """Yield every unknown and partition id in a formula."""
+    """Yield every unknown and partition id in a formula, as often as it occurs."""
+    # Only comparisons have numbers; the other formulas join formulas (`All`, `Either`) or negate
+    # one.
     if isinstance(formula, Compare):
         yield from formula.number.atoms()
     elif isinstance(formula, Not):

@@ -82,14 +82,23 @@ def _agrees(
 
 
 def major_part(coarse: Digits, fine: Digits, devices: Devices) -> z3.BoolRef:
-    """Return the formula that `fine = coarse * m + r` with `0 <= r < m`, for partition ids."""
-    found = devices.space
-    if found is not None and found.symbolic:
-        # `fine` has the same value if it continues the atoms of `coarse` with its own minor ones.
-        above, all_atoms = found.atoms_of(coarse), found.atoms_of(fine)
-        d = found.device("d")
-        chained = (*above, *all_atoms[len(above) :])
-        return found.partition_id(all_atoms, d) == found.partition_id(chained, d)
+    """Return the formula that `fine = coarse * m + r` with `0 <= r < m`, for partition ids.
+
+    It says that the coarse partition id is the major part of the fine one: every fine block is
+    inside one coarse block. `m` is the number of fine parts in a coarse part.
+
+    Args:
+      coarse, fine: the digits that give the partition ids of a device.
+      devices: the symbols for a device's position, or for its coordinates (`space`).
+    """
+    space = devices.space
+    if space is not None and space.symbolic:
+        # With symbolic sizes, an atom is one axis. `fine` has `coarse` as its major part if it has
+        # the same value as the atoms of `coarse`, followed by its own other atoms.
+        coarse_atoms, all_atoms = space.atoms_of(coarse), space.atoms_of(fine)
+        device = space.device("d")
+        extended_atoms = (*coarse_atoms, *all_atoms[len(coarse_atoms) :])
+        return space.partition_id(all_atoms, device) == space.partition_id(extended_atoms, device)
     a, b, m = devices.value(coarse), devices.value(fine), parts(fine) // parts(coarse)
     return z3.And(a * m <= b, b < (a + 1) * m)
 
@@ -126,20 +135,23 @@ def _balance(result: Sharding, devices: Devices) -> Obligation:
     such tuples as devices. The formula says that two devices with equal tuples are one device. So
     each tuple is one device, and each tile is on as many devices as there are unused coordinates.
     """
-    rows = [digits for _, digits in result.split_places]
-    found = devices.space
-    if found is None:
-        return _balance_by_position(result, rows, devices)
-    split = [found.atoms_of(digits) for digits in rows]
-    used = [atom for atoms in split for atom in atoms]
-    assert len(set(used)) == len(used), f"{result!r} uses an axis twice"
-    groups = [*split, *((atom,) for atom in found.atoms if atom not in used)]
-    first, second = found.device("d"), found.device("e")
-    hypotheses = found.bounds(first, second)
+    split_digits = [digits for _, digits in result.split_places]
+    space = devices.space
+    if space is None:
+        return _balance_by_position(result, split_digits, devices)
+    atoms_of_dims = [space.atoms_of(digits) for digits in split_digits]
+    used_atoms = [atom for atoms in atoms_of_dims for atom in atoms]
+    assert len(set(used_atoms)) == len(used_atoms), f"{result!r} uses an axis twice"
+    # The number of atoms in all groups is the number of axes: each is used once, or alone in a
+    # group.
+    groups = [*atoms_of_dims, *((atom,) for atom in space.atoms if atom not in used_atoms)]
+    first, second = space.device("d"), space.device("e")
+    hypotheses = space.bounds(first, second)
     for atoms in groups:
-        hypotheses += found.lemmas(atoms, first, second)
-        hypotheses.append(found.radix(atoms, first) == found.radix(atoms, second))
-    goal = z3.And([first[atom] == second[atom] for atom in found.atoms])
+        hypotheses += space.lemmas(atoms, first, second)
+        hypotheses.append(space.radix(atoms, first) == space.radix(atoms, second))
+    # Equal coordinates mean that both are the same device.
+    goal = z3.And([first[atom] == second[atom] for atom in space.atoms])
     return Obligation(tuple(hypotheses), goal)
 
 
@@ -153,13 +165,17 @@ def _balance_by_position(result: Sharding, rows: list[Digits], devices: Devices)
     Args:
       rows: the digits of each dimension or class of `result`.
     """
-    used = tuple(d for digits in rows for d in digits)
-    rest = complement(used, result.mesh.size)
-    if rest is not None:
+    used_digits = tuple(d for digits in rows for d in digits)
+    unused_digits = complement(used_digits, result.mesh.size)
+    if unused_digits is not None:
         # Partition ids and the unused digits together determine the position.
-        pairs = [(devices.value(row, "d"), devices.value(row, "e")) for row in (*rows, rest)]
-        equal_ids = [d == e for d, e in pairs]
+        id_pairs = [
+            (devices.value(row, "d"), devices.value(row, "e")) for row in (*rows, unused_digits)
+        ]
+        equal_ids = [first == second for first, second in id_pairs]
         return Obligation((*devices.bounds("d", "e"), *equal_ids), z3.Int("d") == z3.Int("e"))
+    # Digits of different meshes have no complement. They repeat with this period, so it is enough
+    # to count the devices in one period.
     period = math.lcm(*(d.stride * d.size for digits in rows for d in digits))
     tile = [z3.Int(f"tile{i}") for i in range(len(rows))]
     counts = [parts(digits) for digits in rows]
@@ -170,6 +186,13 @@ def _balance_by_position(result: Sharding, rows: list[Digits], devices: Devices)
 def tile_count(rows: list[Digits], tile: list[Number], size: int) -> Number:
     """Return the number of devices on which a tile is, as a sum with one term per device.
 
+    A term is 1 if all partition ids of the device are those of the tile, else 0.
+
+    Args:
+      rows: the digits of each split dimension or class.
+      tile: the partition id along each of them; these may be unknowns.
+      size: the number of devices.
+
     Raises:
       Unprovable: more than `MAX_COUNTED` devices.
     """
@@ -177,11 +200,11 @@ def tile_count(rows: list[Digits], tile: list[Number], size: int) -> Number:
         raise Unprovable(
             f"digits of different meshes over {size} devices; tiles are counted up to {MAX_COUNTED}"
         )
-    inside = (
+    is_on_device = (
         z3.And([t == partition_id(d, position) for t, d in zip(tile, rows, strict=True)])
         for position in range(size)
     )
-    return z3.Sum([z3.If(each, 1, 0) for each in inside])
+    return z3.Sum([z3.If(condition, 1, 0) for condition in is_on_device])
 
 
 def refusing(verdict: Verdict, devices: Devices) -> list[Obligation]:
@@ -220,13 +243,18 @@ def _forced(verdict: Verdict) -> list[Obligation]:
 
 
 def _no_prefixes(verdict: Verdict, devices: Devices) -> list[Obligation]:
-    """Return the formulas that neither partition id is a major part of the other one."""
+    """Return the formulas that neither partition id is a major part of the other one.
+
+    Both directions must be proved. `group` marks the formulas of one direction, of which one is
+    enough.
+    """
     assert verdict.failure is not None
-    place = verdict.failure.dims[0]
-    rows = [digits_at(s, place) for s in verdict.pair]
+    dim = verdict.failure.dims[0]
+    digits_of_operand = [digits_at(s, dim) for s in verdict.pair]
+    # First operand 0 as the coarse one and operand 1 as the fine one, then the reverse.
     return [
         obligation
-        for nth, (coarse, fine) in enumerate((rows, rows[::-1]))
+        for nth, (coarse, fine) in enumerate((digits_of_operand, digits_of_operand[::-1]))
         for obligation in _no_prefix(verdict, devices, coarse, fine, group=f"prefix{nth}")
     ]
 
@@ -245,15 +273,21 @@ def _no_prefix(
       verdict: the refusal that is proved.
       group: the name that the alternative formulas share.
     """
-    found = devices.space
-    if found is not None and found.symbolic:
-        first, second = (found.atoms_of(digits) for digits in (coarse, fine))
-        n, m = (found.count(atoms) for atoms in (first, second))
-        units = [found.unit(atom) for atom in dict.fromkeys((*first, *second))]
-        pairs = [(found.polynomial(first, u), found.polynomial(second, u)) for u in units]
-        bounds = tuple(found.bounds())
+    space = devices.space
+    if space is not None and space.symbolic:
+        coarse_atoms, fine_atoms = (space.atoms_of(digits) for digits in (coarse, fine))
+        n, m = (space.count(atoms) for atoms in (coarse_atoms, fine_atoms))
+        # `unit(atom)` is the device with coordinate 1 on this axis and 0 on all others. At it, a
+        # partition id is the product of the sizes of the axes below the atom.
+        unit_devices = [space.unit(atom) for atom in dict.fromkeys((*coarse_atoms, *fine_atoms))]
+        pairs = [
+            (space.polynomial(coarse_atoms, u), space.polynomial(fine_atoms, u))
+            for u in unit_devices
+        ]
+        bounds = tuple(space.bounds())
         return [Obligation(bounds, _is_not_major(p, n, q, m), group=group) for p, q in pairs]
-    # For concrete sizes one device refutes the division, so one formula about it is enough.
+    # For sizes in numbers, the first device that violates the inequality refutes the division, so
+    # one formula about it is enough.
     n, m = parts(coarse), parts(fine)
     for position in range(verdict.pair[0].mesh.size):
         p, q = (partition_id(digits, position) for digits in (coarse, fine))
@@ -261,6 +295,7 @@ def _no_prefix(
             fixed = tuple(devices.fixed("d", position))
             values = (devices.value(digits) for digits in (coarse, fine))
             return [Obligation(fixed, _is_not_major(next(values), n, next(values), m))]
+    # No device violates it, so the claim is false, and so is this formula.
     return [Obligation((), z3.BoolVal(False))]
 
 
@@ -277,28 +312,31 @@ def _two_offsets(verdict: Verdict, devices: Devices) -> list[Obligation]:
     on all others; this is tried for each axis (`atoms`) along which the operands differ.
     """
     assert verdict.failure is not None and verdict.witness is not None
-    place = verdict.failure.dims[0]
-    rows = [digits_at(s, place) for s in verdict.pair]
-    found = devices.space
-    if found is None or not found.symbolic:
+    dim = verdict.failure.dims[0]
+    digits_of_operand = [digits_at(s, dim) for s in verdict.pair]
+    space = devices.space
+    if space is None or not space.symbolic:
         device = verdict.witness.device
         assert device is not None
         position = verdict.pair[0].mesh.position(device)
-        pairs = zip(verdict.pair, rows, strict=True)
-        a, b = (devices.value(digits) * block_of(s, place) for s, digits in pairs)
+        pairs = zip(verdict.pair, digits_of_operand, strict=True)
+        # An offset is the partition id times the block size, in elements.
+        a, b = (devices.value(digits) * block_of(s, dim) for s, digits in pairs)
         return [Obligation(tuple(devices.fixed("d", position)), a != b)]
     # For all sizes: the device at 1 on one axis. An axis that only one operand has gives offset 0
     # in the other one, and a positive offset in this one.
-    first, second = (found.atoms_of(digits) for digits in rows)
+    first, second = (space.atoms_of(digits) for digits in digits_of_operand)
     atoms = [atom for atom in (*first, *second) if (atom in first) != (atom in second)]
     if not atoms:
         # The same axes in another order: an axis with other axes below it has another weight.
-        below = {atom: set(second[k + 1 :]) for k, atom in enumerate(second)}
-        atoms = [atom for k, atom in enumerate(first) if set(first[k + 1 :]) != below[atom]][::-1]
+        axes_below = {atom: set(second[k + 1 :]) for k, atom in enumerate(second)}
+        atoms = [atom for k, atom in enumerate(first) if set(first[k + 1 :]) != axes_below[atom]][
+            ::-1
+        ]
     return [
         Obligation(
-            tuple(found.bounds()),
-            found.polynomial(first, found.unit(atom)) != found.polynomial(second, found.unit(atom)),
+            tuple(space.bounds()),
+            space.polynomial(first, space.unit(atom)) != space.polynomial(second, space.unit(atom)),
             group="unit",
         )
         for atom in atoms
@@ -316,17 +354,17 @@ def _tile_on_too_few(verdict: Verdict, devices: Devices) -> Obligation:
     assert verdict.failure is not None and verdict.witness is not None
     places = verdict.failure.dims
     operands = owners(verdict.pair, verdict.failure)
-    rows = [digits_at(s, place) for s, place in zip(operands, places, strict=True)]
+    digit_rows = [digits_at(s, place) for s, place in zip(operands, places, strict=True)]
     if devices.space is not None:
-        return _tile_on_no_device(devices.space, rows)
+        return _tile_on_no_device(devices.space, digit_rows)
     # One unknown device is enough if no device has the tile. Otherwise count all devices.
     tile, count = verdict.witness.tile, verdict.witness.count
     if count:
         size = verdict.pair[0].mesh.size
-        total = tile_count(rows, [z3.IntVal(t) for t in tile], size)
-        return Obligation((), total * math.prod(parts(row) for row in rows) != size)
-    met = [devices.value(d) == t for d, t in zip(rows, tile, strict=True)]
-    return Obligation(tuple(devices.bounds("d")), z3.Not(z3.And(met)))
+        total = tile_count(digit_rows, [z3.IntVal(t) for t in tile], size)
+        return Obligation((), total * math.prod(parts(row) for row in digit_rows) != size)
+    equal_ids = [devices.value(d) == t for d, t in zip(digit_rows, tile, strict=True)]
+    return Obligation(tuple(devices.bounds("d")), z3.Not(z3.And(equal_ids)))
 
 
 def _tile_on_no_device(found: Space, rows: list[Digits]) -> Obligation:

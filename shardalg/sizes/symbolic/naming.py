@@ -177,26 +177,27 @@ class Names:
     def _join_pieces(self) -> None:
         """Add an equation for each dimension that slices of a value cover without a gap.
 
-        The size of the dimension is the sum of the sizes of the slices.
+        The size of the dimension is the sum of the sizes of the slices. For example, slices [0:2]
+        and [2:6] of a size 6 give the equation 6 = 2 + 4 between their slots (dimensions).
         """
         # Per size, the slices of its dimension: from a slice's first element to its size and node.
         pieces: dict[int, dict[int, tuple[int, Node]]] = {}
         for node, source, target, shift in self.shifts:
             if shift.start is not None and shift.start >= 0:
                 pieces.setdefault(source, {})[shift.start] = target, node
-        for source, found in pieces.items():
+        for source, slice_at in pieces.items():
             # Each slice must begin where the one before it ends, from 0 to the size of the value.
-            starts = sorted(found)
-            targets = [found[start][0] for start in starts]
-            ends = [a + self.number[t] for a, t in zip(starts, targets, strict=True)]
-            if len(found) > 1 and [*starts, self.number[source]] == [0, *ends]:
-                self.equations.append((found[0][1], SUM, ([source], targets)))
+            starts = sorted(slice_at)
+            targets = [slice_at[start][0] for start in starts]
+            slice_ends = [start + self.number[t] for start, t in zip(starts, targets, strict=True)]
+            if len(slice_at) > 1 and [*starts, self.number[source]] == [0, *slice_ends]:
+                self.equations.append((slice_at[0][1], SUM, ([source], targets)))
 
     def join_regions(self) -> None:
         """Record that values at the border of a loop have the same sizes as the values in its body.
 
-        A stacked value has one more dimension outside, whose size equals the trip count of the
-        loop.
+        A stacked value (`xs` or `ys` of a scan) has one more dimension outside, whose size equals
+        the trip count of the loop.
 
         Raises:
           SymbolError: the graph has a `shard_map`, or two sizes must be equal.
@@ -209,9 +210,11 @@ class Names:
                     f"the shard_map at {node.source or 'an unknown line'} is traced for blocks of "
                     "given sizes, which no formula follows. Plan the function at numbers."
                 )
-            rank = len(graph.values[tie.source].type.shape) - tie.source_drop
+            # `source_drop` and `target_drop` are the leading dimensions that only this end has (0
+            # or 1).
+            num_shared = len(graph.values[tie.source].type.shape) - tie.source_drop
             source, target = base[tie.source] + tie.source_drop, base[tie.target] + tie.target_drop
-            for d in range(rank):
+            for d in range(num_shared):
                 self._join(source + d, target + d, node)
             for body in node.bodies:
                 if tie.source_drop or tie.target_drop:
@@ -266,16 +269,20 @@ class Names:
     def _fix(self, slots: Iterator[int]) -> bool:
         """Give sizes without a formula their numbers as formulas; return whether there was one.
 
+        Such a size does not depend on a named size, as far as the function shows. For example, a
+        size 128 without a formula gets the formula 128.
+
         Args:
           slots: dimensions of values, as numbers of slots.
         """
-        before = len(self.fixed)
+        num_before = len(self.fixed)
         for slot in slots:
+            # All slots of a set have one formula, which is stored at its representative.
             root = self.root(slot)
             if self.name[root] is None:
                 self.name[root] = sympy.Integer(self.number[root])
                 self.fixed.add(root)
-        return len(self.fixed) > before
+        return len(self.fixed) > num_before
 
     def _known(self, slot: int) -> sympy.Expr | None:
         """Return the formula of a dimension (a slot); 1 for a size of 1; None if it is unknown."""
@@ -304,11 +311,13 @@ class Names:
     def _solve_equation(self, node: Node, kind: str, sides: tuple[list[int], list[int]]) -> bool:
         """Solve an equation for its only unknown size, and return True.
 
-        An equation without an unknown size is only checked. One with several, or with a size of 0,
-        is not solved, and the result is False.
+        For example, `B * x = S * B` for a reshape gives x = S. An equation without an unknown size
+        is only checked. One with several, or with a size of 0, is not solved, and the result is
+        False.
 
         Args:
           kind: `PRODUCT` or `SUM`: the operation on the sizes of each side.
+          sides: the slots of the left and of the right side.
 
         Raises:
           SymbolError: the equation has no unknown size, and is false.
@@ -323,26 +332,31 @@ class Names:
             more, less = (right, left) if unknown[0] in sides[0] else (left, right)
             self.name[self.root(unknown[0])] = _solve_for(kind, tuple(more), tuple(less))
             return True
-        pair = _solve_for(kind, tuple(left), ()), _solve_for(kind, tuple(right), ())
-        if pair[0] != pair[1] and not _same_formula(*pair):
-            raise self._clash(node, pair, _at_hints(pair[0]))
+        # Nothing is unknown: both sides must be the same formula, not only the same number.
+        side_formulas = _solve_for(kind, tuple(left), ()), _solve_for(kind, tuple(right), ())
+        if side_formulas[0] != side_formulas[1] and not _same_formula(*side_formulas):
+            raise self._clash(node, side_formulas, _at_hints(side_formulas[0]))
         return True
 
     def _read_shifts(self) -> bool:
         """Compute the size of each shift's target whose source has a known size.
 
         A shift relates two dimensions, source and target, by a slice, padding or window
-        (`extents.Shift`). Return whether some source was known.
+        (`extents.Shift`). For example, a padding by 2 relates S to S + 2. Return whether some
+        source was known.
         """
-        kept, before = [], len(self.shifts)
+        open_shifts, num_before = [], len(self.shifts)
         for node, source, target, shift in self.shifts:
-            known = self._known(source)
-            if known is None:
-                kept.append((node, source, target, shift))
+            source_formula = self._known(source)
+            if source_formula is None:
+                open_shifts.append((node, source, target, shift))
             elif self._known(target) is None:
-                self.name[self.root(target)] = self._reading(known, (source, target), shift)
-        self.shifts = kept
-        return len(kept) < before
+                self.name[self.root(target)] = self._reading(
+                    source_formula, (source, target), shift
+                )
+        # Shifts with an unknown source are tried again after other sizes are found.
+        self.shifts = open_shifts
+        return len(open_shifts) < num_before
 
     def _reading(self, known: sympy.Expr, at: tuple[int, int], shift: Shift) -> sympy.Expr | None:
         """Return the formula of the target size of a shift, from the formula of its source size.
@@ -372,26 +386,32 @@ class Names:
     def _match_pairs(self) -> bool:
         """Give a size the only known formula with the same numbers in both traces.
 
-        Return whether there was such a size.
+        For example, the traces have B = 8 and B = 24. A size that is 16 in the first and 48 in the
+        second trace gets 2*B, if an argument's dimension has this formula and no other one has
+        these numbers. Return whether there was such a size.
         """
         if self.second is None:
             return False
-        known: dict[tuple[int, int | None], set[sympy.Expr]] = {}
-        unknown = []
+        formulas_of_pair: dict[tuple[int, int | None], set[sympy.Expr]] = {}
+        open_slots = []
         for slot, pair in enumerate(zip(self.number, self.other, strict=True)):
             # Equal sizes form a class (union-find), of which one slot, the root, has the formula.
             if self.parent[slot] == slot and None not in pair:
                 name = self.name[slot]
                 if name is not None:
-                    known.setdefault(pair, set()).add(name)
+                    formulas_of_pair.setdefault(pair, set()).add(name)
                 elif not self._is_one(slot):
-                    unknown.append((slot, pair))
+                    open_slots.append((slot, pair))
         # Sizes of the second trace are unrelated to each other, so equal numbers in both traces are
         # hardly a coincidence. If two formulas have these numbers, the size stays open.
-        found = [(slot, known[pair]) for slot, pair in unknown if len(known.get(pair, ())) == 1]
-        for slot, (name,) in found:
+        matches = [
+            (slot, formulas_of_pair[pair])
+            for slot, pair in open_slots
+            if len(formulas_of_pair.get(pair, ())) == 1
+        ]
+        for slot, (name,) in matches:
             self.name[slot] = name
-        return bool(found)
+        return bool(matches)
 
     def _fix_leaves(self) -> bool:
         """Give the sizes of values without array operands their numbers as formulas.
@@ -403,12 +423,13 @@ class Names:
         if self.second is not None:
             return False
         values = self.graph.values
-        made = [i for i, _ in self.graph.constants]
+        leaf_values = [i for i, _ in self.graph.constants]
+        # Nodes without array operands, such as an iota. A call's results come from its bodies.
         for node in self.graph.nodes:
             if not node.bodies and not any(values[v].type.shape for v in node.operands):
-                made.extend(node.results)
+                leaf_values.extend(node.results)
         # A size of 1 may be a broadcast dimension, so it is no number that the code chose.
-        slots = (s for v in made for s in range(self.base[v], self.base[v + 1]))
+        slots = (s for v in leaf_values for s in range(self.base[v], self.base[v + 1]))
         return self._fix(s for s in slots if self.number[s] != 1)
 
     def formula(self, slot: int) -> Expr:
@@ -506,16 +527,19 @@ def _at_hints(expression: sympy.Expr) -> int:
 def _same_formula(first: sympy.Expr, second: sympy.Expr) -> bool:
     """Return whether two formulas are equal at all sizes.
 
-    Formulas without floors are compared by algebra. Others are compared at sample points, because
-    sympy does not prove `floor((S - 1)/2) + 1 = ceil(S/2)`.
+    Formulas without floors are compared by algebra. Others are compared at 20 sample points,
+    because sympy does not prove `floor((S - 1)/2) + 1 = ceil(S/2)`. So the answer True is not
+    proved for them.
     """
     # Without floors, equal polynomials have an expanded difference of 0.
-    gap = sympy.expand(first - second)
-    if gap == 0 or not gap.has(sympy.floor, sympy.ceiling):
-        return gap == 0
-    sizes = sizes_of([gap]).values()
+    difference = sympy.expand(first - second)
+    if difference == 0 or not difference.has(sympy.floor, sympy.ceiling):
+        return difference == 0
+    sizes = sizes_of([difference]).values()
+    # Multiples of the hints, shifted by different small numbers, so that floors round at most
+    # points and no two sizes stay equal.
     return all(
-        gap.xreplace({s: sympy.Integer(s.hint * p + k) for k, s in enumerate(sizes, r)}) == 0
+        difference.xreplace({s: sympy.Integer(s.hint * p + k) for k, s in enumerate(sizes, r)}) == 0
         for p in (1, 2, 3, 5)
         for r in range(4)
     )

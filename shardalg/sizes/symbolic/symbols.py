@@ -75,28 +75,38 @@ class Symbols:
     def has_fixed_constants(self) -> bool:
         """Whether the constants are certainly the same numbers at all sizes.
 
-        They are if Python code made them without a number of a named size (`dependent_sizes`).
+        Constants are arrays that the function makes in Python, such as a mask. They are fixed if
+        Python code made them without a number of a named size (`dependent_sizes`). False means that
+        this is not certain.
         """
         constants = self.lifted.constants
         if not constants:
             return True
+        # `varies` is True or None if a constant differs between traces, or may differ. A loaded
+        # plan has no function to ask.
         if any(each.varies is not False for each in constants) or self.jaxpr_at is None:
             return False
         hints = {name: size.hint for name, size in self.sizes.items()}
-        dependent = dependent_sizes(self.jaxpr_at, hints)
+        dependent_numbers = dependent_sizes(self.jaxpr_at, hints)
         # A constant that equals a dependent size may be that size, or equal it by accident.
-        if dependent is None or not dependent.isdisjoint(each.size for each in constants):
+        if dependent_numbers is None or not dependent_numbers.isdisjoint(
+            each.size for each in constants
+        ):
             return False
         # JAX takes `S % 128 == 0` of a symbolic size as False. Where it is True, Python code may
         # make other constants.
         try:
-            _, changed = self.graph_at({name: MULTIPLE * hint for name, hint in hints.items()})
+            _, fault = self.graph_at({name: MULTIPLE * hint for name, hint in hints.items()})
         except Exception:  # the user's function may raise anything at sizes it cannot take
             return False
-        return changed is None
+        return fault is None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the formulas as a JSON object, without the function and the graph."""
+        """Return the formulas as a JSON object, without the function and the graph.
+
+        `from_json` reads it, for the same graph. A size is a number, or a formula in JSON
+        (`to_data`).
+        """
         from shardalg.algebra.dims import to_data
 
         def rows(shapes: Iterable[Shape]) -> list[list[Any]]:
@@ -119,13 +129,16 @@ class Symbols:
     def traced_graph(self, point: Mapping[str, int]) -> Graph:
         """Return the function's graph at other sizes; several strategies share it at one point.
 
+        The last `_KEPT` graphs are stored, because tracing a large model takes seconds.
+
         Args:
-          point: a number for each named size.
+          point: a number for each named size; a missing one has its hint.
         """
         assert self.tracer is not None
         key = tuple(point.get(name, size.hint) for name, size in self.sizes.items())
         graphs = self._last_graphs
-        # The graph that was asked for last is the last one of the dictionary.
+        # Dictionaries keep the order of insertion. Removing and adding the graph makes it the last
+        # one, so that the first one is the one that is longest unused.
         graphs[key] = graphs.pop(key) if key in graphs else self.tracer(point)
         while len(graphs) > _KEPT:
             graphs.pop(next(iter(graphs)))
@@ -214,7 +227,14 @@ def numbers_only(graph: Graph) -> Symbols:
 
 
 def _check_hints(graph: Graph, dims: Sequence[Shape]) -> None:
-    """Raise SymbolError if a declared dimension has a size with the hint 1."""
+    """Raise SymbolError if a declared dimension has a size with the hint 1.
+
+    An operator repeats a dimension of size 1 (broadcasting), so that the traced program would be
+    another one than at larger sizes.
+
+    Args:
+      dims: the declared shape of each argument, in the order of `graph.argument_paths`.
+    """
     for path, shape in zip(graph.argument_paths, dims, strict=True):
         ones = [name for name, size in sizes_of(shape).items() if size.hint == 1]
         if ones:
@@ -298,9 +318,9 @@ def point_of(named: Mapping[str, Size], given: Mapping[str, int]) -> dict[str, i
             f"{', '.join(unknown)} is in no argument's shape and is no symbolic axis of the plan; "
             f"its sizes are {', '.join(f'{n} (hint {s.hint})' for n, s in named.items())}."
         )
-    bad = {n: v for n, v in given.items() if not _is_size(v)}
-    if bad:
-        raise SymbolError(f"sizes are integers of at least 1, got {_text(bad)}.")
+    wrong_numbers = {n: v for n, v in given.items() if not _is_size(v)}
+    if wrong_numbers:
+        raise SymbolError(f"sizes are integers of at least 1, got {_text(wrong_numbers)}.")
     return {name: int(given.get(name, size.hint)) for name, size in named.items()}
 
 
@@ -308,6 +328,9 @@ def points_of(
     named: Mapping[str, Size], given: Mapping[str, Any]
 ) -> tuple[dict[str, int], dict[str, np.ndarray]]:
     """Return the points of a sweep: the sizes that are one number, and the arrays of the others.
+
+    A sweep evaluates a plan at many sizes at once. The arrays broadcast against each other, as in
+    numpy.
 
     Args:
       named: the named sizes of the plan.
@@ -321,8 +344,9 @@ def points_of(
     ({'B': 8}, {'X': array([2, 4])})
     """
     arrays = {name: np.asarray(value) for name, value in given.items()}
+    # A number has no dimension; each array with a dimension is swept.
     swept = {name: array for name, array in arrays.items() if array.ndim}
-    known = point_of(named, {n: v for n, v in given.items() if n not in swept})
+    number_of = point_of(named, {n: v for n, v in given.items() if n not in swept})
     # The names of swept sizes are checked too; the number 1 stands for their arrays.
     point_of(named, dict.fromkeys(swept, 1))
     if not swept:
@@ -346,7 +370,7 @@ def points_of(
             f"arrays of shapes {shapes} do not broadcast: give all points of each size, or a grid "
             "as np.ix_ makes it."
         ) from None
-    return {name: size for name, size in known.items() if name not in swept}, swept
+    return {name: size for name, size in number_of.items() if name not in swept}, swept
 
 
 def _is_size(value: object) -> bool:
@@ -383,21 +407,21 @@ def from_json(graph: Graph, data: Mapping[str, Any]) -> Symbols:
     lifted = Lifted(
         graph, shapes(saved.shapes), trips, tuple(Constant(*c) for c in saved.constants)
     )
-    found = Symbols(shapes(saved.dims), lifted, saved.second)
-    given = tuple(tuple(map(hint_of, shape)) for shape in found.dims)
-    known = {*found.sizes, *sizes_of(size for shape in lifted.shapes for size in shape)}
+    symbols = Symbols(shapes(saved.dims), lifted, saved.second)
+    argument_shapes = tuple(tuple(map(hint_of, shape)) for shape in symbols.dims)
+    all_names = {*symbols.sizes, *sizes_of(size for shape in lifted.shapes for size in shape)}
     # The file may be edited or of another graph: the formulas must give the graph's sizes. A second
     # trace has a number for each size; without one, there are no numbers.
-    agree = (
+    conditions = (
         lifted.shapes_at({}) == tuple(value.type.shape for value in graph.values),
         tuple(map(hint_of, trips)) == tuple(region.trip_count for region in graph.regions),
-        given == tuple(graph.values[v].type.shape for v in graph.arguments),
-        known == set(found.sizes) and set(found.second) in (set(), known),
-        all(size >= 1 for size in found.second.values()),
+        argument_shapes == tuple(graph.values[v].type.shape for v in graph.arguments),
+        all_names == set(symbols.sizes) and set(symbols.second) in (set(), all_names),
+        all(size >= 1 for size in symbols.second.values()),
     )
-    if not all(agree):
+    if not all(conditions):
         raise SymbolError("the formulas of the sizes are not those of the graph: save it again.")
-    return found
+    return symbols
 
 
 @dataclass(frozen=True)

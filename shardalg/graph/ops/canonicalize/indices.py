@@ -50,25 +50,30 @@ def indices_paired(graph: Graph) -> Graph:
 def _as_reshape(counting: _Counting, node: Node) -> Node | None:
     """Return a reshape that replaces a gather of all elements of one dimension in order, or None.
 
-    None if the gather reads other elements or another order.
+    For example, `x[arange(6).reshape(2, 3)]` of a shape (6, 4) is a reshape to (2, 3, 4). None if
+    the gather reads other elements or another order.
     """
-    found = numbers(node.signature)
-    shape, made = node.signature.operands[0].shape, node.signature.results[0].shape
-    indices = node.signature.operands[1].shape
-    if len(found.selected) != 1 or indices[-1:] != (1,) or found.operand_batching:
+    dims = numbers(node.signature)  # the roles of dimensions
+    shape, result_shape = node.signature.operands[0].shape, node.signature.results[0].shape
+    index_shape = node.signature.operands[1].shape
+    # One index per row, for one dimension, and no batch dimension: only then is order all that
+    # matters.
+    if len(dims.selected) != 1 or index_shape[-1:] != (1,) or dims.operand_batching:
         return None
-    # A reshape keeps the row-major order. So the gather must read whole rows (`sizes`), and its
-    # result must have the indices' dimensions exactly in the place of the gathered dimension.
-    (dim,) = found.selected
-    sizes = tuple(1 if d == dim else n for d, n in enumerate(shape))
-    batch = len(indices) - 1
-    window = (*range(dim), *range(dim + batch, len(made)))
-    is_whole = node.signature.param("slice_sizes") == sizes and found.dropped == (dim,)
-    if not is_whole or found.window != window or math.prod(indices) != shape[dim]:
+    # A reshape keeps the row-major order. So the gather must read whole rows (`row_sizes`), and its
+    # result must have the indices' dimensions exactly in the place of the gathered dimension. The
+    # result dimensions that do not come from the indices are its window dimensions.
+    (dim,) = dims.selected
+    row_sizes = tuple(1 if d == dim else n for d, n in enumerate(shape))
+    num_index_dims = len(index_shape) - 1
+    wanted_window = (*range(dim), *range(dim + num_index_dims, len(result_shape)))
+    is_whole = node.signature.param("slice_sizes") == row_sizes and dims.dropped == (dim,)
+    # As many indices as elements, and (tested last, because it is slow) each in its place.
+    if not is_whole or dims.window != wanted_window or math.prod(index_shape) != shape[dim]:
         return None
     if not counting.in_order(node.operands[1]):
         return None
-    params = (("dimensions", None), ("new_sizes", made))
+    params = (("dimensions", None), ("new_sizes", result_shape))
     types = node.signature.operands[:1]
     signature = Signature("reshape", params, types, node.signature.results)
     return replace(node, signature=signature, operands=node.operands[:1])
@@ -77,37 +82,46 @@ def _as_reshape(counting: _Counting, node: Node) -> Node | None:
 def _with_batch_dimensions(graph: Graph, counting: _Counting, node: Node) -> Node | None:
     """Return a gather or scatter with batch dimensions for index components that are 0, 1, 2, ....
 
-    None if no component is, if not exactly one other component is left, or for a scatter that
-    combines updates by a function of the user.
+    For example, the indices of `x[arange(n), i]` have two components. The first one becomes a batch
+    dimension: row k of the result reads row k of `x`. None if no component counts, if not exactly
+    one other component is left, or if a scatter combines updates by a function of the user.
     """
     # The user's function that combines updates was traced for the old parameters and stays there.
     if applies_code(node.signature):
         return None
-    pieces = _index_components(graph, node)
-    found = numbers(node.signature)
-    operand = graph.values[node.operands[0]].type.shape
-    dims: dict[int, int] = {}
-    for component, piece in enumerate(pieces):
-        batch = counting.along(piece)
-        dim = found.selected[component]
-        shape = graph.values[piece].type.shape
+    components = _index_components(graph, node)
+    roles = numbers(node.signature)
+    operand_shape = graph.values[node.operands[0]].type.shape
+    index_dim_of: dict[int, int] = {}
+    for component, component_value in enumerate(components):
+        # `batch` is a dimension of the indices, `dim` is the operand dimension that the component
+        # selects.
+        batch = counting.along(component_value)
+        dim = roles.selected[component]
+        shape = graph.values[component_value].type.shape
         # Along dimension `batch` the component is 0, 1, 2, ... A constant 0 also counts along the
         # index vector's own dimension, which has one element.
         vector = len(shape) - 1
-        if batch is None or batch in {*found.index_batching, *dims.values(), vector}:
+        if batch is None or batch in {*roles.index_batching, *index_dim_of.values(), vector}:
             continue
-        if dim in found.dropped and shape[batch] == operand[dim]:
-            dims[dim] = batch
+        # A batch dimension reads one element of each row, and all rows: so the gather must read one
+        # element of `dim`, and the sizes must be equal.
+        if dim in roles.dropped and shape[batch] == operand_shape[dim]:
+            index_dim_of[dim] = batch
     # Exactly one component must be left: its value replaces the concatenation as the indices.
-    rest = [p for p, dim in zip(pieces, found.selected, strict=False) if dim not in dims]
-    if not dims or len(rest) != 1:
+    other_components = [
+        p for p, dim in zip(components, roles.selected, strict=False) if dim not in index_dim_of
+    ]
+    if not index_dim_of or len(other_components) != 1:
         return None
     types = list(node.signature.operands)
-    types[1] = graph.values[rest[0]].type
-    params = _batched_params(node, dims)
+    types[1] = graph.values[other_components[0]].type
+    params = _batched_params(node, index_dim_of)
     signature = replace(node.signature, params=params, operands=tuple(types))
     return replace(
-        node, signature=signature, operands=(node.operands[0], rest[0], *node.operands[2:])
+        node,
+        signature=signature,
+        operands=(node.operands[0], other_components[0], *node.operands[2:]),
     )
 
 
@@ -117,13 +131,23 @@ def _index_components(graph: Graph, node: Node) -> tuple[int, ...]:
     The indices must be a concatenation of the components; otherwise return ().
     """
     indices = node.operands[1]
-    vector = producing_node(graph, indices)
+    concatenation = producing_node(graph, indices)
     last = len(graph.values[indices].type.shape) - 1
-    if vector is None or vector.primitive != "concatenate" or vector.region != node.region:
+    # A node of another region, such as a loop body, cannot be replaced together with this one.
+    if (
+        concatenation is None
+        or concatenation.primitive != "concatenate"
+        or concatenation.region != node.region
+    ):
         return ()
-    # An operand with several elements along the vector would be several components.
-    single = all(type_.shape[-1] == 1 for type_ in vector.signature.operands)
-    return vector.operands if vector.signature.param("dimension") == last and single else ()
+    # The index vector is the last dimension. An operand with several elements along it would be
+    # several components.
+    has_single_elements = all(type_.shape[-1] == 1 for type_ in concatenation.signature.operands)
+    return (
+        concatenation.operands
+        if concatenation.signature.param("dimension") == last and has_single_elements
+        else ()
+    )
 
 
 def _batched_params(node: Node, dims: dict[int, int]) -> Params:
@@ -175,6 +199,9 @@ class _Counting:
         """
         if value not in self.known:
             producer = self.graph.producer[value]
+            # The rules of operators (`_FOLLOW`) call this method for their operands, so that the
+            # search goes back to a constant or an iota. Operators without a rule, and arguments of
+            # the program, give None.
             if value in self.constants:
                 self.known[value] = _counting_dimension(np.asarray(self.constants[value]))
             elif producer is None:
@@ -186,21 +213,31 @@ class _Counting:
         return self.known[value]
 
     def in_order(self, value: int) -> bool:
-        """Return whether the elements of a value are 0, 1, 2, ... in row-major order."""
+        """Return whether the elements of a value are 0, 1, 2, ... in row-major order.
+
+        For example, [[0, 1, 2], [3, 4, 5]] is in order, but has no counting dimension.
+        """
         shape = self.graph.values[value].type.shape
+        # With one element or none, the indices select no dimension that is worth a reshape.
         if math.prod(shape) < 2:
             return False
+        # A value with one dimension (except dimensions of size 1) is in order if it counts along
+        # it.
         dim = self.along(value)
         if dim is not None and shape[dim] == math.prod(shape):
             return True
+        # Otherwise go back through operators that keep the row-major order, such as reshapes.
         node = producing_node(self.graph, value)
         if node is None or node.primitive not in _IN_ORDER:
             return False
         # `select_n(i < 0, i, i + n)` equals i, because 0, 1, 2, ... are not negative.
         if node.primitive == "select_n":
             return bool(self.ask_without_wrap(node, self.in_order))
-        source = node.signature.operands[0]
-        if node.primitive == "broadcast_in_dim" and math.prod(source.shape) != math.prod(shape):
+        # A broadcast keeps the order only if it repeats no element.
+        operand_type = node.signature.operands[0]
+        if node.primitive == "broadcast_in_dim" and math.prod(operand_type.shape) != math.prod(
+            shape
+        ):
             return False
         # A conversion to a narrow integer type would wrap around and break the order.
         narrow = _if_wide_enough(node, 0, math.prod(shape)) is None
@@ -210,12 +247,16 @@ class _Counting:
         """Return the dimension of a reshape's result along which its elements are 0, 1, 2, ....
 
         It is the operand's counting dimension if it has the same size, and the sizes before it have
-        the same product. None if there is no such dimension.
+        the same product. For example, a reshape from (2, 3, 4) to (6, 4) keeps the last dimension.
+        None if there is no such dimension.
         """
         dim = self.along(node.operands[0])
         before, after = node.signature.operands[0].shape, node.signature.results[0].shape
         if dim is None or node.signature.param("dimensions") is not None:
             return None
+        # With equal size and equal product before it, an element's coordinate along the dimension
+        # is the same number in both shapes: floor(position / product of the sizes after it) mod
+        # size.
         return next(
             (
                 d
@@ -287,13 +328,14 @@ class _Counting:
 
         This holds if its condition is `first_case < 0`, or a constant False.
         """
-        which, first, *_ = node.operands
-        if which in self.constants:
-            return not np.any(self.constants[which])
-        test = producing_node(self.graph, which)
+        condition, first_case, *_ = node.operands
+        # `select_n` yields its first case where the condition is False.
+        if condition in self.constants:
+            return not np.any(self.constants[condition])
+        test = producing_node(self.graph, condition)
         if test is None:
             return False
-        negative = test.primitive == "lt" and test.operands[0] == first
+        negative = test.primitive == "lt" and test.operands[0] == first_case
         zero = self.constants.get(test.operands[1]) if negative else None
         return zero is not None and not np.any(zero)
 
@@ -321,8 +363,10 @@ def _counting_dimension(array: np.ndarray) -> int | None:
     """
     if array.dtype.kind not in "iu" or array.size < 2:
         return None
+    # Compare with 0, 1, 2, ... along each dimension, repeated along all others.
     for dim, size in enumerate(array.shape):
         places = np.arange(size).reshape([-1 if d == dim else 1 for d in range(array.ndim)])
+        # A dimension of size 1 has only element 0, which does not show that it counts.
         if size > 1 and np.array_equal(array, np.broadcast_to(places, array.shape)):
             return dim
     return None
@@ -359,12 +403,15 @@ def scatters_added(graph: Graph) -> Graph:
 def _scatter_into_operand(known: KnownValues, node: Node) -> Node | None:
     """Return an addition as a scatter into one operand, if the other one is a scatter into zeros.
 
-    Otherwise return None.
+    `x + zeros.at[i].add(u)` becomes `x.at[i].add(u)`, which needs no array of zeros. Otherwise
+    return None.
     """
-    for x, other in (node.operands, node.operands[::-1]):
+    # Addition is commutative, so either operand may be the scatter.
+    for table, other in (node.operands, node.operands[::-1]):
         scatter = _scatter_into_zeros(known, node, other)
-        if scatter is not None and known.graph.values[x].type == scatter.signature.results[0]:
-            operands = (x, *scatter.operands[1:])
+        # The new node has the type of the scatter, so the table must have this type.
+        if scatter is not None and known.graph.values[table].type == scatter.signature.results[0]:
+            operands = (table, *scatter.operands[1:])
             return replace(node, signature=scatter.signature, operands=operands)
     return None
 
@@ -372,27 +419,30 @@ def _scatter_into_operand(known: KnownValues, node: Node) -> Node | None:
 def _scatter_into_zeros(known: KnownValues, node: Node, value: int) -> Node | None:
     """Return the scatter into zeros that computes `value`, or None if no such node does.
 
-    None also if another node than `node` reads `value`, or if two updates may access one element.
-    The scatter may be in a remat span of the node's body.
+    None also if another node than `node` reads `value`, or if two updates may access one element:
+    `t + (u + v)` and `(t + u) + v` are rounded differently. The scatter may be in a remat span
+    (`jax.checkpoint`) of the node's body.
     """
     graph = known.graph
     scatter = producing_node(graph, value)
     if scatter is None or scatter.primitive != "scatter-add":
         return None
+    # A scatter in another body runs another number of times.
     if scatter.index not in graph.regions[node.region].nodes:
         return None
-    fill = known.fill(scatter.operands[0], scatter.region)
-    zero = None if fill is None else known.number(fill)
+    # `fill` finds the value with which the scatter's operand is filled; it must be the number 0.
+    fill_value = known.fill(scatter.operands[0], scatter.region)
+    fill_number = None if fill_value is None else known.number(fill_value)
     # A value that the region or the program returns must stay a value of its own.
-    leaves = value in (*graph.regions[node.region].results, *graph.results)
-    is_alone = list(graph.users[value]) == [node.index] and not leaves
-    if zero is None or zero or not is_alone:
+    is_returned = value in (*graph.regions[node.region].results, *graph.results)
+    is_alone = list(graph.users[value]) == [node.index] and not is_returned
+    if fill_number is None or fill_number or not is_alone:
         return None
     # No two updates access one element if indices are unique, or if each batch has one update.
     signature = scatter.signature
-    positions, paired = signature.operands[1].shape[:-1], numbers(signature).index_batching
-    updates = math.prod(n for dim, n in enumerate(positions) if dim not in paired)
-    return scatter if signature.param("unique_indices") or updates <= 1 else None
+    positions, batch_dims = signature.operands[1].shape[:-1], numbers(signature).index_batching
+    updates_per_batch = math.prod(n for dim, n in enumerate(positions) if dim not in batch_dims)
+    return scatter if signature.param("unique_indices") or updates_per_batch <= 1 else None
 
 
 class FirstElements(NamedTuple):

@@ -115,29 +115,31 @@ def with_padding(graph: Graph, padding: Padding) -> Graph:
 
 
 def live_nodes(graph: Graph, known: dict[int, np.ndarray] | None = None) -> bytearray:
-    """Return 1 per node that a result of the program needs, else 0.
+    """Return a byte per node: 1 if a result of the program depends on the node, else 0.
 
     Args:
-      known: values whose number is known, so that they need no node.
+      known: values whose number is known, by value index. They become constants, so that they need
+        no node.
     """
     needed = bytearray(len(graph.values))
     live = bytearray(len(graph.nodes))
     for value in graph.results:
         needed[value] = 1
-    folded = bytearray(len(graph.values))
+    is_known = bytearray(len(graph.values))
     for value in known or ():
-        folded[value] = 1
+        is_known[value] = 1
     # In reverse order of execution all readers of a value come before its node.
     for node in reversed(list(graph.walk())):
         # The loop ends without `break` if no result is needed; the node is then dead.
         for value in node.results:
-            if needed[value] and not folded[value]:
+            if needed[value] and not is_known[value]:
                 break
         else:
             continue
         live[node.index] = 1
         for value in node.operands:
             needed[value] = 1
+        # The results of a loop body or of a branch are needed as soon as the call is.
         for body in node.bodies:
             for value in graph.regions[body].results:
                 needed[value] = 1
@@ -244,8 +246,8 @@ class _GraphRewriter:
         for node in compress(old.nodes, self.live):
             self._add_node(node)
         regions, region_of = self._regions()
-        # Regions have their final numbers only after all nodes. A node that needs no other number
-        # stays the same object.
+        # Only now are the final numbers of the regions known, because a region without nodes
+        # disappears. A node that needs no other number stays the same object.
         self.nodes = [
             n
             if n.region == region_of[n.region] and not n.bodies
@@ -268,6 +270,7 @@ class _GraphRewriter:
                     self.value_of[tie.target],
                 )
                 for tie in old.region_arguments
+                # A region argument connects a value outside of a call with one inside a body.
                 if self.live[tie.call]
             ),
             arguments=tuple(self.value_of[v] for v in old.arguments),
@@ -284,20 +287,23 @@ class _GraphRewriter:
     def _keep_values(self) -> list[int]:
         """Add the old values that the new graph refers to; return the new index of each old value.
 
-        The values are in the old order. The index of a removed value is -1.
+        The values are in the old order. The index of a removed value is -1. For example, if value 1
+        of three is removed, the result is [0, -1, 1].
         """
-        kept = self._used_values()
-        number_of = [-1] * len(self.old.values)
-        for value in compress(self.old.values, kept):
-            number_of[value.index] = index = len(self.values)
+        is_used = self._used_values()
+        new_index_of = [-1] * len(self.old.values)
+        for value in compress(self.old.values, is_used):
+            new_index_of[value.index] = index = len(self.values)
             type_ = self.types.get(value.index, value.type)
+            # An unchanged value stays the same object, which costs less than a copy.
             same = value.index == index and type_ is value.type
             self.values.append(value if same else Value(index, type_, value.kind, value.name))
         for index, array in self.old.constants:
-            if kept[index]:
-                self.constants.append((number_of[index], array))
-        self._keep_numbers(number_of)
-        return number_of
+            if is_used[index]:
+                self.constants.append((new_index_of[index], array))
+        # Values of known number are not used any more, except as constants, which come last.
+        self._keep_numbers(new_index_of)
+        return new_index_of
 
     def _used_values(self) -> bytearray:
         """Return, per value of the old graph, 1 if the new graph has this value, else 0.
@@ -305,45 +311,47 @@ class _GraphRewriter:
         The entry is 1 if a live node, a body of one, or the graph's arguments or results contain
         the value. It is 0 for values in `numbers`, which become constants.
         """
-        old, kept = self.old, bytearray(len(self.old.values))
+        old, is_used = self.old, bytearray(len(self.old.values))
         for node in compress(old.nodes, self.live):
             bodies = [old.regions[b] for b in node.bodies]
             inside = [v for body in bodies for v in body.arguments + body.results]
             for value in (*node.operands, *node.results, *inside):
-                kept[value] = 1
+                is_used[value] = 1
         for value in (*old.arguments, *old.results):
-            kept[value] = 1
+            is_used[value] = 1
         for value in self.numbers:
-            kept[value] = 0
-        return kept
+            is_used[value] = 0
+        return is_used
 
     def _keep_numbers(self, number_of: list[int]) -> None:
         """Add a constant for each value of `numbers` that is still read, and store its new index.
 
-        Equal numbers of one type share a constant.
+        `numbers` has the values that the rewriter computed already. Equal numbers of one type share
+        a constant, also with constants of the old graph.
 
         Args:
           number_of: new value index by old value index, which this method updates.
         """
         old = self.old
         # A value has readers if a node reads it, or if a region, such as a loop body, returns it.
-        read = {v for node in compress(old.nodes, self.live) for v in node.operands}
-        ends = {v for region in old.regions for v in region.results}
-        known: dict[object, int] = {
+        operands_read = {v for node in compress(old.nodes, self.live) for v in node.operands}
+        region_results = {v for region in old.regions for v in region.results}
+        # The constants that the graph has already, by type and bytes.
+        constant_of: dict[object, int] = {
             (old.values[i].type, array.tobytes()): number_of[i]
             for i, array in numbers(old)
             if number_of[i] >= 0
         }
         for value, array in self.numbers.items():
-            if value in read or value in ends:
+            if value in operands_read or value in region_results:
                 type_ = old.values[value].type
                 key = (type_, array.tobytes())
-                if key not in known:
-                    known[key] = len(self.values)
+                if key not in constant_of:
+                    constant_of[key] = len(self.values)
                     name = f"{array}:{SHORT.get(type_.dtype, type_.dtype)}"
-                    self.values.append(Value(known[key], type_, "constant", name))
-                    self.constants.append((known[key], array))
-                number_of[value] = known[key]
+                    self.values.append(Value(constant_of[key], type_, "constant", name))
+                    self.constants.append((constant_of[key], array))
+                number_of[value] = constant_of[key]
 
     def _add_node(self, node: Node) -> None:
         """Add a live node of the old graph to the new graph, in its normal form.
@@ -354,9 +362,9 @@ class _GraphRewriter:
         operands = [value_of[v] for v in node.operands]
         results = tuple([value_of[v] for v in node.results])
         first = len(self.nodes)
-        # Many nodes have equal signatures, so each is examined once.
-        kept = self._kept.get(signature)
-        if kept is None:
+        # Many nodes have equal signatures, so each is examined once (`_kept`).
+        known_form = self._kept.get(signature)
+        if known_form is None:
             # Most nodes are in normal form already. Their signature is reused, because building a
             # new one for each node takes most of the time of this pass.
             changes = (
@@ -366,8 +374,8 @@ class _GraphRewriter:
                 or first_elements(signature)
                 or self._wide_sum(signature)
             )
-            kept = self._kept[signature] = (shared_signature(signature), not changes)
-        signature, is_normal = kept
+            known_form = self._kept[signature] = (shared_signature(signature), not changes)
+        signature, is_normal = known_form
         # A transform that runs in stages (`orders`), an operator on padded samples (`changes`), or
         # one whose normal form has other operands. All other operators stay as they are.
         if node.index in self.orders:
@@ -378,12 +386,15 @@ class _GraphRewriter:
             signature, operands = self._replacement(node, self.changes[node.index], operands)
         elif not is_normal:
             signature, operands = self._normal_form(node, operands)
-        place = (node.source, node.phase, node.region, node.bodies, node.module, node.kernel)
-        self.nodes.append(Node(len(self.nodes), signature, tuple(operands), results, *place))
+        provenance = (node.source, node.phase, node.region, node.bodies, node.module, node.kernel)
+        self.nodes.append(Node(len(self.nodes), signature, tuple(operands), results, *provenance))
         # Only an unchanged operator can still be evaluated by the equation that it was traced from.
-        same = (signature.primitive, signature.params) == (node.primitive, node.signature.params)
-        bound = self.old.bindings and same
-        self.bindings.append(self.old.bindings[node.index] if bound else None)
+        is_same_operator = (signature.primitive, signature.params) == (
+            node.primitive,
+            node.signature.params,
+        )
+        has_equation = self.old.bindings and is_same_operator
+        self.bindings.append(self.old.bindings[node.index] if has_equation else None)
         self.node_of[node.index] = range(first, len(self.nodes))
 
     def _wide_sum(self, signature: Signature) -> WideSum | None:
@@ -495,13 +506,15 @@ class _GraphRewriter:
     def _broadcast(self, node: Node, value: int, shape: tuple[int, ...]) -> int:
         """Return the value index of `value` with its dimensions of size 1 repeated to a shape.
 
-        Readers in one region and phase share one `broadcast_in_dim`, which the first call adds.
+        For example, a value of shape (4, 1) is repeated to (4, 8). Readers in one region and phase
+        share one `broadcast_in_dim`, which the first call adds.
         """
         key = (value, shape, node.region, node.phase)
         if key in self._broadcasts:
             return self._broadcasts[key]
         source = self.values[value].type
         target = ValueType(shape, source.dtype)
+        # Signatures are compared often, so equal ones are one object.
         if (source, target) not in self._signatures:
             dims = ("broadcast_dimensions", tuple(range(len(shape))))
             params = (dims, ("shape", shape))
@@ -531,16 +544,17 @@ class _GraphRewriter:
 
         A body stays if its call is live, even if it is empty. A remat span stays if it has nodes.
         """
-        old, kept = self.old, []
+        old, kept_regions = self.old, []
         for region in old.regions:
             # A live call refers to its bodies by number, so that even an empty body stays. A remat
             # span has no call and disappears with its last node.
-            owned = region.node is None or self.live[region.node]
-            nodes = [i for n in region.nodes if self.live[n] for i in self.node_of[n]]
-            if region.index == 0 or (owned and (nodes or region.node is not None)):
-                kept.append((region, tuple(nodes)))
-        region_of = {region.index: i for i, (region, _) in enumerate(kept)}
-        return tuple(self._region(*pair, region_of) for pair in kept), region_of
+            has_live_call = region.node is None or self.live[region.node]
+            new_nodes = [i for n in region.nodes if self.live[n] for i in self.node_of[n]]
+            if region.index == 0 or (has_live_call and (new_nodes or region.node is not None)):
+                kept_regions.append((region, tuple(new_nodes)))
+        region_of = {region.index: i for i, (region, _) in enumerate(kept_regions)}
+        # `region_of` must be complete first: a region refers to its parent by number.
+        return tuple(self._region(*pair, region_of) for pair in kept_regions), region_of
 
     def _region(self, region: Region, nodes: tuple[int, ...], region_of: dict[int, int]) -> Region:
         """Return a region of the old graph with the new indices of nodes, values and regions.
@@ -553,6 +567,7 @@ class _GraphRewriter:
             region,
             index=region_of[region.index],
             parent=None if region.parent is None else region_of[region.parent],
+            # If several nodes replace the call, the last one is the call.
             node=None if region.node is None else self.node_of[region.node][-1],
             arguments=tuple(self.value_of[v] for v in region.arguments),
             results=tuple(self.value_of[v] for v in region.results),
