@@ -60,6 +60,7 @@ class Layout:
         # If two digits overlap, some tile is on no device.
         used = [d for digits in self.dims for d in digits if d.size > 1]
         used += [d for d in (*self.unreduced, *self.replicated, *self.manual) if d.size > 1]
+        # Compare each digit with those before it.
         if len(used) > 1:
             for i, first in enumerate(used):
                 if any(overlap(first, second) for second in used[:i]):
@@ -71,6 +72,7 @@ class Layout:
             )
         if self.priorities:
             self._check_priorities()
+        # Layouts are keys of many caches, so the hash is computed once.
         fields = (self.mesh, self.shape, self.dims, self.unspecified_dims, self.unreduced)
         rest = (self.replicated, self.manual, self.priorities)
         object.__setattr__(self, "_hash", hash((*fields, *rest)))
@@ -122,6 +124,7 @@ class Layout:
         dims = []
         for i, digits in enumerate(self.dims):
             names = [*self.mesh.texts(digits), *(["?"] if i in self.unspecified_dims else [])]
+            # A priority needs the brackets, as in `(X)p1`, and so do several names.
             if priorities[i]:
                 dims.append(f"({', '.join(names)})p{priorities[i]}")
             elif len(names) > 1:
@@ -160,14 +163,14 @@ class Layout:
     def _used_twice(self) -> str:
         """Return the error message that lists every axis that is used twice."""
         # All faults at once: a user who removes one of several would meet the next one.
-        uses = [(f"dimension {i}", d) for i, digits in enumerate(self.dims) for d in digits]
+        digit_places = [(f"dimension {i}", d) for i, digits in enumerate(self.dims) for d in digits]
         for name in ("unreduced", "replicated", "manual"):
-            uses += [(f"the {name} digits", d) for d in getattr(self, name)]
-        uses = [(place, d) for place, d in uses if d.size > 1]
+            digit_places += [(f"the {name} digits", d) for d in getattr(self, name)]
+        digit_places = [(place, d) for place, d in digit_places if d.size > 1]
         faults = [
             f"  {self.mesh.texts((a,))[0]} on {here} meets {self.mesh.texts((b,))[0]} on {there}"
-            for i, (here, a) in enumerate(uses)
-            for there, b in uses[i + 1 :]
+            for i, (here, a) in enumerate(digit_places)
+            for there, b in digit_places[i + 1 :]
             if overlap(a, b)
         ]
         return (
@@ -227,7 +230,9 @@ def in_order(sharding: L, mesh: Mesh) -> L | None:
     return restate(sharding, mesh) or restate(sharding, Mesh(mesh.axes, sharding.mesh.order))
 
 
-def _digits_on(rows: tuple[Digits, ...], source: Mesh, target: Mesh) -> tuple[Digits, ...] | None:
+def _digits_on(
+    digits_of_dims: tuple[Digits, ...], source: Mesh, target: Mesh
+) -> tuple[Digits, ...] | None:
     """Return digits on `target` that give each device the same partition ids as digits on `source`.
 
     None if there are no such digits.
@@ -239,12 +244,14 @@ def _digits_on(rows: tuple[Digits, ...], source: Mesh, target: Mesh) -> tuple[Di
         return None
     # Equal orders have equal positions, whatever the axes are.
     if source.device_ids == target.device_ids:
-        return rows
+        return digits_of_dims
     if sorted(source.order) != sorted(target.order):
         return None
+    # `places` has, for each position on the target, the position of the same device on the source.
+    # So each device keeps its partition id, and `recognize` finds digits with these ids.
     places = target.places(source)
-    ids = tuple(partition_ids(row, places) for row in rows)
-    return PositionTable(tuple(parts(row) for row in rows), ids).recognize()
+    ids_of_dims = tuple(partition_ids(row, places) for row in digits_of_dims)
+    return PositionTable(tuple(parts(row) for row in digits_of_dims), ids_of_dims).recognize()
 
 
 def spelled(digits: Digits, mesh: Mesh) -> Digits:

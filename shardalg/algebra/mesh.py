@@ -286,7 +286,10 @@ class Mesh:
         return self._digits[name]
 
     def ref_digit(self, ref: AxisRef) -> Digit:
-        """Return the digit of an axis or a sub-axis: stride `stride(x) * |x| / (pre * size)`.
+        """Return the digit of an axis or a sub-axis, which gives a device's coordinate along it.
+
+        A sub-axis `x:(pre)size` of an axis x has `pre` parts above it. Its digit has the stride
+        `stride(x) * |x| / (pre * size)`.
 
         >>> Mesh({"x": 8, "y": 2}).ref_digit(AxisRef("x", 2, 2))
         Digit(stride=4, size=2)
@@ -295,6 +298,7 @@ class Mesh:
           MeshError: no such axis, or a sub-axis that does not divide it.
         """
         axis = self.digit(ref.name)
+        # A reference without a size is the whole axis.
         if ref.size is None:
             return axis
         if min(ref.pre, ref.size) < 1 or axis.size % (ref.pre * ref.size):
@@ -327,6 +331,7 @@ class Mesh:
         from shardalg.algebra.tile_grids import mesh_grid
 
         rows = tuple((name, size) for name, size in self.axes)
+        # The drawing leaves out devices of a large mesh.
         left_out = "… marks devices that are left out." if self.size > 256 else ""
         title = f"{self!r}: {counted(self.size, 'device')}."
         table = Table(("axis", "devices"), rows)
@@ -377,6 +382,8 @@ class Mesh:
     def refs(self, digits: Digits) -> tuple[AxisRef, ...]:
         """Return the axes and sub-axes of several digits; neighbouring parts of an axis are merged.
 
+        In the example, the digits are the two major halves of x, which together are x:(1)4, and y.
+
         >>> Mesh({"x": 8, "y": 2}).refs((Digit(8, 2), Digit(4, 2), Digit(1, 2)))
         (x:(1)4, y)
 
@@ -384,13 +391,15 @@ class Mesh:
           MeshError: a digit is not made of axes and sub-axes.
         """
         joined: list[AxisRef] = []
-        # A sub-axis that continues the one before it, as x:(1)2 and x:(2)4, extends it.
+        # A sub-axis that continues the one before it, as x:(1)2 and x:(2)4, extends it. It does if
+        # the parts above it are all parts of the one before: pre * size. A whole axis has no size
+        # and is not extended.
         for ref in (ref for digit in digits for ref in self.axis_refs(digit)):
             last = joined[-1] if joined else None
             if last and last.name == ref.name and last.size and last.pre * last.size == ref.pre:
                 name, size = ref.name, last.size * (ref.size or 1)
-                whole = size == self._digits[name].size
-                joined[-1] = AxisRef(name) if whole else AxisRef(name, last.pre, size)
+                is_whole_axis = size == self._digits[name].size
+                joined[-1] = AxisRef(name) if is_whole_axis else AxisRef(name, last.pre, size)
             else:
                 joined.append(ref)
         return tuple(joined)
@@ -437,19 +446,23 @@ def _axis_digits(pairs: tuple[tuple[str, int], ...]) -> dict[str, Digit]:
 def _common(name: str, axis: Digit, digit: Digit) -> AxisRef | None:
     """Return the sub-axis that is a part of both an axis and `digit`, or None.
 
+    For example, an axis with stride 2 and size 8 and a digit with stride 4 and size 8 have the
+    strides from 4 to 16 in common: the sub-axis x:(1)4.
+
     Args:
       name, axis: the name and the digit of the axis.
     """
     axis_period, period = axis.stride * axis.size, digit.stride * digit.size
-    # The range of strides from `low` to `high` is a common part if both borders divide evenly into
-    # the axis and into the digit.
+    # A digit covers the range of strides from its stride to its stride * size. The common range,
+    # `low` to `high`, is a common part if both borders divide evenly into the axis and into the
+    # digit.
     low, high = max(axis.stride, digit.stride), min(axis_period, period)
     if low >= high or low % axis.stride or low % digit.stride or high % low:
         return None
     if axis_period % high or period % high:
         return None
-    whole = low == axis.stride and high == axis_period
-    return AxisRef(name) if whole else AxisRef(name, axis_period // high, high // low)
+    is_whole_axis = low == axis.stride and high == axis_period
+    return AxisRef(name) if is_whole_axis else AxisRef(name, axis_period // high, high // low)
 
 
 def _axes_text(pairs: Iterable[tuple[str, int]], sign: str = "=") -> str:
@@ -487,14 +500,14 @@ def _whole(size: Any) -> Any:
 def _check_axes(pairs: tuple[tuple[str, int], ...]) -> None:
     """Raise MeshError if a name is no text or occurs twice, or if a size is no positive integer."""
     names = [name for name, _ in pairs]
-    unnamed = [name for name in names if not isinstance(name, str)]
-    if unnamed:
-        raise MeshError(f"mesh axes have text as names, got {unnamed}.")
+    wrong_names = [name for name in names if not isinstance(name, str)]
+    if wrong_names:
+        raise MeshError(f"mesh axes have text as names, got {wrong_names}.")
     # `type` and not isinstance: True is an int in Python, but no size.
-    bad = [(name, n) for name, n in pairs if type(n) is not int or n < 1]
-    if bad:
+    wrong_sizes = [(name, n) for name, n in pairs if type(n) is not int or n < 1]
+    if wrong_sizes:
         raise MeshError(
-            f"axis sizes must be integers of at least 1, got {dict(bad)}. Give "
+            f"axis sizes must be integers of at least 1, got {dict(wrong_sizes)}. Give "
             "each axis its number of devices, as in Mesh({'X': 8})."
         )
     if len(set(names)) != len(names):
@@ -504,7 +517,12 @@ def _check_axes(pairs: tuple[tuple[str, int], ...]) -> None:
 def _check_symbolic(pairs: tuple[tuple[str, int], ...], ids: tuple[int, ...] | None) -> None:
     """Raise MeshError if the mesh cannot be symbolic.
 
-    Its hints must be above 1, its names identifiers, and its devices in the default order.
+    Its hints (the sizes at which a plan is made) must be above 1. Its names must be identifiers,
+    because formulas use them. Its devices must be in the default order.
+
+    Args:
+      pairs: (name, hint) of each axis.
+      ids: the device ids, or None for the default order.
     """
     ones = [name for name, n in pairs if n == 1]
     if ones:
@@ -516,10 +534,10 @@ def _check_symbolic(pairs: tuple[tuple[str, int], ...], ids: tuple[int, ...] | N
     unnamed = [name for name, _ in pairs if not name.isidentifier()]
     if unnamed or ids is not None:
         order = f"device_ids {short_list(ids or ())}"
-        what = f"the axes {unnamed}, no identifiers" if unnamed else order
+        fault = f"the axes {unnamed}, no identifiers" if unnamed else order
         raise MeshError(
             f"a symbolic mesh has axes named like symbols, in the default order of devices, got "
-            f"{what}. Rename the axes, or give device_ids to a mesh that is not symbolic."
+            f"{fault}. Rename the axes, or give device_ids to a mesh that is not symbolic."
         )
 
 
@@ -533,13 +551,13 @@ def _checked_ids(
     """
     if device_ids is None:
         return None
-    listed = tuple(device_ids) if isinstance(device_ids, Iterable) else (device_ids,)
-    if isinstance(device_ids, str) or not all(isinstance(i, Integral) for i in listed):
+    id_tuple = tuple(device_ids) if isinstance(device_ids, Iterable) else (device_ids,)
+    if isinstance(device_ids, str) or not all(isinstance(i, Integral) for i in id_tuple):
         raise MeshError(
             f"device_ids of Mesh({_axes_text(pairs)}) is {device_ids!r:.80}, no list of whole "
             "numbers. List the devices in row-major order of the axes, as in (1, 0)."
         )
-    ids = tuple(int(i) for i in listed)
+    ids = tuple(int(i) for i in id_tuple)
     size = math.prod(n for _, n in pairs)
     if len(set(ids)) != len(ids) or len(ids) != size or min(ids) < 0:
         repeated = sorted(i for i, count in Counter(ids).items() if count > 1)

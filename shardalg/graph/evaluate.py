@@ -225,6 +225,7 @@ def _precision(value: Plain) -> Any:
     """
     if value is None:
         return None
+    # The fields of a `DotAlgorithm` are pairs (name, value); types are stored as names.
     if isinstance(value, tuple) and value and isinstance(value[0], tuple):
         types: dict[str, Any] = {
             name: jnp.dtype(v) if isinstance(v, str) else v for name, v in value
@@ -232,6 +233,7 @@ def _precision(value: Plain) -> Any:
         return lax.DotAlgorithm(**types)
     if isinstance(value, tuple):
         return tuple(map(_precision, value))
+    # A name belongs to one of two enumerations of JAX.
     return (lax.Precision if value in lax.Precision.__members__ else lax.DotAlgorithmPreset)[value]
 
 
@@ -296,6 +298,8 @@ class _Run:
     def region(self, index: int, env: dict[int, Any]) -> None:
         """Run the nodes of a region and add their results to `env`.
 
+        A region is the program itself, or the body of a loop or branch.
+
         Args:
           index: the region.
           env: the array of each value that is known so far, by value index.
@@ -305,6 +309,7 @@ class _Run:
             operands = [env[value] for value in node.operands]
             handler = _HANDLERS.get(node.primitive)
             with self.scope(node):
+                # Calls of bodies and annotations are no primitives that run on arrays.
                 if handler is not None:
                     results = handler(self, node, operands)
                 else:
@@ -336,6 +341,7 @@ def _apply_scan(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
         operands[num_consts + num_carry :],
     )
 
+    # `lax.scan` needs a function from (carry, slices) to (carry, outputs).
     def step(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
         results = run.body(body.index, *constants, *carry, *xs)
         return results[:num_carry], results[num_carry:]
@@ -350,6 +356,7 @@ def _apply_while(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
 
     The operands are constants of the condition, constants of the body, and the initial carry.
     """
+    # The condition returns one boolean, as the only result of its body.
     condition, body = node.bodies
     body_start = node.signature.param("cond_nconsts")
     carry_start = body_start + node.signature.param("body_nconsts")
@@ -405,14 +412,15 @@ def _check_arguments(graph: Graph, arrays: Sequence[Any]) -> None:
             f"the graph has {len(graph.arguments)} arguments "
             f"({', '.join(graph.argument_paths[:8])}), got {len(arrays)}. Pass one array for each."
         )
-    bad = [
+    wrong_arguments = [
         f"{path} is {np.shape(array)}, traced as {graph.values[index].type}"
         for path, index, array in zip(graph.argument_paths, graph.arguments, arrays, strict=True)
         if tuple(np.shape(array)) != graph.values[index].type.shape
     ]
-    if bad:
+    if wrong_arguments:
         raise TraceError(
-            f"arguments of another shape: {'; '.join(bad[:8])}. Trace the function again with them."
+            f"arguments of another shape: {'; '.join(wrong_arguments[:8])}. Trace the function "
+            "again with them."
         )
 
 

@@ -224,12 +224,15 @@ class _Namer:
     def _module(self, node: Node) -> str:
         """Return the module of a node without a named scope, such as `layers/0/mlp`, or "".
 
-        The rules of `modules` determine it.
+        The rules are those of `modules`. Forward and backward nodes take the module of a weight
+        that they read, or of the gradient that they compute, or of an operand. Updates take that of
+        their gradient, or of their operands.
         """
+        # A call has the common path of the nodes in its bodies.
         if node.bodies:
             inside = (self.per_node[n] for b in node.bodies for n in self.graph.regions[b].nodes)
-            found = common(dict.fromkeys(filter(None, inside)))
-            return found or self._made_last(node)
+            common_path = common(dict.fromkeys(filter(None, inside)))
+            return common_path or self._made_last(node)
         # In the update, a weight is only read to be changed, so its gradient decides first.
         gradient = next((self.gradients[v] for v in node.results if v in self.gradients), "")
         if node.phase == "update":
@@ -276,15 +279,18 @@ class _Namer:
         """
         operands = [self._entered(v) for v in node.operands]
         sizes = [prod(self.graph.values[v].type.shape) for v in operands]
-        large = [v for v, size in zip(operands, sizes, strict=True) if size == max(sizes)]
-        known = self.arguments
+        large_operands = [v for v, size in zip(operands, sizes, strict=True) if size == max(sizes)]
+        argument_modules = self.arguments
         # A value is a weight, another argument, or computed: each kind has a table of modules.
-        found = dict.fromkeys(
-            known.weights.get(v) or known.others.get(v) or self.made.get(v, "") for v in large
+        modules = dict.fromkeys(
+            argument_modules.weights.get(v)
+            or argument_modules.others.get(v)
+            or self.made.get(v, "")
+            for v in large_operands
         )
-        found.pop("", None)
-        module = "" if self.of_all.intersection(large) else common(found)
-        if not module and (found or self.of_all.intersection(large)):
+        modules.pop("", None)
+        module = "" if self.of_all.intersection(large_operands) else common(modules)
+        if not module and (modules or self.of_all.intersection(large_operands)):
             self.of_all.update(node.results)
         return module
 
@@ -302,9 +308,9 @@ class _Namer:
 
         Such nodes prepare an operand, for example indices or a mask.
         """
-        entered: dict[int, list[int]] = {}
+        body_arguments: dict[int, list[int]] = {}
         for tie in self.graph.region_arguments:
-            entered.setdefault(tie.source, []).append(tie.target)
+            body_arguments.setdefault(tie.source, []).append(tie.target)
         # In reverse order, so that in a chain of such nodes the last one has its module first.
         for node in reversed(self.walked):
             if self.per_node[node.index] or node.phase == "update" or node.bodies:
@@ -312,8 +318,10 @@ class _Namer:
             values = list(node.results)
             # The list grows while it is read. A carry that a loop does not change enters itself.
             for value in values:
-                values += [v for v in entered.get(value, ()) if v not in values]
+                values += [v for v in body_arguments.get(value, ()) if v not in values]
             readers = {self.graph.nodes[n] for v in values for n in self.graph.users[v]}
-            found = {self.per_node[reader.index] for reader in readers if not reader.bodies}
-            if len(found) == 1:
-                self.per_node[node.index] = found.pop()
+            reader_modules = {
+                self.per_node[reader.index] for reader in readers if not reader.bodies
+            }
+            if len(reader_modules) == 1:
+                self.per_node[node.index] = reader_modules.pop()

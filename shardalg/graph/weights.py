@@ -159,13 +159,13 @@ def common(modules: Iterable[str]) -> str:
     >>> common(["layers/0/up", "layers/1/up"]), common(["head"]), common(["head", "embed"])
     ('layers', 'head', '')
     """
-    split = [module.split("/") for module in modules]
-    shared: list[str] = []
-    for steps in zip(*split, strict=False):
+    module_steps = [module.split("/") for module in modules]
+    shared_steps: list[str] = []
+    for steps in zip(*module_steps, strict=False):
         if len(set(steps)) > 1:
             break
-        shared.append(steps[0])
-    return "/".join(shared)
+        shared_steps.append(steps[0])
+    return "/".join(shared_steps)
 
 
 @dataclass(frozen=True)
@@ -261,19 +261,23 @@ def argument_modules(graph: Graph) -> ArgumentModules:
 
 
 def _is_read_early(graph: Graph, argument: int) -> bool:
-    """Return whether the forward or the backward pass reads an argument, also inside of bodies."""
+    """Return whether the forward or the backward pass reads an argument, also inside of bodies.
+
+    An argument that only the update reads, such as optimizer state, is no weight.
+    """
     # A call has one phase, but its body may have nodes of several phases. So nodes in bodies
     # decide.
-    entered, seen = [argument], {argument}
-    while entered:
-        here = entered.pop()
-        readers = [graph.nodes[n] for n in graph.users[here]]
+    values_to_visit, seen = [argument], {argument}
+    while values_to_visit:
+        value = values_to_visit.pop()
+        readers = [graph.nodes[n] for n in graph.users[value]]
         if any(node.phase != "update" and not node.bodies for node in readers):
             return True
         calls = {node.index for node in readers if node.bodies}
-        inner = [tie.target for tie in _entries(graph).get(here, ()) if tie.call in calls]
-        entered += [v for v in inner if v not in seen]
-        seen.update(inner)
+        # Follow the value into the bodies of these calls, where it has another index.
+        body_arguments = [tie.target for tie in _entries(graph).get(value, ()) if tie.call in calls]
+        values_to_visit += [v for v in body_arguments if v not in seen]
+        seen.update(body_arguments)
     return False
 
 
@@ -306,11 +310,11 @@ def _matched(
     for leaf in read:
         arguments[leaf.words, leaf.type].append(leaf)
     results: dict[tuple, list[tuple[int, tuple[str, ...]]]] = defaultdict(list)
-    found: dict[int, int] = {}
+    argument_of: dict[int, int] = {}
     for value, path in zip(graph.results, graph.result_paths, strict=True):
         # The paths of values that a function changes in place begin with "next".
         if path.startswith("next ") and path[5:] in by_path:
-            found[value] = by_path[path[5:]].value
+            argument_of[value] = by_path[path[5:]].value
             continue
         if not late[value]:
             continue
@@ -321,9 +325,9 @@ def _matched(
         key = next((key for key in keys if key in arguments and (key[0] or len(below) < 2)), None)
         if key is not None:
             results[key].append((value, below))
-    for key, made in results.items():
-        found |= _paired(arguments[key], made)
-    return found
+    for key, results_of_key in results.items():
+        argument_of |= _paired(arguments[key], results_of_key)
+    return argument_of
 
 
 def _paired(arguments: list[_Leaf], results: list[tuple[int, tuple[str, ...]]]) -> dict[int, int]:
@@ -358,13 +362,13 @@ def _updated(graph: Graph, read: list[_Leaf], late: bytearray) -> set[int]:
       late: per value, 1 if it depends on the backward pass.
     """
     types = {leaf.value: leaf.type for leaf in read}
-    found = set()
+    updated = set()
     for node in graph.nodes:
         if node.phase != "update" or node.bodies or not any(late[v] for v in node.operands):
             continue
-        made = {graph.values[v].type.shape for v in node.results}
-        found |= {v for v in node.operands if v in types and types[v].shape in made}
-    return found
+        result_shapes = {graph.values[v].type.shape for v in node.results}
+        updated |= {v for v in node.operands if v in types and types[v].shape in result_shapes}
+    return updated
 
 
 def _roots(read: list[_Leaf], trained: set[str]) -> set[str]:

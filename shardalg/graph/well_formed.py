@@ -34,11 +34,16 @@ def _problems(graph: Graph) -> Iterator[str]:
 
 
 def _wrong_numbers(graph: Graph) -> Iterator[str]:
-    """Yield a message for each wrong index of a value, node or region, and for repeated names."""
-    numbered: dict[str, Sequence[Value | Node | Region]]
-    numbered = {"value": graph.values, "node": graph.nodes, "region": graph.regions}
-    for what, items in numbered.items():
-        yield from (f"{what} {i} says {x.index}" for i, x in enumerate(items) if x.index != i)
+    """Yield a message for each wrong index of a value, node or region, and for repeated names.
+
+    An index is right if it is the place of the object in its list.
+    """
+    items_of_kind: dict[str, Sequence[Value | Node | Region]]
+    items_of_kind = {"value": graph.values, "node": graph.nodes, "region": graph.regions}
+    for kind, items in items_of_kind.items():
+        yield from (
+            f"{kind} {i} says {item.index}" for i, item in enumerate(items) if item.index != i
+        )
     size = len(graph.values)
     for node in graph.nodes:
         if not all(0 <= i < size for i in (*node.operands, *node.results)):
@@ -48,7 +53,10 @@ def _wrong_numbers(graph: Graph) -> Iterator[str]:
 
 
 def _wrong_types(graph: Graph) -> Iterator[str]:
-    """Yield a message for each node whose signature and values have different types."""
+    """Yield a message for each node whose signature and values have different types.
+
+    A signature repeats the types of the operands and results, so both must agree.
+    """
     values = graph.values
     for node in graph.nodes:
         sides = ((node.signature.operands, node.operands), (node.signature.results, node.results))
@@ -64,38 +72,39 @@ def _wrong_order(graph: Graph) -> Iterator[str]:
     A node can see constants, the arguments of its body, and earlier results in its body. Also yield
     a message for each region that returns a value that it does not contain.
     """
-    # `made` has all values that are defined so far, and `visible`, per region, those of them that
-    # the nodes of the region may read. Every region may read the constants (`shared`).
-    shared = {i for i, _ in graph.constants}
-    made = {*shared, *(i for region in graph.regions for i in region.arguments)}
-    visible = {region.index: {*shared, *region.arguments} for region in graph.regions}
+    # `defined` has all values that are defined so far. `visible` has, per region, the values that
+    # its nodes may read. Every region may read the constants.
+    constants = {i for i, _ in graph.constants}
+    defined = {*constants, *(i for region in graph.regions for i in region.arguments)}
+    visible = {region.index: {*constants, *region.arguments} for region in graph.regions}
     for node in graph.walk():
         # Nodes of a remat span read values of the body around it, and define values there.
         body = graph.regions[node.region]
         while body.kind == "remat" and body.parent is not None:
             body = graph.regions[body.parent]
-        seen = visible[body.index]
-        hidden = [graph.values[i].name for i in node.operands if i not in seen]
-        again = [graph.values[i].name for i in node.results if i in made]
+        visible_here = visible[body.index]
+        hidden = [graph.values[i].name for i in node.operands if i not in visible_here]
+        again = [graph.values[i].name for i in node.results if i in defined]
         if hidden or again:
             fault = f"reads {hidden} before it is made" if hidden else f"makes {again} again"
             yield f"{node.primitive} (node {node.index}) {fault}"
-        seen.update(node.results)
-        made.update(node.results)
+        visible_here.update(node.results)
+        defined.update(node.results)
     for region in (r for r in graph.regions if r.kind != "remat"):
-        seen = visible[region.index]
-        missing = [graph.values[i].name for i in region.results if i not in seen]
+        visible_here = visible[region.index]
+        missing = [graph.values[i].name for i in region.results if i not in visible_here]
         if missing:
             yield f"region {region.index} hands on {missing}, which it does not have"
 
 
 def _wrong_regions(graph: Graph) -> Iterator[str]:
     """Yield a message for each region whose list of nodes, call or trip count is wrong."""
-    inside = [set(region.nodes) for region in graph.regions]
+    listed_nodes = [set(region.nodes) for region in graph.regions]
     for node in graph.nodes:
-        if node.index not in inside[node.region]:
+        if node.index not in listed_nodes[node.region]:
             yield f"node {node.index} is not in its region {node.region}"
         for body in (graph.regions[i] for i in node.bodies):
+            # A body runs as often as its call does, times the iterations of the call.
             trips = graph.trip_count(node) * node.signature.param("length", 1)
             # A `while` has no length parameter; the planner sets the trip counts of its regions.
             if node.primitive == "while":
@@ -112,7 +121,8 @@ def _wrong_region_arguments(graph: Graph) -> Iterator[str]:
     Also yield a message for each argument of a body that no region argument connects to a value
     outside.
     """
-    tied = {tie.target for tie in graph.region_arguments}
+    connected = {tie.target for tie in graph.region_arguments}
+    # Blocks inside a `shard_map` have other shapes than the values outside.
     for tie in (t for t in graph.region_arguments if not t.is_manual):
         source, target = graph.values[tie.source], graph.values[tie.target]
         # A stack outside of a scan has one leading dimension more than the value inside.
@@ -120,6 +130,6 @@ def _wrong_region_arguments(graph: Graph) -> Iterator[str]:
             sides = [(value.name, value.type) for value in (source, target)]
             yield f"the tie {tie.kind} joins {sides}"
     for region in graph.regions[1:]:
-        loose = [graph.values[i].name for i in region.arguments if i not in tied]
-        if loose:
-            yield f"region {region.index} has arguments without a tie: {loose}"
+        unconnected = [graph.values[i].name for i in region.arguments if i not in connected]
+        if unconnected:
+            yield f"region {region.index} has arguments without a tie: {unconnected}"

@@ -229,11 +229,11 @@ def _overlap(first: Sharding, second: Sharding) -> Failure | None:
     on equally many devices (condition (B) of a merge). It is checked on the digits: two digits that
     do not vary independently (`overlap`) may not split two dimensions.
     """
-    own = first.split_places
-    added = [place for place in second.split_places if place not in own]
+    first_places = first.split_places
+    second_places = [place for place in second.split_places if place not in first_places]
     crossing = False
-    for here, digits in own:
-        for there, others in added:
+    for here, digits in first_places:
+        for there, others in second_places:
             if here == there:
                 continue
             for a in digits:
@@ -247,7 +247,7 @@ def _overlap(first: Sharding, second: Sharding) -> Failure | None:
     # count the tiles over one period of all digits.
     if not crossing or (_is_chain(first) and _is_chain(second)):
         return None
-    places = dict(own) | dict(added)
+    places = dict(first_places) | dict(second_places)
     period = math.lcm(*(d.stride * d.size for digits in places.values() for d in digits))
     positions = np.arange(period)
     ids = {place: partition_ids(digits, positions) for place, digits in places.items()}
@@ -281,10 +281,13 @@ def _differs_by_device(first: Rows, second: Rows) -> Failure | None:
     """Return a failure with the first dimension whose partition ids differ on some device.
 
     The classes "unreduced" and "manual" are compared too. None if all ids are equal.
+
+    Args:
+      first, second: tables with the partition id of each device, per dimension or class.
     """
     for place in {**first.parts, **second.parts}:
-        both = place in first.parts and place in second.parts
-        equal_ids = both and np.array_equal(first.ids[place], second.ids[place])
+        is_in_both = place in first.parts and place in second.parts
+        equal_ids = is_in_both and np.array_equal(first.ids[place], second.ids[place])
         # Devices along a replicated axis hold equal blocks, so their ids make no difference.
         if place != "replicated" and not equal_ids:
             return Failure("class" if place in CLASSES else "offset", (place,))
@@ -292,19 +295,22 @@ def _differs_by_device(first: Rows, second: Rows) -> Failure | None:
 
 
 def _not_contained(fine: Sharding, coarse: Sharding) -> Failure | None:
-    """Return the failure that a block of `fine` is not inside; None if all blocks are."""
+    """Return a failure if a block of `fine` is not inside the same device's block of `coarse`.
+
+    None if all blocks are inside.
+    """
     if _same_order(fine, coarse):
-        differs = _class_mismatch(fine, coarse)
-        if differs is not None or _nests(fine, coarse):
-            return differs
+        mismatch = _class_mismatch(fine, coarse)
+        if mismatch is not None or _nests(fine, coarse):
+            return mismatch
     # The closed form is complete only if no block of `fine` is empty, because empty blocks are
     # inside any other block. Otherwise check every device.
-    rows = zip(fine.parts, fine.shard_shape, fine.shape, strict=True)
-    full = all((n - 1) * block < size for n, block, size in rows)
-    if not full or not _same_order(fine, coarse):
-        dims = (escape(fine, coarse, device) for device in fine.mesh.order)
-        found = next((dim for dim in dims if dim is not None), None)
-        return None if found is None else Failure("contained", (found,))
+    dim_blocks = zip(fine.parts, fine.shard_shape, fine.shape, strict=True)
+    has_no_empty_block = all((n - 1) * block < size for n, block, size in dim_blocks)
+    if not has_no_empty_block or not _same_order(fine, coarse):
+        escaping_dims = (escape(fine, coarse, device) for device in fine.mesh.order)
+        escaping_dim = next((dim for dim in escaping_dims if dim is not None), None)
+        return None if escaping_dim is None else Failure("contained", (escaping_dim,))
     # No block is empty, so the closed form (`_nests`) decided; it names no dimension.
     return Failure("contained", ())
 
@@ -341,10 +347,10 @@ def _on_first_mesh(first: Sharding, second: Sharding, policy: str) -> Sharding:
         is unknown.
     """
     # Users often pass text or a PartitionSpec; the message says how to read these.
-    wrong = [s for s in (first, second) if not isinstance(s, Sharding)]
-    if wrong:
+    no_shardings = [s for s in (first, second) if not isinstance(s, Sharding)]
+    if no_shardings:
         raise ShardingError(
-            f"only shardings can be compared, got {wrong[0]!r}: read text with "
+            f"only shardings can be compared, got {no_shardings[0]!r}: read text with "
             "Sharding.parse(text, shape, mesh), a PartitionSpec with Sharding.from_spec."
         )
     if policy not in POLICIES:
@@ -368,7 +374,11 @@ def _on_first_mesh(first: Sharding, second: Sharding, policy: str) -> Sharding:
 
 
 def _merge_tables(first: Sharding, second: Sharding, policy: str, relation: str) -> Verdict:
-    """Return the verdict by comparing device by device, for unrelated device orders."""
+    """Return the verdict on a merge by comparing device by device, for unrelated device orders.
+
+    No digits of one mesh state the other device order, so tables with the partition ids of all
+    devices are joined.
+    """
     pair = (first, second)
     if first.replicated and second.replicated:
         raise ShardingError(
@@ -378,6 +388,7 @@ def _merge_tables(first: Sharding, second: Sharding, policy: str, relation: str)
         )
     # A table does not show which digits overlap, so its failure of balance is always "joint".
     joint = join(rows_of(first), rows_of(second), prefixes=policy == "shardy")
+    # `join` returns the table of the merge, or the parts of a failure.
     if isinstance(joint, Rows):
         merged = from_table(joint, first, second)
         failure = _closed(pair, merged.dims)

@@ -91,10 +91,10 @@ class Condition:
         Raises:
           ShardingError: a necessary size is missing, or tiles were counted.
         """
-        needed = {name for f in self.facts for term in f.terms for name, _ in term.powers}
-        if needed - set(sizes) or self.counted:
+        size_names = {name for f in self.facts for term in f.terms for name, _ in term.powers}
+        if size_names - set(sizes) or self.counted:
             raise ShardingError(
-                f"the condition {self!r} is about {sorted(needed)}, and the sizes given are "
+                f"the condition {self!r} is about {sorted(size_names)}, and the sizes given are "
                 f"{sizes}: give each of them. If tiles were counted, decide the relation again on "
                 "a mesh of those sizes."
             )
@@ -150,15 +150,16 @@ Places = Mapping[DimOrClass, tuple[NamedDigit, ...]]
 Given = tuple[Sharding, Sharding, str]
 
 
-def _two_chains(rows: Iterable[Places]) -> bool:
+def _two_chains(layouts: Iterable[Places]) -> bool:
     """Return whether all digits belong to at most two meshes.
 
-    Digits of one mesh are nested in pairs, and form a chain. With two chains, a condition on the
-    sizes needs to look at pairs of digits only.
+    Digits of one mesh are nested in pairs: the period of one divides the stride of the other, where
+    a period is `stride * size`. So they form a chain. With two chains, a condition on the sizes
+    needs to look at pairs of digits only.
     """
     # Digits of one mesh are nested in pairs, so each mesh is one chain.
     chains: list[list[NamedDigit]] = []
-    for digit in (d for places in rows for row in places.values() for d in row):
+    for digit in (d for places in layouts for row in places.values() for d in row):
         chain = next((c for c in chains if all(digit.nests(other) for other in c)), None)
         if digit not in (d for c in chains for d in c):
             chains.append([digit]) if chain is None else chain.append(digit)
@@ -261,13 +262,18 @@ def _equal(first: Monomial, second: Monomial) -> Iterator[SizeStatement]:
 def _divides(first: Monomial, second: Monomial) -> Iterator[SizeStatement]:
     """Yield the statement that the first product divides the second; nothing if it always does.
 
+    A product is a number times powers of named sizes. For example, 2*X divides 4*Y exactly if X
+    divides 2*Y.
+
     Raises:
       _Never: it divides the second at no sizes.
     """
     common = first.common(second)
+    # A common factor of both products does not matter.
     a, b = first.over(common), second.over(common)
     if a == ONE:
         return
+    # Nothing except 1 divides 1, and two numbers without sizes are decided already.
     if b == ONE or not (a.powers or b.powers):
         raise _Never
     yield SizeStatement("divides", (a, b))
@@ -328,6 +334,7 @@ def _independent(a: NamedDigit, b: NamedDigit) -> Iterator[SizeStatement]:
     Raises:
       _Never: the digits overlap at all sizes.
     """
+    # Digits of one mesh nest, and vary independently at all sizes.
     if a.nests(b):
         return
     if not (a.top.powers or b.top.powers):

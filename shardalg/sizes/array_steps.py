@@ -107,15 +107,17 @@ class Code:
         computed in the same way.
 
         Args:
-          terms: coefficients; a key is a set of pairs (number of a step, exponent).
+          terms: coefficients by product; a product is a set of pairs (number of a step, exponent).
         """
         if not terms:
             return self.number(0)
-        shared = Counter(base for powers in terms for base, _ in powers)
-        base, users = max(shared.items(), key=lambda item: (item[1], item[0]), default=(0, 0))
-        if users < 2:
-            parts = [self.product(powers, c) for powers, c in terms.items()]
-            return _fold(self, "add", parts)
+        term_counts = Counter(base for powers in terms for base, _ in powers)
+        # Ties go to the later step, so that equal sums are computed in one way.
+        base, count = max(term_counts.items(), key=lambda item: (item[1], item[0]), default=(0, 0))
+        # No factor is in two terms, so nothing can be factored out.
+        if count < 2:
+            products = [self.product(powers, c) for powers, c in terms.items()]
+            return _fold(self, "add", products)
         # The sum is `inside * base**least + outside`. `inside` has the terms with `base`, divided
         # by its least power, so that this power is multiplied only once.
         least = min(e for powers in terms for b, e in powers if b == base)
@@ -149,23 +151,33 @@ def _fold(code: Code, what: str, parts: Sequence[int]) -> int:
 def _with_minima(terms: Mapping[Powers, Any]) -> Mapping[Powers, Any]:
     """Return the terms of a formula with `min(a, b)` in place of `a + b - max(a, b)`.
 
-    Formulas store a minimum in the second form.
+    Formulas store a minimum in the second form. With a coefficient c and other factors f, the sum
+    `c*f*a + c*f*b - c*f*max(a, b)` becomes `c*f*min(a, b)`.
+
+    Args:
+      terms: coefficients by monomial, a set of pairs (factor, exponent).
     """
     # The maximum has a negative coefficient -c. The formula contains a minimum only if it also has
-    # all terms of a and of b, each with the coefficient c: `both` are these terms.
-    found = dict(terms)
+    # all terms of a and of b, each with the coefficient c: `side_terms` are these terms.
+    new_terms = dict(terms)
     for powers, coefficient in terms.items():
         for factor, exponent in powers:
-            pair = () if type(factor) is str or exponent != 1 or coefficient > 0 else factor.pair
-            rest = powers - {(factor, exponent)}
-            both = [
-                (_multiply(rest, p), -coefficient * c) for side in pair for p, c in side.items()
+            sides = () if type(factor) is str or exponent != 1 or coefficient > 0 else factor.pair
+            other_factors = powers - {(factor, exponent)}
+            side_terms = [
+                (_multiply(other_factors, p), -coefficient * c)
+                for side in sides
+                for p, c in side.items()
             ]
-            if both and all(found.get(p) == c for p, c in both) and powers in found:
-                for gone in (powers, *(p for p, _ in both)):
-                    del found[gone]
-                found[rest | {(factor.least, 1)}] = -coefficient
-    return found
+            if (
+                side_terms
+                and all(new_terms.get(p) == c for p, c in side_terms)
+                and powers in new_terms
+            ):
+                for removed in (powers, *(p for p, _ in side_terms)):
+                    del new_terms[removed]
+                new_terms[other_factors | {(factor.least, 1)}] = -coefficient
+    return new_terms
 
 
 def _multiply(left: Powers, right: Powers) -> Powers:
@@ -218,6 +230,7 @@ class Points:
         # Arrays of the full shape form no grid, so their points are visited as one row.
         is_row = all(array.shape == self.shape or array.size == 1 for array in arrays.values())
         self.inner = (math.prod(self.shape),) if is_row else self.shape
+        # All arrays get the rank of `inner`: numpy adds dimensions of size 1 in front.
         self.arrays = {
             name: array.reshape(-1)
             if is_row
@@ -231,13 +244,16 @@ class Points:
         return math.prod(self.inner)
 
     def run(self, code: Code, roots: Sequence[int]) -> list[np.ndarray]:
-        """Return the results of the steps `roots` at all points, in the shape of the points."""
+        """Return the results of the steps `roots` at all points, in the shape of the points.
+
+        The points are visited in blocks that fit into the cache.
+        """
         plan = _StepSchedule(code, roots, self)
-        found = [np.empty(self.inner) for _ in roots]
+        results = [np.empty(self.inner) for _ in roots]
         for index in blocks(self.inner):
-            for result, part in zip(found, plan.at(index), strict=True):
-                result[index] = part
-        return [result.reshape(self.shape) for result in found]
+            for result, block_result in zip(results, plan.at(index), strict=True):
+                result[index] = block_result
+        return [result.reshape(self.shape) for result in results]
 
 
 def blocks(shape: tuple[int, ...], most: int = BLOCK) -> Iterator[Index]:
@@ -332,11 +348,13 @@ class _StepSchedule:
     def _evaluate_once(self, number: int) -> Any:
         """Return the result of a step, computed once at all points of the sizes it depends on."""
         if number not in self.once:
-            what, *operands = self.all[number]
-            if what in (NAME, NUMBER):
-                self.once[number] = operands[0] if what == NUMBER else self._name(operands[0])
+            operation, *operands = self.all[number]
+            # A name has its array at all points, a number is itself, and an operation runs on the
+            # results of its operand steps.
+            if operation in (NAME, NUMBER):
+                self.once[number] = operands[0] if operation == NUMBER else self._name(operands[0])
             else:
-                self.once[number] = _DO[str(what)](*map(self._evaluate_once, operands))
+                self.once[number] = _DO[str(operation)](*map(self._evaluate_once, operands))
         return self.once[number]
 
     def _name(self, name: Any) -> np.ndarray:
@@ -349,26 +367,26 @@ class _StepSchedule:
         Args:
           index: the slice of each dimension of the points' arrays.
         """
-        known: dict[Any, Any] = {}
+        block_results: dict[Any, Any] = {}
 
         def value(number: Any) -> Any:
             """Return the result of a step on the block."""
-            if number not in known:
+            if number not in block_results:
                 # Steps of a block come before their readers, so a missing one was computed once.
                 array = self.once[number]
                 is_array = isinstance(array, np.ndarray)
-                known[number] = rows_of(array, index) if is_array else array
-            return known[number]
+                block_results[number] = rows_of(array, index) if is_array else array
+            return block_results[number]
 
-        for number, free in zip(self.per_block, self.frees, strict=True):
-            what, *operands = self.all[number]
-            if what == NAME:
-                known[number] = rows_of(self._name(operands[0]), index)
+        for number, last_reads in zip(self.per_block, self.frees, strict=True):
+            operation, *operands = self.all[number]
+            if operation == NAME:
+                block_results[number] = rows_of(self._name(operands[0]), index)
             else:
-                known[number] = _DO[str(what)](*map(value, operands))
+                block_results[number] = _DO[str(operation)](*map(value, operands))
                 # Free operands after their last use, so that few arrays fill the cache.
-                for done in free:
-                    known.pop(done, None)
+                for operand in last_reads:
+                    block_results.pop(operand, None)
         return [value(root) for root in self.roots]
 
 

@@ -68,8 +68,12 @@ def _replace_ceilings(
 def _substitute_quotients(formula: Formula, shardings: Shardings) -> Formula:
     """Return the formula with `n*d` in place of each sharded dimension D of n shards.
 
-    The name of D then means `d = D/n`. If D is a number of shards itself, the result is a lower
-    bound of the formula.
+    The name of D then means `d = D/n`, which is at least 1. For example, D - n becomes n*d - n,
+    which is seen to be at least 0. If D is a number of shards itself, the result is a lower bound
+    of the formula.
+
+    Args:
+      shardings: pairs (D, n): a size and the number of its shards.
     """
 
     def degree(product: Formula) -> tuple[int, Number]:
@@ -78,16 +82,23 @@ def _substitute_quotients(formula: Formula, shardings: Shardings) -> Formula:
         return sum(e for _, e in monomial), coefficient
 
     # D >= n holds for each of several shardings of D, and the largest n says most.
-    parts: dict[str, Formula] = {}
+    num_shards: dict[str, Formula] = {}
     for size, count in shardings:
-        [name, *others] = Formula.of(size).names or [""]
-        if not others and size == symbol(name or "_"):
-            parts[name] = max(parts.get(name, Formula.of(1)), Formula.of(count), key=degree)
-    return formula.subs({name: n * symbol(name) for name, n in parts.items()})
+        # Only a size that is a single name can be replaced, not a formula such as D + 1.
+        [name, *other_names] = Formula.of(size).names or [""]
+        if not other_names and size == symbol(name or "_"):
+            num_shards[name] = max(
+                num_shards.get(name, Formula.of(1)), Formula.of(count), key=degree
+            )
+    return formula.subs({name: n * symbol(name) for name, n in num_shards.items()})
 
 
 def _nonnegative(polynomial: Formula) -> bool:
-    """Return whether no coefficient is negative once each size s is written as 1 + s."""
+    """Return whether no coefficient is negative once each size s is written as 1 + s.
+
+    Sizes are at least 1, so such a polynomial is at least 0 at all sizes. For example, X*Y - X
+    becomes X*Y + Y. False means only that this test does not show it.
+    """
     # At sizes 1 the polynomial is the sum of its coefficients: a quick way to say no.
     if sum(polynomial.terms.values()) < 0:
         return False
@@ -110,17 +121,19 @@ def primitive(formula: Formula) -> Formula:
     """
     if not formula:
         return formula
-    powers = [dict(monomial) for monomial in formula.terms]
-    factors = [f for f in frozenset().union(*powers) if _is_size(f)]
+    monomial_powers = [dict(monomial) for monomial in formula.terms]
+    factors = [f for f in frozenset().union(*monomial_powers) if _is_size(f)]
     # The least power of each factor divides all terms.
-    least = {f: min(p.get(f, 0) for p in powers) for f in factors}
-    left = ({**p, **{f: p.get(f, 0) - e for f, e in least.items()}} for p in powers)
-    monomials = (frozenset((f, e) for f, e in p.items() if e) for p in left)
+    common_powers = {f: min(p.get(f, 0) for p in monomial_powers) for f in factors}
+    remaining_powers = (
+        {**p, **{f: p.get(f, 0) - e for f, e in common_powers.items()}} for p in monomial_powers
+    )
+    monomials = (frozenset((f, e) for f, e in p.items() if e) for p in remaining_powers)
     # Coefficients become coprime integers, so that multiples of a formula become equal, too.
     fractions = [Fraction(n) for n in formula.terms.values()]
     scale = math.lcm(*(n.denominator for n in fractions))
-    whole = [n.numerator * (scale // n.denominator) for n in fractions]
-    coprime = [n // math.gcd(*whole) for n in whole]
+    integers = [n.numerator * (scale // n.denominator) for n in fractions]
+    coprime = [n // math.gcd(*integers) for n in integers]
     return Formula(dict(zip(monomials, coprime, strict=True)))
 
 
@@ -136,7 +149,10 @@ def _is_size(factor: Any) -> bool:
 
 
 def by_power(formula: Formula, name: str) -> dict[int, Formula]:
-    """Return, for each power of one size in a polynomial, its coefficient."""
+    """Return, for each power of one size in a polynomial, its coefficient.
+
+    For example, in 3*X**2*B + X - 1, the size X has {2: 3*B, 1: 1, 0: -1}.
+    """
     found: dict[int, Formula] = {}
     for monomial, coefficient in formula.terms.items():
         power = dict(monomial).get(name, 0)
@@ -163,22 +179,26 @@ def crossovers(
     >>> crossovers(M * X - 12 * B, "X", values={"M": 2, "B": 8})
     (48.0,)
     """
-    others = {n: v for n, v in (values or {}).items() if n != name}
+    other_values = {n: v for n, v in (values or {}).items() if n != name}
     # Without ceilings the difference is a polynomial, whose roots numpy finds.
     smooth = difference
     while smooth.atoms:
         smooth = smooth.replace(without_ceilings(0))
-    above, _ = smooth.subs(others).fraction
-    if missing := sorted(above.names - {name}):
+    # The denominator is positive at all sizes, so the numerator has the sign of the difference.
+    numerator, _ = smooth.subs(other_values).fraction
+    if missing := sorted(numerator.names - {name}):
         raise FormulaError(f"crossovers in {name} of {difference}: {', '.join(missing)} is open.")
-    factors = {power: c.number or 0 for power, c in by_power(above, name).items()}
-    numbers = [float(factors.get(k, 0)) for k in range(max(factors, default=0), -1, -1)]
-    roots = np.roots(numbers) if len(numbers) > 1 else np.array([])
+    coefficient_of = {power: c.number or 0 for power, c in by_power(numerator, name).items()}
+    # numpy expects the coefficient of the highest power first.
+    coefficients = [
+        float(coefficient_of.get(k, 0)) for k in range(max(coefficient_of, default=0), -1, -1)
+    ]
+    roots = np.roots(coefficients) if len(coefficients) > 1 else np.array([])
     # Sizes are at least 1, so smaller roots are irrelevant.
     real = sorted({float(r.real) for r in roots if abs(r.imag) < 1e-9 * abs(r) and r.real > 1})
     # A root counts only if the sign changes there: compare the middles of both neighbouring ranges.
     between = [1.0, *real, 2 * real[-1]] if real else []
-    signs = [np.polyval(numbers, (low + high) / 2) > 0 for low, high in pairwise(between)]
+    signs = [np.polyval(coefficients, (low + high) / 2) > 0 for low, high in pairwise(between)]
     return tuple(root for root, (a, b) in zip(real, pairwise(signs), strict=True) if a != b)
 
 
@@ -303,18 +323,26 @@ def flips(fact: Fact, hints: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
 
 
 def _flip_points(fact: Fact, name: str, hints: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the nearest values of one size, below and above its hint, that make a fact false."""
+    """Return the nearest values of one size, below and above its hint, that make a fact false.
+
+    The result has 0, 1 or 2 values: a side is left out if no value was found there.
+
+    Args:
+      fact: a condition that is true at the hints.
+      name: the size that changes; all others have their hints.
+    """
     hint, roots = hints[name], crossovers(fact.formula, name, values=hints)
-    low, high = (math.floor(r) for r in reversed(roots)), (math.ceil(r) for r in roots)
+    floors, ceilings = (math.floor(r) for r in reversed(roots)), (math.ceil(r) for r in roots)
     # With ceilings, a root is exact only up to one block, so its neighbourhood is tried as well.
-    below = [n for root in low if root <= hint for n in (root, root - 1, root // 2)]
-    above = [n for root in high if root >= hint for n in (root, root + 1, root * 2)]
+    below = [n for root in floors if root <= hint for n in (root, root - 1, root // 2)]
+    above = [n for root in ceilings if root >= hint for n in (root, root + 1, root * 2)]
 
     def holds(size: int) -> bool:
         """Return whether the fact is true at one value of the size."""
         return fact.holds({**hints, name: size})
 
     found = []
+    # The value 1 is the smallest size; it is tried last on the lower side.
     for side in ((*(n for n in below if n >= 1), 1), above):
         outside = next((n for n in side if not holds(n)), None)
         if outside is None:

@@ -71,18 +71,22 @@ class Facts:
         self.facts = tuple(dict.fromkeys(facts))
 
     def failing(self, values: Mapping[str, int]) -> tuple[Fact, ...]:
-        """Return the facts that are false at given sizes, a number for each name."""
-        known = [values[name] for name in self._names]
+        """Return the facts that are false at given sizes, a number for each name.
+
+        All facts are evaluated at once by numpy, in 64-bit integers. If these could overflow, each
+        fact is evaluated exactly by itself.
+        """
+        sizes = [values[name] for name in self._names]
         # Inner ceilings come first in `_order`, so their values are known here.
         for above, below in self._atoms:
-            known.append(-(-_sum(above, known) // _sum(below, known)))
+            sizes.append(-(-_sum(above, sizes) // _sum(below, sizes)))
         # 64-bit arithmetic may overflow with large sizes: evaluate the formulas exactly then.
-        if not self.facts or max(map(abs, known), default=0) >= _EXACT:
+        if not self.facts or max(map(abs, sizes), default=0) >= _EXACT:
             return tuple(fact for fact in self.facts if not fact.holds(values))
-        wrong = self._wrong(np.array([1, *known], np.int64))
-        if wrong is None:
+        is_false = self._wrong(np.array([1, *sizes], np.int64))
+        if is_false is None:
             return tuple(fact for fact in self.facts if not fact.holds(values))
-        return tuple(self.facts[i] for i in np.flatnonzero(wrong))
+        return tuple(self.facts[i] for i in np.flatnonzero(is_false))
 
     def _wrong(self, known: np.ndarray) -> np.ndarray | None:
         """Return, for each fact, whether it fails; None if 64-bit integers may overflow.
@@ -92,17 +96,19 @@ class Facts:
         """
         factors, coefficients, starts, below, scale, relations = self._arrays
         # The sum of absolute values in floats bounds all intermediate integers.
-        sizes = known.astype(float)[factors].prod(axis=1)
-        if np.add.reduceat(np.abs(coefficients) * sizes, starts).max() >= _EXACT:
+        magnitudes = known.astype(float)[factors].prod(axis=1)
+        if np.add.reduceat(np.abs(coefficients) * magnitudes, starts).max() >= _EXACT:
             return None
         number = np.add.reduceat(coefficients * known[factors].prod(axis=1), starts)
-        rest = np.zeros_like(number)
+        remainder = np.zeros_like(number)
         # Only statements about divisibility need the denominator.
-        divided = np.flatnonzero(np.isin(relations, [_CODE[r] for r in _REST]))
-        under = known[below[divided]].prod(axis=1)
-        rest[divided] = number[divided] % (under * scale[divided])
+        with_divisor = np.flatnonzero(np.isin(relations, [_CODE[r] for r in _REST]))
+        denominator = known[below[with_divisor]].prod(axis=1)
+        remainder[with_divisor] = number[with_divisor] % (denominator * scale[with_divisor])
+        # `relations` has the number of each fact's relation, which chooses one of these tests.
         return ~np.choose(
-            relations, [number > 0, number >= 0, number == 0, number != 0, rest == 0, rest != 0]
+            relations,
+            [number > 0, number >= 0, number == 0, number != 0, remainder == 0, remainder != 0],
         )
 
     @cached_property
@@ -124,14 +130,14 @@ class Facts:
 
         Each of these is a list with an entry (coefficient, indices of the factors) per term.
         """
-        atoms = [atom for atom in self._order if type(atom) is Ceil]
+        ceilings = [atom for atom in self._order if type(atom) is Ceil]
         order = self._order
         return [
             tuple(
                 [(int(c), _factors(m, order)) for m, c in side.terms.items()]
                 for side in atom.ratio.fraction
             )
-            for atom in atoms
+            for atom in ceilings
         ]
 
     @cached_property
@@ -154,16 +160,18 @@ class Facts:
             sides.append((formula, _ONE) if is_plain else formula.fraction)
         # A numerator without terms is 0 and has one row, because `np.add.reduceat` needs at least
         # one row per fact.
-        above = [(m, c) for side, _ in sides for m, c in (side.terms or {frozenset(): 0}).items()]
+        numerator_terms = [
+            (m, c) for side, _ in sides for m, c in (side.terms or {frozenset(): 0}).items()
+        ]
         counts = [max(len(side.terms), 1) for side, _ in sides]
         scale = [int(next(iter(below.terms.values()))) for _, below in sides]
-        products = _places([m for m, _ in above], self._order)
-        under = _places([next(iter(below.terms)) for _, below in sides], self._order)
+        term_factors = _places([m for m, _ in numerator_terms], self._order)
+        denominator_factors = _places([next(iter(below.terms)) for _, below in sides], self._order)
         return (
-            products,
-            np.array([int(c) for _, c in above], np.int64),
+            term_factors,
+            np.array([int(c) for _, c in numerator_terms], np.int64),
             np.cumsum([0, *counts[:-1]]),
-            under,
+            denominator_factors,
             np.array(scale, np.int64),
             np.array([_CODE[fact.relation] for fact in self.facts]),
         )

@@ -42,16 +42,34 @@ def text(terms: Terms, *, within: str = "") -> str:
 
 
 def _term(monomial: frozenset[tuple[Any, int]], coefficient: Fraction) -> str:
-    """Return one term as text, such as `-3*B/(2*X)`."""
-    above = _product((f, e) for f, e in monomial if e > 0)
+    """Return one term as text, such as `-3*B/(2*X)`.
+
+    Args:
+      monomial: pairs (factor, exponent); a negative exponent is a divisor.
+      coefficient: the number before them.
+    """
+    numerator = _product((f, e) for f, e in monomial if e > 0)
     # Python reads `3*B/2*X` as `(3*B/2)*X`, so all divisors are one product, in brackets.
-    below = _product((f, -e) for f, e in monomial if e < 0)
+    denominator = _product((f, -e) for f, e in monomial if e < 0)
     if coefficient.denominator > 1:
-        below = "*".join(filter(None, [str(coefficient.denominator), below]))
+        denominator = "*".join(filter(None, [str(coefficient.denominator), denominator]))
     sign = "-" if coefficient < 0 else ""
     number = abs(coefficient.numerator)
-    above = "*".join(filter(None, [str(number) if number > 1 or not above else "", above]))
-    return sign + above + (f"/({below})" if _is_product(below) else f"/{below}" if below else "")
+    # The number 1 is written only if it is alone in the numerator, as in `1/X`.
+    numerator = "*".join(
+        filter(None, [str(number) if number > 1 or not numerator else "", numerator])
+    )
+    return (
+        sign
+        + numerator
+        + (
+            f"/({denominator})"
+            if _is_product(denominator)
+            else f"/{denominator}"
+            if denominator
+            else ""
+        )
+    )
 
 
 def _is_product(line: str) -> bool:
@@ -94,7 +112,8 @@ def to_sympy(terms: Terms, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
             return symbols[f]
         return _symbol(f) if type(f) is str else _in_sympy(f, symbols)
 
-    products = (_term_in_sympy({factor(f): e for f, e in m}, c) for m, c in terms.items())
+    powers = ({factor(f): e for f, e in monomial} for monomial in terms)
+    products = map(_term_in_sympy, powers, terms.values())
     return sympy.Add(*products)
 
 
@@ -108,14 +127,16 @@ def _term_in_sympy(powers: Mapping[sympy.Expr, int], coefficient: Any) -> sympy.
 
     number = _number_in_sympy(coefficient, alone=not powers)
     by_name = {f.name: f for f in powers if f.is_Symbol}
+    # Only products of names have the cached order; any other product is sorted by sympy.
     if len(by_name) < len(powers):
         return sympy.Mul(number, *(f**e for f, e in powers.items()))
     # The order depends on names, exponents and types only, so it is cached without hints.
     order = _order(frozenset((f.name, e, type(f)) for f, e in powers.items()))
-    found = [by_name[name] if e == 1 else by_name[name] ** e for name, e in order]
-    if number != 1 or not found:
-        found.insert(0, number)
-    return found[0] if len(found) == 1 else sympy.Mul(*found, evaluate=False)
+    factors = [by_name[name] if e == 1 else by_name[name] ** e for name, e in order]
+    if number != 1 or not factors:
+        factors.insert(0, number)
+    # `evaluate=False` keeps the given order, which is the one that sympy would find.
+    return factors[0] if len(factors) == 1 else sympy.Mul(*factors, evaluate=False)
 
 
 # A divisor from here on must be a rate of a chip, because products of mesh axes are smaller.
@@ -208,7 +229,11 @@ def _atom_once(atom: Any, used: frozenset[Any]) -> sympy.Expr:
 def _products(terms: Terms, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
     """Return a formula as one product if its brackets are short, else as a sum of products.
 
-    Each of these products is for one group of terms (`_groups`).
+    For example, B*X - B becomes `B*(X - 1)`. In a sum, each product is for one group of terms
+    (`_groups`).
+
+    Args:
+      symbols: sympy symbols for some factors, as in `to_sympy`.
     """
     import sympy
 
@@ -253,47 +278,53 @@ def _factored_once(items: frozenset[Any], used: frozenset[Any]) -> sympy.Expr:
 def _common_factor(terms: Terms) -> tuple[Terms, Terms]:
     """Return (the largest product that divides all terms, the remaining polynomial).
 
-    The coefficients of the polynomial are coprime integers.
+    For example, 4*B*X - 6*B is 2*B times 2*X - 3. The coefficients of the polynomial are coprime
+    integers.
     """
     powers = [dict(monomial) for monomial in terms]
-    names = {factor for found in powers for factor in found}
+    names = {factor for exponents in powers for factor in exponents}
     # The least power of each factor divides all terms. The greatest common divisor of fractions is
     # that of their numerators over the least common multiple of their denominators.
-    least = {f: min(found.get(f, 0) for found in powers) for f in names}
-    numbers = [Fraction(c) for c in terms.values()]
-    number = Fraction(
-        math.gcd(*(n.numerator for n in numbers)), math.lcm(*(n.denominator for n in numbers))
+    least = {f: min(exponents.get(f, 0) for exponents in powers) for f in names}
+    coefficients = [Fraction(c) for c in terms.values()]
+    common_number = Fraction(
+        math.gcd(*(n.numerator for n in coefficients)),
+        math.lcm(*(n.denominator for n in coefficients)),
     )
-    rest = {
+    # Subtract the common exponents; a factor whose exponent becomes 0 is left out.
+    remainder = {
         frozenset(
-            (f, found.get(f, 0) - e) for f, e in least.items() if found.get(f, 0) != e
-        ): Fraction(coefficient) / number
-        for found, coefficient in zip(powers, terms.values(), strict=True)
+            (f, exponents.get(f, 0) - e) for f, e in least.items() if exponents.get(f, 0) != e
+        ): Fraction(coefficient) / common_number
+        for exponents, coefficient in zip(powers, terms.values(), strict=True)
     }
-    return {frozenset((f, e) for f, e in least.items() if e): number}, rest
+    return {frozenset((f, e) for f, e in least.items() if e): common_number}, remainder
 
 
 # All prices consist of few brackets, such as X - 1; sympy takes milliseconds for each.
 @lru_cache(maxsize=4096)
 def _factors(terms: frozenset[Any]) -> tuple[sympy.Expr, sympy.Expr]:
-    """Return (number, product) whose product is a polynomial, factored by sympy.
+    """Return a number and a product of factors, whose product is a given polynomial.
+
+    For example, B**2 - B gives 1 and `B*(B - 1)`. A polynomial that cannot be factored is returned
+    as a sum.
 
     Args:
       terms: items of the polynomial's terms, which have no common factor.
     """
     import sympy
 
-    plain = {f: _symbol(_name(f)) for monomial, _ in terms for f, _ in monomial}
-    whole = to_sympy(dict(terms), plain)
+    symbol_of = {f: _symbol(_name(f)) for monomial, _ in terms for f, _ in monomial}
+    polynomial = to_sympy(dict(terms), symbol_of)
     # A size v that occurs in one term only, with exponent 1, makes the polynomial `a*v + b`. The
     # terms have no common factor, so a and b are coprime, and the polynomial is irreducible.
     counts = Counter(f for monomial, _ in terms for f, _ in monomial)
     if any(e == 1 and counts[f] == 1 for monomial, _ in terms for f, e in monomial):
-        return sympy.Integer(1), whole
+        return sympy.Integer(1), polynomial
     # A sum that cannot be factored is shorter without parentheses.
-    number, factors = sympy.Poly(whole).factor_list()
+    number, factors = sympy.Poly(polynomial).factor_list()
     if sum(power for _, power in factors) == 1:
-        return sympy.Integer(1), whole
+        return sympy.Integer(1), polynomial
     return number, sympy.Mul(*(factor.as_expr() ** power for factor, power in factors))
 
 

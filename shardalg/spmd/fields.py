@@ -96,13 +96,18 @@ class FieldTests:
         return self._tests[hint](value)
 
     def _make_test(self, hint: Any) -> Test:
-        """Return the test of values against a declared type that has no test yet."""
-        origin, args = get_origin(hint), get_args(hint)
-        if origin in (Union, UnionType):
+        """Return the test of values against a declared type that has no test yet.
+
+        A declared type is a union, a tuple, or a dataclass whose fields are tested.
+        """
+        generic_type, args = get_origin(hint), get_args(hint)
+        if generic_type in (Union, UnionType):
             return self._union_test(args)
-        if origin is tuple and args[-1:] == (Ellipsis,):
+        # `tuple[int, ...]` has any number of items of one type.
+        if generic_type is tuple and args[-1:] == (Ellipsis,):
             return lambda value: type(value) is tuple and all(self.fits(v, args[0]) for v in value)
-        if origin is tuple:
+        # `tuple[int, str]` has one item of each type.
+        if generic_type is tuple:
             return lambda value: (
                 type(value) is tuple
                 and len(value) == len(args)
@@ -111,10 +116,10 @@ class FieldTests:
         assert isinstance(hint, type) and is_dataclass(hint), (
             f"no test for fields of the type {hint}"
         )
-        made = self._fields_test(hint)
+        fields_test = self._fields_test(hint)
         # Two classes have conditions that their types do not express.
         devices = self.mesh.size
-        further: dict[type, Test] = {
+        condition_of: dict[type, Test] = {
             # Python and z3 divide by negative numbers differently, so a proof about a start with a
             # negative divisor would not be about the program.
             Start: lambda start: (
@@ -127,8 +132,12 @@ class FieldTests:
                 and all(run.last - run.first < devices for run in runs.runs)
             ),
         }
-        more = further.get(hint)
-        return made if more is None else lambda value: made(value) and more(value)
+        condition = condition_of.get(hint)
+        return (
+            fields_test
+            if condition is None
+            else lambda value: fields_test(value) and condition(value)
+        )
 
     def _union_test(self, args: tuple[Any, ...]) -> Test:
         """Return the test for a union of types; the value's own class selects a dataclass."""
@@ -169,6 +178,7 @@ class FieldTests:
         """
         if type(value) is not tuple or not all(type(digit) is Digit for digit in value):
             return False
+        # True and 1.0 equal the int 1 in Python, but are no valid fields.
         if not all(type(number) is int for digit in value for number in digit):
             return False
         # Many fields have equal digits, so each tuple is tested only once.
@@ -187,7 +197,12 @@ class FieldTests:
         return self.mesh.size % below == 0
 
     def fault(self, value: Any, hint: Any, where: str) -> str:
-        """Return the innermost place at which a value has the wrong type, in words, or "".
+        """Return a message about the innermost place at which a value has the wrong type, or "".
+
+        Args:
+          value: the value of a field, which may contain tuples and dataclasses.
+          hint: its declared type.
+          where: the path of the value so far, such as "program.locals[2]".
 
         >>> from shardalg.spmd.instructions import Slice
         >>> slices = Slice(0, 1, 4), Slice(0, "1", 4)
@@ -200,15 +215,16 @@ class FieldTests:
         # A tuple can have thousands of items, so the message names the one that does not fit.
         if type(value) is tuple and type(hint) is GenericAlias and hint != Digits:
             hints = get_args(hint)
-            each = (hints[0],) * len(value) if hints[-1:] == (Ellipsis,) else hints
-            pairs = enumerate(zip(value, each, strict=False))
-            inner = (self.fault(v, h, f"{where}[{k}]") for k, (v, h) in pairs)
-            return next(filter(None, inner), f"{where} has {len(value)} items, not as {hint}")
+            item_hints = (hints[0],) * len(value) if hints[-1:] == (Ellipsis,) else hints
+            items = enumerate(zip(value, item_hints, strict=False))
+            faults = (self.fault(v, h, f"{where}[{k}]") for k, (v, h) in items)
+            # If every item fits, the number of items is wrong.
+            return next(filter(None, faults), f"{where} has {len(value)} items, not as {hint}")
         if type(value) in (hint, *get_args(hint)) and is_dataclass(value):
-            rows = declared_fields(kind)
-            inner = (self.fault(getattr(value, n), h, f"{where}.{n}") for n, h in rows)
-            what = f"no {_type_name(hint)}" if type(value) is not Mesh else f"not {self.mesh!r}"
-            return next(filter(None, inner), f"{where} is {value!r:.200}, which is {what}")
+            fields = declared_fields(kind)
+            faults = (self.fault(getattr(value, n), h, f"{where}.{n}") for n, h in fields)
+            reason = f"no {_type_name(hint)}" if type(value) is not Mesh else f"not {self.mesh!r}"
+            return next(filter(None, faults), f"{where} is {value!r:.200}, which is {reason}")
         return f"{where} is {value!r:.200}, which is no {_type_name(hint)}"
 
 
@@ -224,19 +240,22 @@ def field_fault(program: SpmdProgram, mesh: Mesh) -> str:
 
 
 def _number_faults(program: SpmdProgram) -> Iterator[str]:
-    """Yield in words each local with a wrong number or shape, and each number without a local."""
+    """Yield a message for each local with a wrong number or shape, and for each unknown number.
+
+    A local is a value of the program, such as %3; its number is its place in `program.locals`.
+    """
     for number, local in enumerate(program.locals):
         if local.index != number:
             yield f"program.locals[{number}] has the index %{local.index}"
         if min(local.shape, default=0) < 0:
             yield f"%{number} has the shape {local.shape}"
     # Negative numbers would be valid Python indices, but they name no local.
-    known = range(len(program.locals))
-    named = [("constants", [local for local, _ in program.constants])]
-    for words, locals_ in (*named, *_named_locals(program.block, "program")):
-        wrong = [local for local in locals_ if local not in known]
-        if wrong:
-            yield f"{words} names %{wrong[0]}, but the program has {len(known)} locals"
+    numbers = range(len(program.locals))
+    constants = [("constants", [local for local, _ in program.constants])]
+    for words, locals_ in (*constants, *_named_locals(program.block, "program")):
+        unknown = [local for local in locals_ if local not in numbers]
+        if unknown:
+            yield f"{words} names %{unknown[0]}, but the program has {len(numbers)} locals"
 
 
 def _named_locals(block: Block, where: str) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -264,7 +283,8 @@ def _is_plain(value: object) -> bool:
 def _is_why(value: object) -> bool:
     """Return whether a value is a `Why` (an instruction's reason) with fields of correct types.
 
-    The meshes of the shardings in a reason are not checked, because no device runs a reason.
+    A reason has a purpose, an operator's name, a chain number, and a path of shardings. The meshes
+    of these shardings are not checked, because no device runs a reason.
     """
     if type(value) is not Why or type(value.purpose) is not Purpose:
         return False

@@ -47,7 +47,12 @@ class Printer:
     comments: bool = True
 
     def program(self, block: Block, constants: Sequence[tuple[int, int]]) -> str:
-        """Return the whole program, with the (local, graph value) pairs of its constants."""
+        """Return the text of the whole program: arguments, constants, instructions and results.
+
+        Args:
+          block: the program's block.
+          constants: (local, graph value) of each constant.
+        """
         head = [f"SpmdProgram on {self.mesh!r}, every device runs:"]
         for local in block.arguments:
             origin = self.locals[local].origin
@@ -76,6 +81,7 @@ class Printer:
             yield indent + self.instruction(instruction) + self._comment(instruction)
             attributes = instruction.attributes
             titles = attributes.titles if isinstance(attributes, Control) else ()
+            # A title names a body, such as "body" or "branch 0"; most instructions have none.
             for title, body in zip(titles, attributes.bodies, strict=True):
                 arguments = ", ".join(f"%{a}: {local_text(self.locals[a])}" for a in body.arguments)
                 yield f"{indent}  {title}({arguments})"
@@ -87,6 +93,7 @@ class Printer:
         words: list[str] = []
         if not self.comments:
             return ""
+        # A reason says why data are sent, so only collectives have one.
         if isinstance(instruction.attributes, Collective) and str(instruction.why):
             words.append(str(instruction.why))
         if self.graph is not None and instruction.node is not None:

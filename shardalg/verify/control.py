@@ -125,14 +125,14 @@ def _cut_claim(verifier: Verifier, ring: CollectiveMatmul) -> Decided:
 def _coverage_claim(verifier: Verifier, ring: CollectiveMatmul) -> Decided:
     """Return the claim that the ring multiplies every element of the cut dimensions.
 
-    A direction is the part of each block that travels one way around the ring. The parts of all
-    directions must make up a whole block. A cut dimension must be as long as the blocks of all
-    members together.
+    A collective matmul sends blocks around a ring of devices. A direction is the part of each block
+    that travels one way around the ring. The parts of all directions must make up a whole block. A
+    cut dimension must be as long as the blocks of all members together.
     """
-    locals_, n = verifier.program.locals, ring.members
-    moving = ring.collective.operands if ring.gathers else ring.collective.results
+    locals_, num_members = verifier.program.locals, ring.members
+    moving_locals = ring.collective.operands if ring.gathers else ring.collective.results
     # Only these have the size of a block: a gather's result and a scatter's operand are whole.
-    block = locals_[moving[0]].shape[ring.collective.attributes.dim]
+    block = locals_[moving_locals[0]].shape[ring.collective.attributes.dim]
     values = (*ring.product.operands, *ring.product.results)
     lengths = {
         locals_[local].shape[dim]
@@ -140,12 +140,17 @@ def _coverage_claim(verifier: Verifier, ring: CollectiveMatmul) -> Decided:
         if dim is not None
     }
     # A gap between two parts would leave rows of the block out, an overlap would add rows twice.
-    ends = sorted((d.first, d.first + d.size) for d in ring.directions)
-    borders = [0, *(end for _, end in ends)]
-    side_by_side = all(first == end for (first, _), end in zip(ends, borders, strict=False))
-    some = bool(ring.directions) and all(d.size > 0 for d in ring.directions)
-    words = f"the directions are blocks of {block}, of which there are {n}"
-    return Decided(words, side_by_side and some and borders[-1] == block and lengths == {n * block})
+    parts_of_block = sorted((d.first, d.first + d.size) for d in ring.directions)
+    borders = [0, *(end for _, end in parts_of_block)]
+    side_by_side = all(
+        first == end for (first, _), end in zip(parts_of_block, borders, strict=False)
+    )
+    has_parts = bool(ring.directions) and all(d.size > 0 for d in ring.directions)
+    words = f"the directions are blocks of {block}, of which there are {num_members}"
+    return Decided(
+        words,
+        side_by_side and has_parts and borders[-1] == block and lengths == {num_members * block},
+    )
 
 
 def _ring_claims(verifier: Verifier, ring: CollectiveMatmul) -> Iterator[Statement]:
@@ -212,12 +217,13 @@ def _loop(verifier: Verifier, instruction: Instruction[Loop], known: Locals) -> 
     loop, graph = instruction.attributes, verifier.graph
     node = node_of(graph, instruction)
     region = graph.regions[node.bodies[0]]
-    name, fixed = verifier.value_name(instruction), loop.num_consts + loop.num_carry
+    name, num_fixed = verifier.value_name(instruction), loop.num_consts + loop.num_carry
+    # A body reads its arguments and the constants of the program; values around it are not visible.
     inner = verifier.constant_contents()
     params = tuple(int(node.signature.param(n)) for n in LOOP_PARAMS)
-    runs = (loop.num_consts, loop.num_carry, loop.length, loop.reverse)
+    loop_params = (loop.num_consts, loop.num_carry, loop.length, loop.reverse)
     words = f"the loop runs {loop.length} times with the constants and carries of the scan"
-    yield verifier.decide(name, "carry", Decided(words, params == runs))
+    yield verifier.decide(name, "carry", Decided(words, params == loop_params))
     # A scan stacks its inputs and outputs over the iterations, but not its constants and carries:
     #   outside:  (consts, carry, xs[length, ..])  ->  (carry, ys[length, ..])
     #   body:     (consts, carry, x[..])           ->  (carry, y[..])
@@ -226,8 +232,10 @@ def _loop(verifier: Verifier, instruction: Instruction[Loop], known: Locals) -> 
         inner[local] = verifier.declared(local)
         yield verifier.naming_claim("carry", local, value)
         outer = known[instruction.operands[number]]
-        wanted = _outside_loop(inner[local], node.operands[number], loop, number >= fixed)
-        yield _border_claim(verifier, name, outer, wanted)
+        wanted_contents = _outside_loop(
+            inner[local], node.operands[number], loop, number >= num_fixed
+        )
+        yield _border_claim(verifier, name, outer, wanted_contents)
     # The option `defer_in_loops` assumes finite numbers in the bodies of scans only, so the
     # assumption is withdrawn behind the body.
     outside = verifier.finite
@@ -262,18 +270,20 @@ def _while(verifier: Verifier, instruction: Instruction[While], known: Locals) -
     counts = tuple(node.signature.param(n) for n in WHILE_PARAMS)
     words = f"{counts} constants come before the carry"
     yield verifier.decide(name, "carry", Decided(words, counts == loop.num_consts))
-    first, both = loop.num_consts[0], sum(loop.num_consts)
+    num_condition_consts, num_consts = loop.num_consts[0], sum(loop.num_consts)
     pairs = list(zip(instruction.operands, node.operands, strict=True))
     # The operands are the condition's constants, the body's constants and the carry. Each of the
     # two bodies reads its own constants and the carry.
-    condition = _Body(loop.condition, node.bodies[0], [*pairs[:first], *pairs[both:]])
-    body = _Body(loop.body, node.bodies[1], pairs[first:])
+    condition = _Body(
+        loop.condition, node.bodies[0], [*pairs[:num_condition_consts], *pairs[num_consts:]]
+    )
+    body = _Body(loop.body, node.bodies[1], pairs[num_condition_consts:])
     carried = [verifier.sharding(local) for local in loop.body.arguments[loop.num_consts[1] :]]
     decisions = [verifier.sharding(local) for local in loop.condition.results]
     yield _uniform_claim(verifier, instruction, decisions)
     yield from _body_claims(verifier, instruction, condition, known, decisions)
     yield from _body_claims(verifier, instruction, body, known, carried)
-    reads = [verifier.sharding(local) for local in loop.condition.arguments[first:]]
+    reads = [verifier.sharding(local) for local in loop.condition.arguments[num_condition_consts:]]
     words = "the condition reads the carry as the body does"
     yield verifier.decide(name, "carry", Decided(words, reads == carried))
     yield from _result_claims(verifier, instruction, known, carried)
@@ -319,18 +329,21 @@ def _manual(verifier: Verifier, instruction: Instruction[Manual], known: Locals)
         yield from verifier.output_claim("manual", known[local], value, layout)
     region = verifier.graph.regions[node.bodies[0]]
     inner = verifier.constant_contents()
+    # In the body, an argument is the whole block of the device, sharded along no manual axis.
     inner |= {local: verifier.own_block(local) for local in body.arguments}
     for local, value in zip(body.arguments, region.arguments, strict=True):
         yield verifier.naming_claim("manual", local, value)
-    own = verifier.program.mesh.digits(axis for axis, _ in node.signature.param("axes"))
+    region_digits = verifier.program.mesh.digits(axis for axis, _ in node.signature.param("axes"))
     words = f"{node.primitive} is manual along its own axes"
-    yield verifier.decide(name, "manual", Decided(words, instruction.attributes.digits == own))
+    yield verifier.decide(
+        name, "manual", Decided(words, instruction.attributes.digits == region_digits)
+    )
     # Inside, each device has values of its own along these axes. Any move except the user's own
     # collectives would mix them, so the checks of the body's instructions must know the axes.
-    outside = verifier.manual_digits
-    verifier.manual_digits = (*outside, *own)
+    outer_digits = verifier.manual_digits
+    verifier.manual_digits = (*outer_digits, *region_digits)
     yield from verifier.block(body, inner)
-    verifier.manual_digits = outside
+    verifier.manual_digits = outer_digits
     for local, value in zip(body.results, region.results, strict=True):
         yield from verifier.output_claim(
             "manual", inner[local], value, verifier.replicated_sharding(local)

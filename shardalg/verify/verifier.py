@@ -78,7 +78,11 @@ class Verifier:
         finite: bool = False,
         finite_in_loops: bool = False,
     ) -> None:
-        """Start without proofs; `finite` and `finite_in_loops` are as in `verify`."""
+        """Start without proofs.
+
+        Args:
+          finite, finite_in_loops: as in `verify`.
+        """
         self.graph, self.program, self.finite = graph, program, finite
         self.finite_in_loops = finite_in_loops
         self.sites = SiteLayouts(program)
@@ -131,32 +135,38 @@ class Verifier:
     def program_claims(self) -> Iterator[Claim]:
         """Yield the claims of a program that is well formed.
 
-        They are about its constants, arguments, instructions and results, in this order.
+        They are about its constants, arguments, instructions and results, in this order. A claim
+        about a constant says: the local has the type of the constant, and each device holds all of
+        it.
         """
         program, graph = self.program, self.graph
         yield from self.local_type_claims()
-        known, known_constants = self.constant_contents(), {value for value, _ in graph.constants}
+        contents, known_constants = (
+            self.constant_contents(),
+            {value for value, _ in graph.constants},
+        )
         for local, value in program.constants:
             yield self.naming_claim("border", local, value)
             words = "it is a constant of the function, complete, on the mesh of the program"
             layout = self.sharding(local)
-            right = (
+            is_right = (
                 value in known_constants and not layout.unreduced and layout.mesh == program.mesh
             )
-            yield self.decide(graph.values[value].name, "border", Decided(words, right))
+            yield self.decide(graph.values[value].name, "border", Decided(words, is_right))
         # Contents are followed through the program: arguments, then instructions, then results.
-        # Each step adds to `known` the contents that the next step reads.
+        # Each step adds to `contents` the contents that the next step reads.
         arguments = dict(zip(program.block.arguments, graph.arguments, strict=True))
-        yield from self.open_arguments(known, arguments, program.argument_shardings)
-        yield from self.block(program.block, known)
+        yield from self.open_arguments(contents, arguments, program.argument_shardings)
+        yield from self.block(program.block, contents)
         results = zip(program.block.results, graph.results, program.result_shardings, strict=True)
         for local, value, layout in results:
-            yield from self.output_claim("border", known[local], value, layout)
+            yield from self.output_claim("border", contents[local], value, layout)
 
     def local_type_claims(self) -> Iterator[Claim]:
         """Yield a failing claim for each named local whose global type is not its value's.
 
-        No claim of an instruction would show this, because local shapes follow from the shardings.
+        A named local holds a value of the graph (`origin`). No claim of an instruction would show
+        this fault, because local shapes follow from the shardings.
         """
         for local in self.program.locals:
             if local.origin is not None:
@@ -243,9 +253,13 @@ class Verifier:
         self.sites.add(known.items())
 
     def instruction(self, instruction: Instruction, known: Locals) -> Iterator[Claim]:
-        """Yield the claims of one instruction without a body.
+        """Yield the claims of one instruction without a body, and add its results to `known`.
 
         Claims that do not depend on the graph values are decided once for equal instructions.
+
+        Args:
+          known: the contents of each local so far: the elements of the tensor that each device
+            holds.
         """
         # The layers of a model repeat instructions on other values. Without the values, they are
         # equal keys of `outcomes`.
@@ -260,10 +274,15 @@ class Verifier:
             known[local] = with_value(result, value, self.node_operands(instruction))
         # These claims depend on the values themselves or on Python types, which the key leaves out.
         name = self.value_name(instruction)
-        more = [self.ownership_claim(instruction, known, values), *self.type_claims(instruction)]
-        more += [self.decide("", "delivers", c) for c in int32_claims(instruction.attributes)]
-        more += [self.decide("", "types", c) for c in self.literal_type_claims(instruction)]
-        for claim in (*claims, *more, *self.manual_claims(instruction)):
+        value_claims = [
+            self.ownership_claim(instruction, known, values),
+            *self.type_claims(instruction),
+        ]
+        value_claims += [
+            self.decide("", "delivers", c) for c in int32_claims(instruction.attributes)
+        ]
+        value_claims += [self.decide("", "types", c) for c in self.literal_type_claims(instruction)]
+        for claim in (*claims, *value_claims, *self.manual_claims(instruction)):
             yield claim.of(name)
 
     def manual_claims(self, instruction: Instruction) -> Iterator[Claim]:
@@ -294,21 +313,28 @@ class Verifier:
     def type_claims(self, instruction: Instruction) -> Iterator[Claim]:
         """Yield the claims about item types and shapes of an operator.
 
-        For all other instructions, `spmd.check` has compared them already.
+        Instructions that only move data have none here, because `spmd.check` has compared their
+        types.
         """
         if isinstance(instruction.attributes, Operator):
-            read = [self.program.locals[operand] for operand in instruction.operands]
-            made = [self.program.locals[result] for result in instruction.results]
+            operand_locals = [self.program.locals[operand] for operand in instruction.operands]
+            result_locals = [self.program.locals[result] for result in instruction.results]
             signature = node_of(self.graph, instruction).signature
-            yield self.decide("", "types", types.node_type_claim(signature, read, made))
+            yield self.decide(
+                "", "types", types.node_type_claim(signature, operand_locals, result_locals)
+            )
             if is_a(instruction, Apply):
-                yield self.decide("", "types", self.result_type_claim(instruction, read, made))
+                yield self.decide(
+                    "", "types", self.result_type_claim(instruction, operand_locals, result_locals)
+                )
 
     def literal_type_claims(self, instruction: Instruction) -> Iterator[Decided]:
         """Yield the claims about the Python types of an instruction's parameters.
 
         `outcomes` cannot cache them: parameters 1 and 1.0 are one key there, but two types for JAX.
         """
+        # Only these instructions have parameters of the user: an operator's, or a number that
+        # fills.
         if is_a(instruction, Apply) or is_a(instruction, Fold):
             yield from types.literal_type_claims(
                 node_of(self.graph, instruction).signature, instruction.attributes

@@ -146,23 +146,26 @@ class Rule:
     def _name_faults(self) -> Iterator[str]:
         """Yield a message for each unknown or repeated name of a loop, symbol or operation."""
         names = [name for name, _ in self.loops]
-        known = {*names, *(symbol.name for symbol in self.symbols)}
-        used = {v for index in self._every_index() for v in index.variables}
+        valid_names = {*names, *(symbol.name for symbol in self.symbols)}
+        used_names = {v for index in self._every_index() for v in index.variables}
         if len(set(names)) != len(names):
             yield f"loops {names} are not distinct"
-        if used - known:
-            yield f"indices use {sorted(used - known)}, which are neither loops nor symbols"
-        marked = {*self.whole, *self.local, *([self.prefix[0]] if self.prefix else [])}
-        if marked - set(names):
-            yield f"{sorted(marked - set(names))} are marked but are no loops"
+        if used_names - valid_names:
+            unknown = sorted(used_names - valid_names)
+            yield f"indices use {unknown}, which are neither loops nor symbols"
+        marked_loops = {*self.whole, *self.local, *([self.prefix[0]] if self.prefix else [])}
+        if marked_loops - set(names):
+            yield f"{sorted(marked_loops - set(names))} are marked but are no loops"
         if any(n < 0 for _, n in self.loops):
             yield f"extents {dict(self.loops)} must not be negative"
         if self.combine not in COMBINES:
             yield f"combine {self.combine!r} is none of {', '.join(COMBINES)}"
-        inner = self.addends | self.scaled
-        if not inner <= self.linear or not self.linear <= set(self.operands):
-            three = map(sorted, (self.linear, self.addends, self.scaled))
-            yield "linear {} must hold addends {} and scaled {} and be operands".format(*three)
+        linear_parts = self.addends | self.scaled
+        if not linear_parts <= self.linear or not self.linear <= set(self.operands):
+            operand_sets = map(sorted, (self.linear, self.addends, self.scaled))
+            yield "linear {} must hold addends {} and scaled {} and be operands".format(
+                *operand_sets
+            )
 
     def _shape_faults(self) -> Iterator[str]:
         """Yield a message for each tensor whose number of indices is not its rank."""
@@ -300,22 +303,24 @@ class Rule:
         """Return the row as text: what is read, the results, and the loops with restrictions."""
         reads = " | ".join(", ".join(map(str, term)) for term in self.terms)
         # An operator without operands, such as an iota, reads nothing.
-        line = [f"{self.primitive}: {reads} ->".replace(":  ->", ": ->")]
-        line.append(", ".join(map(dims_text, self.results)))
+        parts = [f"{self.primitive}: {reads} ->".replace(":  ->", ": ->")]
+        parts.append(", ".join(map(dims_text, self.results)))
+        # A combination is shown with its loops; without loops, it joins the start value and one
+        # element.
         if self.reduced:
-            line.append(f"{self.combine} [{', '.join(self.reduced)}]")
+            parts.append(f"{self.combine} [{', '.join(self.reduced)}]")
         elif self.init is not None:
-            line.append(self.combine)
+            parts.append(self.combine)
         if self.prefix:
-            line.append(f"prefix {self.combine} {self.prefix[0]}" + " reverse" * self.prefix[1])
+            parts.append(f"prefix {self.combine} {self.prefix[0]}" + " reverse" * self.prefix[1])
         if self.init is not None:
-            line.append(f"init {self.init}")
+            parts.append(f"init {self.init}")
         if self.guards:
-            line.append("where " + ", ".join(map(str, self.guards)))
+            parts.append("where " + ", ".join(map(str, self.guards)))
         for word, names in (("whole", self.whole), ("local", self.local)):
             if names:
-                line.append(f"{word} [{', '.join(sorted(names))}]")
-        return " ".join(line)
+                parts.append(f"{word} [{', '.join(sorted(names))}]")
+        return " ".join(parts)
 
 
 def dims_text(dims: tuple[Index, ...]) -> str:

@@ -123,6 +123,7 @@ class GraphBuilder:
         self.region_arguments: list[RegionArgument] = []
         self.sites: list[Site] = []
         self.left_out: list[LeftOut] = []
+        # placeholder
         self.block_axes: set[str] = set()
         self._sources = Sources()
         self._drafts: list[Draft] = []
@@ -137,9 +138,10 @@ class GraphBuilder:
           argument_paths, paths: the path of each input and of each output, such as `params['w']`.
         """
         root = self._spans[0]
-        named = zip(getattr(closed, "jaxpr", closed).invars, argument_paths, strict=True)
-        types = [(self.parts.type_of(variable.aval), path) for variable, path in named]
-        root.arguments = tuple(self.parts.value(t, "argument", path) for t, path in types)
+        inputs = zip(getattr(closed, "jaxpr", closed).invars, argument_paths, strict=True)
+        input_types = [(self.parts.type_of(variable.aval), path) for variable, path in inputs]
+        root.arguments = tuple(self.parts.value(t, "argument", path) for t, path in input_types)
+        # Region 0 is the program. `run` adds the nodes of its equations and of all bodies inside.
         root.results = tuple(self.run(closed, root.arguments, Scope((root,))))
         return Graph(
             values=tuple(self.parts.values),
@@ -158,15 +160,18 @@ class GraphBuilder:
         )
 
     def _nodes(self) -> tuple[Node, ...]:
-        """Return the nodes with their phases, after all equations were read."""
+        """Return the nodes with their phases, after all equations were read.
+
+        The phase of a node is forward, backward or update.
+        """
         # A node's phase depends on nodes after it, so phases come last.
-        found = phases(self._drafts, {span.index: span.results for span in self._spans})
+        node_phases = phases(self._drafts, {span.index: span.results for span in self._spans})
         return tuple(
             Node(
                 *(i, d.signature, d.operands, d.results, d.source, phase, d.region, d.bodies),
                 *(d.module, d.kernel),
             )
-            for i, (d, phase) in enumerate(zip(self._drafts, found, strict=True))
+            for i, (d, phase) in enumerate(zip(self._drafts, node_phases, strict=True))
         )
 
     def run(self, body: Any, arguments: Iterable[int], place: Scope) -> list[int]:
@@ -178,24 +183,31 @@ class GraphBuilder:
           place: the context of the equation that contains it.
         """
         jaxpr = getattr(body, "jaxpr", body)
-        env = dict(zip(jaxpr.invars, arguments, strict=True))
+        value_of = dict(zip(jaxpr.invars, arguments, strict=True))
         for var, array in zip(jaxpr.constvars, getattr(body, "consts", ()), strict=True):
             # Captured random keys become plain numbers, which files can store.
             key = self.wrapped(array)
-            env[var] = self.run(key, (), place)[0] if key else self.parts.constant(var.aval, array)
+            value_of[var] = (
+                self.run(key, (), place)[0] if key else self.parts.constant(var.aval, array)
+            )
         # Consecutive equations often share their context, so the object is reused.
-        here = place
+        context = place
         for equation in jaxpr.eqns:
-            operands = self._read(equation.invars, env)
+            operands = self._read(equation.invars, value_of)
             source = self._sources.line(equation.source_info.traceback, place.source)
-            own, scopes = self._sources.scope(equation.source_info.name_stack)
-            flags, module = place.flags | own, within(place.module, scopes)
+            name_flags, scopes = self._sources.scope(equation.source_info.name_stack)
+            flags, module = place.flags | name_flags, within(place.module, scopes)
             kernel = place.kernel or self._sources.kernel(equation.source_info.traceback)
-            if (source, flags, module, kernel) != here.context:
-                here = place._replace(source=source, flags=flags, module=module, kernel=kernel)
-            read = self.reader(equation.primitive)
-            env.update(zip(equation.outvars, read(self, equation, operands, here), strict=True))
-        return self._read(jaxpr.outvars, env)
+            # Source line, flags, module and kernel are the context of an equation.
+            if (source, flags, module, kernel) != context.context:
+                context = place._replace(source=source, flags=flags, module=module, kernel=kernel)
+            # The function that adds the nodes of this primitive; it returns one value index per
+            # result.
+            handler = self.reader(equation.primitive)
+            value_of.update(
+                zip(equation.outvars, handler(self, equation, operands, context), strict=True)
+            )
+        return self._read(jaxpr.outvars, value_of)
 
     def _read(self, atoms: Iterable[Any], env: Mapping[Any, int]) -> list[int]:
         """Return the value indices of a jaxpr's variables and literals."""
@@ -396,36 +408,38 @@ class Bodies(NamedTuple):
 def call(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope, inside: Bodies
 ) -> Sequence[int]:
-    """Add a call: a region for each of its bodies, its node, and its region arguments.
+    """Add a call (a loop or a branch): its regions, its node, and its region arguments.
 
-    Return the value indices of the call's results.
+    Each body becomes a region. Region arguments connect the operands and results of the call with
+    the arguments and results of its bodies. Return the value indices of the call's results.
 
     Args:
       inside: the bodies of the call, with a label for each of their arguments.
     """
     parts, params, kind = builder.parts, equation.params, equation.primitive.name
-    name, at = parts.label(kind, place.source)
+    name, line = parts.label(kind, place.source)
     spans = []
     for jaxpr, labels in inside.bodies:
         span = builder.open(kind, place.spans[0], int(params.get("length", 1)))
         span.arguments = tuple(
-            parts.value(parts.type_of(var.aval), "region_argument", f"{name}{at}/{label}")
+            parts.value(parts.type_of(var.aval), "region_argument", f"{name}{line}/{label}")
             for var, label in zip(_open_jaxpr(jaxpr).invars, labels, strict=True)
         )
         # `spans` has only the body: the regions around it list the call, which runs these nodes.
         span.results = tuple(builder.run(jaxpr, span.arguments, place._replace(spans=(span,))))
         spans.append(span)
-    results = parts.results([parts.type_of(var.aval) for var in equation.outvars], (name, at))
+    results = parts.results([parts.type_of(var.aval) for var in equation.outvars], (name, line))
     # The node of the call comes right after the nodes of its bodies, as `phases` requires.
     all_params = {**params, **inside.counted}
     bodies = tuple(span.index for span in spans)
     node = builder.node(
         equation.primitive, all_params, operands, results, place=place, bodies=bodies
     )
+    # A region refers to its call, whose number is known only now.
     for span in spans:
         span.node = node
-    borders = [span.arguments for span in spans], [span.results for span in spans]
-    call = RegionCall(node, inside.counts, operands, *borders, results)
+    body_values = [span.arguments for span in spans], [span.results for span in spans]
+    call = RegionCall(node, inside.counts, operands, *body_values, results)
     builder.region_arguments.extend(CALLS[kind](call))
     return results
 
@@ -532,6 +546,8 @@ def site(
 ) -> Sequence[int]:
     """Add an `annotate` node and its `Site`; return the value index of the result.
 
+    A site is a named place at which a strategy may set the sharding of a value.
+
     Args:
       operands: the annotated value, as a list of one.
       params: the parameters of the annotation.
@@ -545,16 +561,17 @@ def site(
     label = parts.label("annotate", place.source)
     types = [parts.values[operands[0]].type]
     # A strategy could give a named site any axes, so it is refused inside of manual regions.
-    named = place.manual.intersection(chain.from_iterable(params["spec"] or ()))
-    if named or (name and place.manual):
+    manual_names = place.manual.intersection(chain.from_iterable(params["spec"] or ()))
+    if manual_names or (name and place.manual):
         raise TraceError(
             f"the annotation {name or params['spec']} at {place.source or 'an unknown line'} "
             f"is inside a shard_map over {sorted(place.manual)}, where each device has its own "
             "values. Use the in_specs and out_specs of the shard_map, or annotate outside of it."
         )
     results = parts.results(types, (name, "") if name else label)
-    kept = {key: value for key, value in params.items() if key != "mesh"}
-    node = builder.node(builder.primitives["annotate"], kept, operands, results, place=place)
+    # The mesh is stored in the site, not in the node.
+    node_params = {key: value for key, value in params.items() if key != "mesh"}
+    node = builder.node(builder.primitives["annotate"], node_params, operands, results, place=place)
     builder.sites.append(Site(node, name, params["spec"], params["unspecified_dims"], mesh))
     return results
 

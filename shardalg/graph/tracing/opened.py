@@ -27,35 +27,41 @@ def _remat(
 ) -> Sequence[int]:
     """Add a body of `jax.checkpoint` that the backward pass recomputes; return its results.
 
-    It becomes a "remat" region behind an `optimization_barrier`.
-    The barrier prevents common subexpression elimination, which would undo the recomputation.
+    It becomes a "remat" region behind an `optimization_barrier`. The barrier prevents common
+    subexpression elimination, which would undo the recomputation.
     """
     params = equation.params
+    # The forward pass has the body too, but it recomputes nothing: no region is needed.
     if not params.get("differentiated", True):
         return builder.run(params["jaxpr"], operands, place)
-    guard = params.get("prevent_cse", True)
-    guards = (guard,) * len(operands) if isinstance(guard, bool) else tuple(guard)
-    guarded = [v for v, on in zip(operands, guards, strict=True) if on]
-    behind = _barrier(builder, guarded, place)
-    inner = [behind.get(v, v) if on else v for v, on in zip(operands, guards, strict=True)]
+    prevents_cse = params.get("prevent_cse", True)
+    is_guarded = (
+        (prevents_cse,) * len(operands) if isinstance(prevents_cse, bool) else tuple(prevents_cse)
+    )
+    guarded = [v for v, on in zip(operands, is_guarded, strict=True) if on]
+    barrier_result = _barrier(builder, guarded, place)
+    body_operands = [
+        barrier_result.get(v, v) if on else v for v, on in zip(operands, is_guarded, strict=True)
+    ]
     span = builder.open("remat", place.spans[0])
-    return builder.run(params["jaxpr"], inner, place._replace(spans=(span, *place.spans)))
+    return builder.run(params["jaxpr"], body_operands, place._replace(spans=(span, *place.spans)))
 
 
 def _barrier(builder: GraphBuilder, operands: Sequence[int], place: Scope) -> dict[int, int]:
     """Add an `optimization_barrier`; return a dictionary from operands to results (value indices).
 
-    Constants are not operands of the barrier and have no entry.
+    A barrier returns its operands, and compilers do not merge computations across it. Constants are
+    not operands of the barrier and have no entry.
     """
     parts = builder.parts
-    read = [v for v in dict.fromkeys(operands) if parts.values[v].kind != "constant"]
-    if not read:
+    guarded = [v for v in dict.fromkeys(operands) if parts.values[v].kind != "constant"]
+    if not guarded:
         return {}
-    types: list[ValueType] = [parts.values[v].type for v in read]
+    types: list[ValueType] = [parts.values[v].type for v in guarded]
     results = parts.results(types, parts.label("optimization_barrier", place.source))
     primitive = builder.primitives["optimization_barrier"]
-    builder.node(primitive, {}, read, results, place=place)
-    return dict(zip(read, results, strict=True))
+    builder.node(primitive, {}, guarded, results, place=place)
+    return dict(zip(guarded, results, strict=True))
 
 
 REMAT_HANDLERS: Mapping[str, Placing] = {"remat2": _remat}
@@ -143,20 +149,25 @@ def traced(equation: Any, known: Sequence[Any]) -> Any | None:
         Operands without a number are the arguments of the jaxpr.
     """
 
-    def run(body: Callable[..., Any], *given: Any) -> Any:
-        rest = iter(given)
-        operands = (next(rest) if number is None else number for number in known)
+    def run(body: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the results of a function for the equation's operands and parameters.
+
+        `given` has the operands whose number is not known; the others are known numbers.
+        """
+        remaining = iter(arguments)
+        operands = (next(remaining) if number is None else number for number in known)
         return body(*operands, **equation.params)
 
     def type_of(aval: Any) -> tuple[object, object]:
+        """Return the shape and the dtype of an abstract value; a token has only itself."""
         return getattr(aval, "shape", None), getattr(aval, "dtype", aval)
 
     avals = [v.aval for v, n in zip(equation.invars, known, strict=True) if n is None]
-    given = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+    arguments = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
     types = [type_of(v.aval) for v in equation.outvars]
     for body in bodies(equation.primitive):
         with suppress(Exception):  # code of another package may raise anything for a traced value
-            closed = jax.make_jaxpr(partial(run, body))(*given)
+            closed = jax.make_jaxpr(partial(run, body))(*arguments)
             if [*map(type_of, closed.out_avals)] == types:
                 return closed
     return None
@@ -165,7 +176,8 @@ def traced(equation: Any, known: Sequence[Any]) -> Any | None:
 def _leaf(builder: GraphBuilder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
     """Add one node for an equation; return its results.
 
-    An equation with an effect and no results is omitted and recorded in `left_out`.
+    An equation with an effect and no results, such as a debug print, is omitted and recorded in
+    `left_out`.
 
     Raises:
       TraceError: the equation has an effect and results, depends on a state of the device, or its

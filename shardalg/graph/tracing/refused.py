@@ -39,41 +39,48 @@ def refused(fn: Callable[..., Any], args: Sequence[Any], error: Exception) -> Tr
     """
     if isinstance(error, RecursionError):
         return endless(fn, error)
-    at = f"{function_name(fn)}{user_line(error)}"
+    place = f"{function_name(fn)}{user_line(error)}"
     message = str(error).split("\n")[0]
     # Most of these classes are subclasses of TypeError, so they are tested before `_type_error`.
     if isinstance(error, _UNTRACEABLE):
         return TraceError(
-            f"JAX cannot trace {at}: {message} Move decisions of Python out of the function, or "
+            f"JAX cannot trace {place}: {message} Move decisions of Python out of the function, or "
             "write them with jax.numpy and jax.lax.cond. Make an argument that is a plain switch "
             "static: jax.jit(f, static_argnames=...)."
         )
     if SPECS_DIFFER in str(error):
-        found = str(error).split("`in_specs` is")[0].partition("shard_map: ")[2].strip()
+        # The middle part of JAX's message has the specs, without JAX's own remedy.
+        jax_words = str(error).split("`in_specs` is")[0].partition("shard_map: ")[2].strip()
         return TraceError(
-            f"JAX does not trace the shard_map in {at}: the axes of its mesh are Explicit, and "
-            f"its in_specs differ from the sharding of a value: {found} Give the argument this "
+            f"JAX does not trace the shard_map in {place}: the axes of its mesh are Explicit, and "
+            f"its in_specs differ from the sharding of a value: {jax_words} Give the argument this "
             "sharding (in_shardings, or a NamedSharding), call jax.reshard before the shard_map, "
             "or create the mesh with axis_types=(jax.sharding.AxisType.Auto,) * n."
         )
     if str(error).startswith("Found an unbound axis name"):
         return TraceError(
-            f"{at} names an axis of devices: {message} A planned function computes on whole "
+            f"{place} names an axis of devices: {message} A planned function computes on whole "
             "arrays. Leave collectives to the plan, or write them in a jax.shard_map."
         )
     if isinstance(error, RuntimeError):
-        needs = f"a constraint in {at} needs a mesh: {error} Give the mesh to the plan, or use a "
-        return TraceError(f"{needs}NamedSharding or mesh_split.") if "mesh" in message else None
-    typed = _type_error(fn, error) if isinstance(error, TypeError) else None
-    return typed or _operator_error(fn, args, error)
+        fault = (
+            f"a constraint in {place} needs a mesh: {error} Give the mesh to the plan, or use a "
+        )
+        return TraceError(f"{fault}NamedSharding or mesh_split.") if "mesh" in message else None
+    type_error = _type_error(fn, error) if isinstance(error, TypeError) else None
+    return type_error or _operator_error(fn, args, error)
 
 
 def endless(fn: Callable[..., Any], error: RecursionError) -> TraceError:
-    """Return an error for a recursion without end that names the functions that call each other."""
+    """Return an error for a recursion without end that names the functions that call each other.
+
+    If no such functions are found, the error says that Python's limit of recursion is too low.
+    """
     calls: Counter[tuple[str, str]] = Counter()
     sources = Sources()
     for frame, line in walk_tb(error.__traceback__):
         file = sources.file(frame.f_code.co_filename)
+        # Frames of JAX and of this package have no name here, and no part in the message.
         if file:
             calls[frame.f_code.co_name, f"{file}:{line}"] += 1
     # Functions of an endless recursion occur many times in the traceback, their callers once.
@@ -93,12 +100,13 @@ def endless(fn: Callable[..., Any], error: RecursionError) -> TraceError:
 
 def _type_error(fn: Callable[..., Any], error: TypeError) -> TraceError | None:
     """Return an error with a remedy for a TypeError of JAX, or None if its message is clear."""
-    named = _named_sizes(error)
-    if named:
+    size_names = _named_sizes(error)
+    # Named sizes (`dims`) are variables of the user's innermost function, outside of the arguments.
+    if size_names:
         return TraceError(
-            f"{function_name(fn)}{user_line(error)} computes with {', '.join(named)}, but a traced "
-            "function has numbers instead. Take sizes from shapes, such as x.shape[0], so that "
-            "they follow the arguments."
+            f"{function_name(fn)}{user_line(error)} computes with {', '.join(size_names)}, but a "
+            "traced function has numbers instead. Take sizes from shapes, such as x.shape[0], so "
+            "that they follow the arguments."
         )
     if "JAX type" in str(error) or "JAX array type" in str(error):
         return TraceError(
@@ -115,6 +123,9 @@ def _operator_error(
 
     Also return one if an argument is a tuple of numbers, which was probably meant as a shape.
     Return None if the user's own code raised the exception.
+
+    Args:
+      fn, args: the function that was traced, and its arguments.
     """
     frames = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
     # JAX removes its own frames from a traceback. The last one is then its caller, in this folder.
@@ -127,7 +138,7 @@ def _operator_error(
         shape = getattr(leaf, "shape", None)
         return repr(leaf) if shape is None else f"{leaf.dtype}{list(shape)}"
 
-    given = ", ".join(str(jax.tree.map(short, arg)).replace("'", "") for arg in args)
+    shown_args = ", ".join(str(jax.tree.map(short, arg)).replace("'", "") for arg in args)
     remedy = (
         f" {sizes[0]} is a tuple of numbers. An array of that shape is "
         f"jax.ShapeDtypeStruct({sizes[0]}, 'float32')."
@@ -137,11 +148,10 @@ def _operator_error(
     # If the first line ends with a colon, a later line names the value.
     message, *more = (line for line in str(error).split("\n") if line)
     if message.endswith(":"):
-        named = next((line for line in more if line.startswith("the passed ")), "")
-        message = f"{message} {named}."
-    return TraceError(
-        f"JAX cannot trace {function_name(fn)}{user_line(error)} for ({given}): {message}{remedy}"
-    )
+        value_line = next((line for line in more if line.startswith("the passed ")), "")
+        message = f"{message} {value_line}."
+    place = f"{function_name(fn)}{user_line(error)}"
+    return TraceError(f"JAX cannot trace {place} for ({shown_args}): {message}{remedy}")
 
 
 def function_name(fn: Callable[..., Any]) -> str:

@@ -140,6 +140,9 @@ def _nested_region(params: Mapping[str, Any], operands: Sequence[Any]) -> list[A
 def _first_copy(x: Any, dims: Dims, sizes: Mapping[str, int], own: set[str]) -> Any:
     """Return the first of the copies of a value along the axes of the outer region.
 
+    Each block along an outer axis has a copy of the inner region's value. For example, a dimension
+    of 12 elements on an outer axis of size 3 has 3 copies of 4 elements; the first 4 are returned.
+
     Args:
       dims: the axes that split each dimension of `x`.
       sizes: the size of each axis.
@@ -148,12 +151,12 @@ def _first_copy(x: Any, dims: Dims, sizes: Mapping[str, int], own: set[str]) -> 
     for dim, names in enumerate(dims):
         if not own.issuperset(names):
             # With one dimension per axis, index 0 selects the first copy along an outer axis.
-            counts = [sizes[name] for name in names]
+            axis_sizes = [sizes[name] for name in names]
             before, n, after = x.shape[:dim], x.shape[dim], x.shape[dim + 1 :]
-            cut = x.reshape(*before, *counts, n // int(np.prod(counts)), *after)
-            first = tuple(slice(None) if name in own else 0 for name in names)
-            rest = n // int(np.prod([sizes[name] for name in names if name not in own]))
-            x = cut[(slice(None),) * dim + first].reshape(*before, rest, *after)
+            split_x = x.reshape(*before, *axis_sizes, n // int(np.prod(axis_sizes)), *after)
+            index_of_axes = tuple(slice(None) if name in own else 0 for name in names)
+            new_size = n // int(np.prod([sizes[name] for name in names if name not in own]))
+            x = split_x[(slice(None),) * dim + index_of_axes].reshape(*before, new_size, *after)
     return x
 
 
@@ -184,16 +187,20 @@ def _common_sums(branches: Sequence[ClosedJaxpr]) -> dict[int, tuple[str, ...]]:
     """Return the results that every branch sums over the same axes in its last step, or sets to 0.
 
     Keys are positions of results, values are the axes. Gradients of replicated values are such
-    results. Devices may take different branches, so the sum is over each device's own branch.
+    results. Devices may take different branches. The sum behind the branches then adds each
+    device's own branch.
     """
-    found: dict[int, tuple[str, ...]] = {}
+    axes_of_result: dict[int, tuple[str, ...]] = {}
     for result in range(len(branches[0].jaxpr.outvars)):
-        last = [_producer(branch.jaxpr, branch.jaxpr.outvars[result]) for branch in branches]
-        sums = [equation for equation in last if _is_sum(equation)]
+        last_equations = [
+            _producer(branch.jaxpr, branch.jaxpr.outvars[result]) for branch in branches
+        ]
+        sums = [equation for equation in last_equations if _is_sum(equation)]
         axes = {tuple(equation.params["axes"]) for equation in sums}
-        if len(axes) == 1 and all(_is_sum(one) or _is_zero(one) for one in last):
-            found[result] = axes.pop()
-    return found
+        # A branch that returns 0 contributes nothing to the sum, so it may lack the sum.
+        if len(axes) == 1 and all(_is_sum(one) or _is_zero(one) for one in last_equations):
+            axes_of_result[result] = axes.pop()
+    return axes_of_result
 
 
 def _producer(jaxpr: Jaxpr, atom: Any) -> Any:
@@ -218,8 +225,12 @@ def _sum_after_branches(
 ) -> Sequence[Any]:
     """Return the results of a `cond`, with the last sum of some results moved after the branches.
 
-    `sums` has the axes of these sums, by the position of the result. Each device contributes the
-    value of its own branch, so the sum is outside of all branches.
+    A sum in a branch would wait for devices that take another branch.
+
+    Args:
+      equation: the `cond`.
+      sums: the axes of these sums, by the position of the result.
+      operands: the operands of the `cond`.
     """
 
     def without_sums(branch: ClosedJaxpr) -> ClosedJaxpr:
@@ -253,8 +264,8 @@ def _without_types(param: Any) -> Any:
     if not isinstance(param, ClosedJaxpr | Jaxpr):
         return param
     jaxpr: Any = getattr(param, "jaxpr", param)
-    given = (jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars)
-    retraced = jax.make_jaxpr(partial(evaluated, param))(*given)
+    input_types = (jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars)
+    retraced = jax.make_jaxpr(partial(evaluated, param))(*input_types)
     if isinstance(param, ClosedJaxpr):
         return retraced
     # An open jaxpr has no place for constants that the new trace captured.
@@ -464,6 +475,8 @@ def _reorder(stack: Any, order: np.ndarray) -> Any:
 
 def _is_along(axis: Any, primitive: Any, params: Mapping[str, Any]) -> bool:
     """Return whether a collective is along the mapped axis.
+
+    The mapped axis is the one whose blocks `vmap` maps over.
 
     Raises:
       NotImplementedError: the collective is along other axes too, or over groups of the axis.

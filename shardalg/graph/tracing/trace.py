@@ -158,7 +158,10 @@ def _leaves(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[list[str], lis
 
 
 def parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
-    """Return names for the positional arguments of `fn`: "x", "args[0]", or "arg0" if unknown.
+    """Return a name for each of the first `count` positional arguments of `fn`.
+
+    A parameter has its own name. Arguments of `*args` are "args[0]", "args[1]", and so on.
+    Arguments whose name is unknown are "arg0", "arg1".
 
     >>> parameter_names(lambda x, *rest: x, 3)
     ['x', 'rest[0]', 'rest[1]']
@@ -168,10 +171,13 @@ def parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
     except (TypeError, ValueError):
         # Some callables, such as builtins, have no signature.
         parameters = []
-    plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    star = next((p.name for p in parameters if p.kind == p.VAR_POSITIONAL), None)
-    rest = [f"{star}[{i}]" if star else f"arg{len(plain) + i}" for i in range(count - len(plain))]
-    return [*plain[:count], *rest]
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    star_name = next((p.name for p in parameters if p.kind == p.VAR_POSITIONAL), None)
+    other_names = [
+        f"{star_name}[{i}]" if star_name else f"arg{len(names) + i}"
+        for i in range(count - len(names))
+    ]
+    return [*names[:count], *other_names]
 
 
 def _spec(path: str, leaf: Any) -> Any:
@@ -190,11 +196,12 @@ def _spec(path: str, leaf: Any) -> Any:
             "jax.ShapeDtypeStructs, and bind all other arguments with functools.partial."
         )
     refuse_float0(path, leaf)
-    weak = bool(getattr(leaf, "weak_type", False))
+    # A weak type is one that JAX derived from a Python number; it affects promotion.
+    is_weak = bool(getattr(leaf, "weak_type", False))
     # JAX converts 64-bit types to 32 bits unless jax_enable_x64 is set. Keys have extended types.
-    plain = not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
-    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype) if plain else leaf.dtype
-    return jax.ShapeDtypeStruct(leaf.shape, dtype, weak_type=weak)
+    has_numpy_type = not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype) if has_numpy_type else leaf.dtype
+    return jax.ShapeDtypeStruct(leaf.shape, dtype, weak_type=is_weak)
 
 
 class Explicit(NamedTuple):
@@ -217,10 +224,15 @@ def _jaxpr(
     around: AbstractMesh | None,
     explicit: Explicit | None = None,
 ) -> tuple[Any, Any]:
-    """Return the closed jaxpr of a function and the tree of its results' shapes.
+    """Return the closed jaxpr of a function, and the tree of its results' shapes.
 
     The first attempt has the mesh `around` with automatic axes. If JAX's error says that the
     function needs explicit axes, or no mesh around it, the function is traced again.
+
+    Args:
+      fn, args: the function, and its arguments or their shapes.
+      around: the mesh of the plan, or None.
+      explicit: explicit axes and specs that the user gave, or None.
     """
     if not callable(fn):
         raise TraceError(f"{fn!r:.80} is no function. Pass the function and its arguments.")
@@ -228,8 +240,11 @@ def _jaxpr(
         traced = _make_jaxpr(fn, args, around)
     except REFUSALS as error:
         message = str(error) if around and isinstance(error, ValueError) else ""
+        # JAX refuses, along automatic axes, specs in types (`out_sharding=`), and specs that
+        # differ.
         if around and ("axis names that are of type Auto" in message or SPECS_DIFFER in message):
             return _explicit_jaxpr(fn, args, around, explicit)
+        # JAX's text for a mesh around a shard_map that differs from the mesh of the shard_map.
         if not message.startswith("The context mesh"):
             raise refused(fn, args, error) or error from None
         # A shard_map with its own mesh does not allow another mesh around it.
@@ -271,29 +286,33 @@ def _explicit_jaxpr(
       TraceError: JAX finds shardings that contradict each other.
     """
     leaves, tree = jax.tree.flatten(tuple(args))
-    axes, specs, own = explicit or Explicit(frozenset(around.axis_names), (None,) * len(leaves))
+    axes, specs, user_mesh = explicit or Explicit(
+        frozenset(around.axis_names), (None,) * len(leaves)
+    )
     # A sharding inside the function may name the user's own mesh, and JAX does not accept two
     # unequal meshes in one function. The arguments' types use it too, if its sizes are the plan's.
-    if own is not None and tuple(own.shape.items()) == tuple(around.shape.items()):
-        mesh = own if isinstance(own, AbstractMesh) else own.abstract_mesh
+    if user_mesh is not None and tuple(user_mesh.shape.items()) == tuple(around.shape.items()):
+        mesh = user_mesh if isinstance(user_mesh, AbstractMesh) else user_mesh.abstract_mesh
     else:
         kinds = {True: jax.sharding.AxisType.Explicit, False: jax.sharding.AxisType.Auto}
         types = tuple(kinds[name in axes] for name in around.axis_names)
         mesh = AbstractMesh(around.axis_sizes, around.axis_names, axis_types=types)
-    typed = [_typed_leaf(*pair, mesh, axes) for pair in zip(leaves, specs, strict=True)]
-    given = jax.tree.unflatten(tree, typed)
-    first: Exception | None = None
+    typed_leaves = [_typed_leaf(*pair, mesh, axes) for pair in zip(leaves, specs, strict=True)]
+    typed_args = jax.tree.unflatten(tree, typed_leaves)
+    first_error: Exception | None = None
+    # A mesh that the user has set would be around the function in any case.
     if jax.sharding.get_abstract_mesh().empty:
         try:
-            return _make_jaxpr(fn, given, None)
+            return _make_jaxpr(fn, typed_args, None)
         except REFUSALS as error:
-            first = error
+            first_error = error
     try:
-        return _make_jaxpr(fn, given, mesh)
+        return _make_jaxpr(fn, typed_args, mesh)
     except (TypeError, ValueError) as error:
-        for seen in (first, error):
+        # Specs that contradict each other are the cause in either attempt, so report this error.
+        for seen in (first_error, error):
             if SPECS_DIFFER in str(seen):
-                raise refused(fn, given, seen) or seen from None  # type: ignore[arg-type,misc]
+                raise refused(fn, typed_args, seen) or seen from None  # type: ignore[arg-type,misc]
         message = str(error).split("\n")[0]
         raise TraceError(
             f"JAX does not trace {function_name(fn)}{user_line(error)} on explicit axes "
@@ -313,9 +332,14 @@ def _typed_leaf(leaf: Any, spec: Any, mesh: AbstractMesh, axes: frozenset[str]) 
     """
     if spec is None or not isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
-    entries = [entry if isinstance(entry, tuple) else (entry,) for entry in spec or ()]
-    kept = [tuple(name for name in names if name in axes) or None for names in entries]
-    layout = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*kept[: len(leaf.shape)]))
+    # A PartitionSpec has per dimension None, a name, or a tuple of names.
+    names_of_dims = [entry if isinstance(entry, tuple) else (entry,) for entry in spec or ()]
+    explicit_names = [
+        tuple(name for name in names if name in axes) or None for names in names_of_dims
+    ]
+    layout = jax.sharding.NamedSharding(
+        mesh, jax.sharding.PartitionSpec(*explicit_names[: len(leaf.shape)])
+    )
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout, weak_type=leaf.weak_type)
 
 
@@ -368,7 +392,9 @@ def _leaf_count(tree: Any) -> int:
 def _flatten_by_keys(prefix: Any, tree: Any, where: str) -> list[Any]:
     """Return the entry of `prefix` for every leaf of `tree`, by comparing the keys of nodes.
 
-    `flatten_prefix` compares the types of nodes too, for example of a list and a tuple.
+    A prefix is a tree with one entry for a whole branch: {"a": 1, "b": 2} for {"a": [x, y], "b": z}
+    gives [1, 1, 2]. `flatten_prefix` compares the types of nodes too, for example of a list and a
+    tuple.
 
     Args:
       where: the path of this part of the prefix, for messages.
@@ -376,6 +402,7 @@ def _flatten_by_keys(prefix: Any, tree: Any, where: str) -> list[Any]:
     Raises:
       StrategyError, RoleError: see `flatten_prefix`.
     """
+    # An entry of the prefix counts for all leaves below it.
     if prefix is None or treedef_is_leaf(tree_structure(prefix)):
         return [prefix] * _leaf_count(tree)
     entries, children = _children(prefix), _children(tree)
@@ -389,8 +416,10 @@ def _flatten_by_keys(prefix: Any, tree: Any, where: str) -> list[Any]:
         )
     if entries.keys() != children.keys():
         raise _mismatch(where, entries, children)
-    found = [_flatten_by_keys(entries[key], children[key], f"{where}{key}") for key in entries]
-    return [entry for part in found for entry in part]
+    entries_of_children = [
+        _flatten_by_keys(entries[key], children[key], f"{where}{key}") for key in entries
+    ]
+    return [entry for part in entries_of_children for entry in part]
 
 
 def _children(tree: Any) -> dict[str, Any]:
@@ -412,9 +441,10 @@ def _mismatch(where: str, entries: Mapping[str, Any], children: Mapping[str, Any
     extra = [key for key in entries if key not in children]
     parts = [f"has no entry for {', '.join(missing)}"] if missing else []
     parts += [f"has an entry for {', '.join(extra)}, which does not exist"] if extra else []
-    what = where.split("[")[0].split(".")[0]
-    whose = "results" if what == "out_shardings" else "arguments"
-    return _PREFIX_ERRORS.get(what, StrategyError)(
+    # The path begins with the name of the user's argument, such as in_shardings['w'].
+    argument_name = where.split("[")[0].split(".")[0]
+    whose = "results" if argument_name == "out_shardings" else "arguments"
+    return _PREFIX_ERRORS.get(argument_name, StrategyError)(
         f"{where} fits no prefix of the {whose}: it {' and '.join(parts)}. The {whose} have "
         f"{', '.join(children) or 'a single array'} there. Mirror them, or give one entry for all."
     )

@@ -305,8 +305,10 @@ def _inside(script: _Script, claim: RefineClaim, device: int) -> str:
         begins_in_tensor.append(f"(< {fine_start} {size})")
         # A block that is cut off by the end of the dimension is inside if the coarse block reaches
         # the end, because elements past the end do not exist.
-        end = f"(or (<= (+ {fine_start} {fine_size}) (+ {coarse_start} {coarse_size})) (<= {size} (+ {coarse_start} {coarse_size})))"
-        is_inside.append(f"(<= {coarse_start} {fine_start}) {end}")
+        fine_end = f"(+ {fine_start} {fine_size})"
+        coarse_end = f"(+ {coarse_start} {coarse_size})"
+        ends_inside = f"(or (<= {fine_end} {coarse_end}) (<= {size} {coarse_end}))"
+        is_inside.append(f"(<= {coarse_start} {fine_start}) {ends_inside}")
     return f"(=> (and true {' '.join(begins_in_tensor)}) (and true {' '.join(is_inside)}))"
 
 

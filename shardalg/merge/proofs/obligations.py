@@ -81,17 +81,18 @@ def _refine(claim: RefineClaim, devices: Devices) -> list[Obligation]:
     blocks = [_bounds_of(s, devices) for s in (claim.fine, claim.coarse)]
     # A block without elements is inside any other one, wherever it starts.
     not_empty = z3.And([start < stop for start, stop in blocks[0]])
-    inside = z3.And([z3.And(a >= c, b <= d) for (a, b), (c, d) in zip(*blocks, strict=True)])
+    is_inside = z3.And([z3.And(a >= c, b <= d) for (a, b), (c, d) in zip(*blocks, strict=True)])
     if claim.holds:
 
         def read(values: Values) -> Witness:
+            """Return the device of a counterexample that the solver found."""
             return Witness(device=claim.fine.mesh.order[devices.position(values)])
 
-        return [Obligation(tuple(devices.bounds("d")), z3.Implies(not_empty, inside), read)]
+        return [Obligation(tuple(devices.bounds("d")), z3.Implies(not_empty, is_inside), read)]
     if claim.device is None:
         raise Unprovable("no device is named on which a block leaves the other one")
-    fixed = tuple(devices.fixed("d", claim.fine.mesh.position(claim.device)))
-    return [Obligation(fixed, z3.And(not_empty, z3.Not(inside)))]
+    device_is_fixed = tuple(devices.fixed("d", claim.fine.mesh.position(claim.device)))
+    return [Obligation(device_is_fixed, z3.And(not_empty, z3.Not(is_inside)))]
 
 
 def _bounds_of(sharding: Sharding, devices: Devices) -> list[tuple[Number, Number]]:
@@ -173,12 +174,17 @@ def _equal(claim: EqualClaim, devices: Devices) -> list[Obligation]:
     is that they differ, the formulas of a refusal are returned.
     """
     if not claim.holds:
+        # For the opposite claim, prove the refusal. If the shardings are equal, it is false.
         verdict = equal(*claim.shardings)
         return [Obligation((), z3.BoolVal(False))] if verdict else refusing(verdict, devices)
     # Explicitly replicated axes are no part of a layout, so they are not compared.
-    places = {place for s in claim.shardings for place, _ in s.split_places if place != CLASSES[2]}
-    rows = [[devices.value(digits_at(s, place)) for s in claim.shardings] for place in places]
-    return [Obligation(tuple(devices.bounds("d")), z3.And([a == b for a, b in rows]))]
+    dims_and_classes = {
+        place for s in claim.shardings for place, _ in s.split_places if place != CLASSES[2]
+    }
+    id_pairs = [
+        [devices.value(digits_at(s, place)) for s in claim.shardings] for place in dims_and_classes
+    ]
+    return [Obligation(tuple(devices.bounds("d")), z3.And([a == b for a, b in id_pairs]))]
 
 
 def _lemma(claim: Lemma, symbolic: bool = True) -> list[Obligation]:
@@ -193,6 +199,9 @@ def _lemma(claim: Lemma, symbolic: bool = True) -> list[Obligation]:
 
 def _halo(claim: HaloClaim, symbolic: bool) -> list[Obligation]:
     """Return the formulas of all statements of a claim about a halo.
+
+    A halo gives the elements that a device needs of its neighbours' blocks. The statements say, for
+    example, that every element that is read is in one of the received pieces.
 
     Args:
       symbolic: whether the statements are proved for all sizes. The lemmas that they rely on are
@@ -209,14 +218,19 @@ def _halo(claim: HaloClaim, symbolic: bool) -> list[Obligation]:
 
 
 def _statement(statement: Statement) -> list[Obligation]:
-    """Return one formula per condition that a statement shows; a witness names its fault."""
+    """Return one formula per condition that a statement shows.
+
+    A formula says that the premises of the statement imply the condition. If the solver finds a
+    counterexample, its witness has the partition and the element.
+    """
 
     def read(values: Values) -> HaloWitness:
-        found = dict(values)
-        return HaloWitness(statement.fault, found.get("p", 0), found.get("k"))
+        """Return the fault with the partition p and the element k of a counterexample."""
+        value_of = dict(values)
+        return HaloWitness(statement.fault, value_of.get("p", 0), value_of.get("k"))
 
-    given, shown = conditions(statement.given), conditions(statement.shows)
-    return [replace(_implied(given, condition), witness=read) for condition in shown]
+    premises, conclusions = conditions(statement.given), conditions(statement.shows)
+    return [replace(_implied(premises, condition), witness=read) for condition in conclusions]
 
 
 def _implied(given: tuple[IntegerFormula, ...], shown: IntegerFormula) -> Obligation:

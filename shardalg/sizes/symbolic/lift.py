@@ -141,23 +141,35 @@ def compare(
 
 
 def _wrong_sizes(lifted: Lifted, second: Retrace, aligned: Alignment) -> Iterator[Difference]:
-    """Yield a difference for each value whose formulas do not give its shape in a second trace."""
+    """Yield a difference for each value whose formulas do not give its shape in a second trace.
+
+    Args:
+      lifted: the graph of the first trace with its formulas.
+      second: the graph of the same function, traced at other sizes.
+      aligned: the corresponding value of the second graph for each value of the first one.
+    """
     producer = lifted.graph.producer
     for value, shape in enumerate(lifted.shapes_at(second.values)):
-        other = aligned.partner[value]
-        actual = second.graph.values[other].type.shape if other >= 0 else shape
-        if shape != actual:
+        counterpart = aligned.partner[value]
+        second_shape = second.graph.values[counterpart].type.shape if counterpart >= 0 else shape
+        # A value without a counterpart cannot be compared.
+        if shape != second_shape:
             node = producer[value]
             source = "" if node is None else lifted.graph.nodes[node].source
-            pairs = zip(lifted.shapes[value], shape, actual, strict=True)
+            pairs = zip(lifted.shapes[value], shape, second_shape, strict=True)
             # A formula that is a number cannot follow an argument. If only such sizes differ, no
             # formula is wrong: the code determined the sizes.
-            kinds = [isinstance(e, int) for e, ours, theirs in pairs if ours != theirs]
+            are_numbers = [
+                isinstance(e, int)
+                for e, first_size, second_size in pairs
+                if first_size != second_size
+            ]
             text = (
                 f"{lifted.graph.values[value].name} is {_shape_text(lifted.shapes[value])} by the "
-                f"formulas, hence {_shape_text(shape)} at {second}, but {_shape_text(actual)} there"
+                f"formulas, hence {_shape_text(shape)} at {second}, but "
+                f"{_shape_text(second_shape)} there"
             )
-            yield Difference("constant" if all(kinds) else "size", node, source, text)
+            yield Difference("constant" if all(are_numbers) else "size", node, source, text)
 
 
 def _shape_text(shape: Shape) -> str:
@@ -166,7 +178,13 @@ def _shape_text(shape: Shape) -> str:
 
 
 def _check_declared(graph: Graph, argument_dims: Sequence[Shape]) -> None:
-    """Raise `SymbolError` unless the declared dimensions give the shapes of the arguments."""
+    """Raise SymbolError unless the declared dimensions give the shapes of the arguments.
+
+    They are compared at the hints, the sizes at which the graph was traced.
+
+    Args:
+      argument_dims: the declared shape of each argument: numbers, or formulas of named sizes.
+    """
     if len(argument_dims) != len(graph.arguments):
         raise SymbolError(
             f"dimensions of {len(argument_dims)} arguments for {len(graph.arguments)}: "
@@ -174,41 +192,48 @@ def _check_declared(graph: Graph, argument_dims: Sequence[Shape]) -> None:
         )
     sizes = sizes_of(e for shape in argument_dims for e in shape)
     # A dimension of size 1 is broadcast, so its loops would not be the named size's.
-    small = [name for name, size in sizes.items() if size.hint == 1]
-    if small:
+    names_with_hint_1 = [name for name, size in sizes.items() if size.hint == 1]
+    if names_with_hint_1:
         raise SymbolError(
-            f"the hint of {', '.join(small)} is 1, which operators read as a repeated dimension: "
-            "take 2 or more."
+            f"the hint of {', '.join(names_with_hint_1)} is 1, which operators read as a "
+            "repeated dimension: take 2 or more."
         )
-    wrong = []
+    faults = []
     for path, value, shape in zip(
         graph.argument_paths, graph.arguments, argument_dims, strict=True
     ):
-        hints, actual = tuple(evaluate(e, {}) for e in shape), graph.values[value].type.shape
-        if hints != actual:
-            wrong.append(f"{path} {_shape_text(shape)} = {list(hints)}, traced as {list(actual)}")
-    if wrong:
-        raise SymbolError(f"declared sizes that do not fit: {'; '.join(wrong[:8])}.")
+        hints, traced_shape = tuple(evaluate(e, {}) for e in shape), graph.values[value].type.shape
+        if hints != traced_shape:
+            faults.append(
+                f"{path} {_shape_text(shape)} = {list(hints)}, traced as {list(traced_shape)}"
+            )
+    if faults:
+        raise SymbolError(f"declared sizes that do not fit: {'; '.join(faults[:8])}.")
 
 
 def _with_formulas(names: Names) -> Lifted:
-    """Return the graph with the formulas that were found for its sets of equal sizes."""
+    """Return the graph with the formulas that were found for its sets of equal sizes.
+
+    A slot is one dimension of one value. All slots of a set have one formula, that of its
+    representative (`root`).
+    """
     graph = names.graph
-    classes = [names.root(slot) for slot in range(names.base[-1])]
-    formula = {root: names.formula(root) for root in set(classes)}
-    sizes = [formula[root] for root in classes]
-    spans = zip(names.base, names.base[1:], strict=False)
-    shapes = tuple(tuple(sizes[first:end]) for first, end in spans)
+    root_of_slot = [names.root(slot) for slot in range(names.base[-1])]
+    formula = {root: names.formula(root) for root in set(root_of_slot)}
+    sizes = [formula[root] for root in root_of_slot]
+    slot_ranges = zip(names.base, names.base[1:], strict=False)
+    shapes = tuple(tuple(sizes[first:end]) for first, end in slot_ranges)
     trips: list[Expr] = []
     for region in graph.regions:
         outer = 1 if region.parent is None else trips[region.parent]
         length = names.trip.get(region.index)
-        recorded = 1 if region.parent is None else graph.regions[region.parent].trip_count
+        outer_trips = 1 if region.parent is None else graph.regions[region.parent].trip_count
         # The trip count of a region includes the outer loops: divide to get its own iterations.
-        times = region.trip_count // max(recorded, 1)
-        inside = times if length is None else names.formula(length)
-        trips.append(outer if inside == 1 else outer * inside)
-    return Lifted(graph, shapes, tuple(trips), tuple(_constants(names, classes)))
+        # Only scans have a length with a formula.
+        own_trips = region.trip_count // max(outer_trips, 1)
+        own_formula = own_trips if length is None else names.formula(length)
+        trips.append(outer if own_formula == 1 else outer * own_formula)
+    return Lifted(graph, shapes, tuple(trips), tuple(_constants(names, root_of_slot)))
 
 
 def _constants(names: Names, classes: list[int]) -> Iterator[Constant]:
@@ -220,21 +245,22 @@ def _constants(names: Names, classes: list[int]) -> Iterator[Constant]:
       classes: for each dimension, the representative of its set of equal sizes.
     """
     loops = {names.root(slot): region for region, slot in names.trip.items()}
-    left = {root for root in {*classes, *loops} if names.is_constant(root)}
-    found: dict[tuple[int, str], Constant] = {}
+    open_roots = {root for root in {*classes, *loops} if names.is_constant(root)}
+    constant_of: dict[tuple[int, str], Constant] = {}
     # The first value with a size gives the size its name, so values are visited in order.
     values = iter(names.graph.values)
-    while left - loops.keys() and (value := next(values, None)):
+    while open_roots - loops.keys() and (value := next(values, None)):
         for root in classes[slice(*names.span(value.index))]:
-            if root not in left:
+            if root not in open_roots:
                 continue
-            left.discard(root)
-            made = _constant(names, root, value.index)
-            found.setdefault((made.size, made.source), made)
-    for root in sorted(left & loops.keys()):
-        made = _constant(names, root, names.loop_result(loops[root]))
-        found.setdefault((made.size, made.source), made)
-    yield from found.values()
+            open_roots.discard(root)
+            constant = _constant(names, root, value.index)
+            constant_of.setdefault((constant.size, constant.source), constant)
+    # A loop without stacked values has a trip count that no value's shape shows.
+    for root in sorted(open_roots & loops.keys()):
+        constant = _constant(names, root, names.loop_result(loops[root]))
+        constant_of.setdefault((constant.size, constant.source), constant)
+    yield from constant_of.values()
 
 
 def _constant(names: Names, root: int, value: int) -> Constant:

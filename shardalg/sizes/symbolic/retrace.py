@@ -61,19 +61,23 @@ class Alignment:
 
     @cached_property
     def partner(self) -> tuple[int, ...]:
-        """For each value of the first graph, the corresponding value of the second; -1 for none."""
-        found = [-1] * len(self.first.values)
+        """For each value of the first graph, the corresponding value of the second; -1 for none.
+
+        Values correspond if they are the same argument, or the same result of nodes with one index.
+        Both graphs come from one function, so that their nodes are in the same order.
+        """
+        partner_of = [-1] * len(self.first.values)
         for pair in self._pairs():
             for a, b in zip(*pair, strict=False):
-                found[a] = b
-        constant = {i for i, _ in self.second.constants}
+                partner_of[a] = b
+        constants = {i for i, _ in self.second.constants}
         for ours, theirs in zip(self.first.nodes, self.second.nodes, strict=False):
             for a, b in zip(ours.operands, theirs.operands, strict=False):
                 # A literal is matched through the operators that read it, because it has no place
                 # of its own.
-                if found[a] < 0 and b in constant:
-                    found[a] = b
-        return tuple(found)
+                if partner_of[a] < 0 and b in constants:
+                    partner_of[a] = b
+        return tuple(partner_of)
 
     def _pairs(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Yield pairs of tuples of values that correspond: arguments, and results of each node."""
@@ -86,11 +90,14 @@ class Alignment:
 
     @cached_property
     def difference(self) -> Difference | None:
-        """The first node at which the graphs differ; None if only sizes and literals differ."""
-        shared = {i for i, _ in self.first.constants}
-        constant = {i for i, _ in self.second.constants}
+        """The first node at which the graphs differ; None if only sizes and literals differ.
+
+        Two nodes agree if they have the same operator and read corresponding values.
+        """
+        first_constants = {i for i, _ in self.first.constants}
+        second_constants = {i for i, _ in self.second.constants}
         for ours, theirs in zip(self.first.nodes, self.second.nodes, strict=False):
-            if not self._agree(ours, theirs, (shared, constant)):
+            if not self._agree(ours, theirs, (first_constants, second_constants)):
                 text = f"{_words(ours)} at the hints, {_words(theirs)} at other sizes"
                 return Difference("graph", ours.index, ours.source, text)
         return self._leftover()
@@ -127,26 +134,29 @@ class Alignment:
         longer = self.first if counts[0] > counts[1] else self.second
         node = longer.nodes[min(counts)]
         where = "at the hints" if longer is self.first else "at other sizes"
-        text = f"{_words(node)} only {where} ({counts[0]} nodes against {counts[1]})"
+        message = f"{_words(node)} only {where} ({counts[0]} nodes against {counts[1]})"
         index = node.index if longer is self.first else None
-        return Difference("graph", index, node.source, text)
+        return Difference("graph", index, node.source, message)
 
 
 def other_blocks(first: Graph, second: Graph, sizes: Mapping[str, int]) -> Difference | None:
     """Return the difference of two graphs that were traced at different sizes of manual mesh axes.
 
+    Inside a `shard_map`, a trace has the shapes of blocks, so that it is valid only at these sizes.
     None if the graphs print equally.
 
     Args:
       first: the graph at the hints.
       second: the graph at `sizes`.
+      sizes: the size of each axis in the second trace.
     """
     if str(first) == str(second):
         return None
+    # Only the axes that the trace depends on are named.
     axes = ", ".join(f"{name}={sizes[name]}" for name in sorted(second.traced_axes & sizes.keys()))
-    found = Alignment(first, second).difference
-    text = f"traced for blocks of {axes}" + (f": {found}" if found else "")
-    return Difference("blocks", None, found.source if found else "", text)
+    node_difference = Alignment(first, second).difference
+    text = f"traced for blocks of {axes}" + (f": {node_difference}" if node_difference else "")
+    return Difference("blocks", None, node_difference.source if node_difference else "", text)
 
 
 @lru_cache(maxsize=65536)

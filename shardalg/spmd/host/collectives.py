@@ -52,12 +52,16 @@ _PARTS_OF_BYTES = ("int4", "uint4", "int2", "uint2")
 
 
 def combine_blocks(blocks: Stack, combine: str) -> np.ndarray:
-    """Return `blocks` combined elementwise; 2-byte floats are combined in f32 and rounded once."""
+    """Return the blocks combined elementwise, as a collective does for a group of devices.
+
+    The `combine` "pick" takes, per element, the only block that is not 0. 2-byte floats are
+    combined in f32 and rounded once.
+    """
     if combine == "pick":
         # At most one block has any bits in an element, so their bitwise or is that element.
         array = np.stack(blocks)
-        rows = array.reshape(len(array), array[0].size).view(np.uint8)
-        bits = np.bitwise_or.reduce(rows)
+        bytes_of_block = array.reshape(len(array), array[0].size).view(np.uint8)
+        bits = np.bitwise_or.reduce(bytes_of_block)
         return bits.view(array.dtype).reshape(array.shape[1:])
     if combine not in _UFUNCS:
         known = sorted([*_UFUNCS, "pick"])
@@ -80,10 +84,10 @@ def _reduce(array: np.ndarray, combine: str) -> np.ndarray:
     if array.dtype.kind == "c" and combine == "logsumexp":
         # numpy's `logaddexp` takes no complex numbers. Subtracting the largest real part keeps the
         # exponentials finite.
-        highest = array.real.max(0)
-        highest = np.where(np.isfinite(highest), highest, 0).astype(array.real.dtype)
+        largest = array.real.max(0)
+        largest = np.where(np.isfinite(largest), largest, 0).astype(array.real.dtype)
         with np.errstate(divide="ignore"):
-            return np.log(np.exp(array - highest).sum(0)) + highest
+            return np.log(np.exp(array - largest).sum(0)) + largest
     return _UFUNCS[combine].reduce(array, dtype=array.dtype)
 
 
@@ -132,14 +136,20 @@ def _pieces(block: np.ndarray, dim: int, n: int) -> Stack:
 
 @on_blocks(AllToAll)
 def _all_to_all(a: AllToAll, x: Stack) -> Stack:
-    """Send piece number k of each member to the member with partition id k."""
+    """Send piece number k of each member to the member with partition id k.
+
+    Each member cuts its block along `split_dim` and joins the pieces that it receives along
+    `concat_dim`.
+    """
     result: Stack = [x[0]] * len(x)
     for group in groups(a.digits, len(x)):
-        sent = [_pieces(x[source], a.split_dim, len(group)) for source in group]
+        pieces_of_member = [_pieces(x[source], a.split_dim, len(group)) for source in group]
         for position in group:
             # A member receives the piece with the number of its own partition id.
             number = partition_id(a.arriving or a.digits, position)
-            result[position] = np.concatenate([pieces[number] for pieces in sent], a.concat_dim)
+            result[position] = np.concatenate(
+                [pieces[number] for pieces in pieces_of_member], a.concat_dim
+            )
     return result
 
 
@@ -163,6 +173,9 @@ def _permute(a: CollectivePermute, x: Stack) -> Stack:
 def _ragged_all_to_all(a: RaggedAllToAll, rows: Stack, into: Stack, *vectors: Stack) -> Stack:
     """Write the slices of each member into the blocks of their receivers.
 
+    Each member lists, per receiver, slices of its rows (`starts`, `sizes`), and the row of the
+    receiver at which each one is written (`targets`). `into` has the blocks before.
+
     Raises:
       ProgramError: a member sends another number of rows than the receiver expects, or a slice is
         not inside its block. The result of JAX is then undefined.
@@ -170,23 +183,27 @@ def _ragged_all_to_all(a: RaggedAllToAll, rows: Stack, into: Stack, *vectors: St
     starts, sizes, targets, expected = vectors
     result = [np.array(block) for block in into]
     for group in groups(a.digits, len(rows)):
-        each = len(sizes[0]) // len(group)
+        slices_per_member = len(sizes[0]) // len(group)
         for (sender, source), (receiver, target) in product(enumerate(group), repeat=2):
-            for k in range(each):
+            for k in range(slices_per_member):
                 # Slice k for this receiver; the receiver lists its senders in the same way.
-                own, theirs = receiver * each + k, sender * each + k
-                n, start, at = (int(v[source][own]) for v in (sizes, starts, targets))
-                if n != (want := int(expected[target][theirs])):
+                sent_slice = receiver * slices_per_member + k
+                received_slice = sender * slices_per_member + k
+                n, start, target_start = (
+                    int(v[source][sent_slice]) for v in (sizes, starts, targets)
+                )
+                if n != (want := int(expected[target][received_slice])):
                     raise ProgramError(
                         f"device {source} sends {n} rows to device {target}, which expects {want}."
                     )
-                ends = (start, len(rows[source])), (at, len(result[target]))
+                ends = (start, len(rows[source])), (target_start, len(result[target]))
                 if any(not 0 <= first <= first + n <= size for first, size in ends):
                     raise ProgramError(
                         f"{n} rows from row {start} of {len(rows[source])} on device {source} to "
-                        f"row {at} of {len(result[target])} on device {target} are not inside."
+                        f"row {target_start} of {len(result[target])} on device {target} are not "
+                        "inside."
                     )
-                result[target][at : at + n] = rows[source][start : start + n]
+                result[target][target_start : target_start + n] = rows[source][start : start + n]
     return result
 
 

@@ -20,24 +20,32 @@ from shardalg.spmd.instructions import Apply, Branches, Loop, Manual, While
 
 @simulates(Apply)
 def _apply(run: HostRun, instruction: Instruction[Apply], *stacks: Stack) -> list[Stack]:
-    """Run a JAX primitive on the blocks of every position."""
+    """Run a JAX primitive on the blocks of every position; return a stack per result.
+
+    A stack has one block per position of the mesh.
+    """
     primitive = instruction.attributes.primitive
     binding, params = bound(run.graph, instruction)
     # Replicated operands are one object per group of devices, for which JAX runs once.
-    done: dict[tuple[int, ...], list[np.ndarray]] = {}
-    rows = []
+    results_of: dict[tuple[int, ...], list[np.ndarray]] = {}
+    results_by_position = []
     for position in run.positions:
         blocks = [stack[position] for stack in stacks]
         key = tuple(map(id, blocks))  # equal objects give equal results: computed once
-        if key not in done:
+        if key not in results_of:
             try:
                 results = apply(primitive, binding, params, blocks)
             except (TypeError, ValueError) as error:
-                what = str(error).split("\n")[0]
-                raise ProgramError(f"{run.place(instruction)}: JAX refuses it: {what}") from None
-            done[key] = [on_host(result) for result in results]
-        rows.append(done[key])
-    return [list(stack) for stack in zip(*rows, strict=True)] if instruction.results else []
+                message = str(error).split("\n")[0]
+                raise ProgramError(f"{run.place(instruction)}: JAX refuses it: {message}") from None
+            results_of[key] = [on_host(result) for result in results]
+        results_by_position.append(results_of[key])
+    # Turn the rows (a tuple of results per position) into stacks (a list of positions per result).
+    return (
+        [list(stack) for stack in zip(*results_by_position, strict=True)]
+        if instruction.results
+        else []
+    )
 
 
 def on_host(array: Any) -> Any:
@@ -47,10 +55,14 @@ def on_host(array: Any) -> Any:
 
 @simulates(Loop)
 def _loop(run: HostRun, instruction: Instruction[Loop], *stacks: Stack) -> list[Stack]:
-    """Run the body once per iteration, with one slice of each stacked input."""
+    """Run the body once per iteration, with one slice of each stacked input.
+
+    Return the final carry and the stacked outputs, as `jax.lax.scan` does. The stacks are the
+    constants of the body, the initial carry, and the stacked inputs.
+    """
     a = instruction.attributes
-    consts, rest = stacks[: a.num_consts], stacks[a.num_consts :]
-    carry, xs = list(rest[: a.num_carry]), rest[a.num_carry :]
+    consts, other_stacks = stacks[: a.num_consts], stacks[a.num_consts :]
+    carry, xs = list(other_stacks[: a.num_carry]), other_stacks[a.num_carry :]
     # A reversed scan stores its outputs at the places of its inputs.
     order = range(a.length)[::-1] if a.reverse else range(a.length)
     outputs: dict[int, list[Stack]] = {}
@@ -85,24 +97,35 @@ def _branches(
     """Run each block that some device takes, and give every device the results of its own block."""
     blocks = instruction.attributes.blocks
     # XLA clamps the number of a branch.
-    ways = [min(max(way, 0), len(blocks) - 1) for way in _branch_numbers(run, instruction, which)]
-    made = {way: run_block(run, blocks[way], stacks) for way in set(ways)}
+    branch_of_device = [
+        min(max(way, 0), len(blocks) - 1) for way in _branch_numbers(run, instruction, which)
+    ]
+    results_of_branch = {way: run_block(run, blocks[way], stacks) for way in set(branch_of_device)}
     count = len(instruction.results)
-    return [_select_blocks(ways, {way: made[way][k] for way in made}) for k in range(count)]
+    return [
+        _select_blocks(
+            branch_of_device, {way: results_of_branch[way][k] for way in results_of_branch}
+        )
+        for k in range(count)
+    ]
 
 
 def _branch_numbers(run: HostRun, instruction: Instruction, stack: Stack) -> list[int]:
     """Return the number of the branch that each device takes.
 
+    Args:
+      stack: the operand with this number, on every device.
+
     Raises:
       ProgramError: outside of a manual region, devices take different branches.
     """
-    ways = [int(block) for block in stack]
-    if len(set(ways)) > 1 and not run.manual:
+    branches = [int(block) for block in stack]
+    # Outside of manual regions all devices run one branch; otherwise some would miss a collective.
+    if len(set(branches)) > 1 and not run.manual:
         raise ProgramError(
-            f"{run.place(instruction)}: devices take different branches: {sorted(set(ways))}."
+            f"{run.place(instruction)}: devices take different branches: {sorted(set(branches))}."
         )
-    return ways
+    return branches
 
 
 def _select_blocks(ways: list[int], stacks: Mapping[int, Stack] | Sequence[Stack]) -> Stack:
@@ -123,18 +146,25 @@ def _manual(run: HostRun, instruction: Instruction[Manual], *stacks: Stack) -> l
 def _stack_outputs(
     run: HostRun, instruction: Instruction[Loop], outputs: dict[int, list[Stack]]
 ) -> list[Stack]:
-    """Stack the outputs of all iterations on a new leading dimension."""
+    """Stack the outputs of all iterations on a new leading dimension; return a stack per output.
+
+    Args:
+      outputs: per iteration, the stacks of its outputs.
+    """
     a = instruction.attributes
     indices = instruction.results[a.num_carry :]
     # Without an iteration there is no output to take the shape from.
     if not a.length:
-        made = [run.program.locals[index] for index in indices]
-        empty = [zeros(local.shape, local.dtype) for local in made]
-        return [[block] * len(run.positions) for block in empty]
+        locals_ = [run.program.locals[index] for index in indices]
+        empty_blocks = [zeros(local.shape, local.dtype) for local in locals_]
+        return [[block] * len(run.positions) for block in empty_blocks]
+    # `by_word` also stacks types that numpy does not have, such as random keys.
     return [
         [
-            by_word(lambda *x: [np.stack(x)], *(outputs[i][k][at] for i in range(a.length)))[0]
-            for at in run.positions
+            by_word(lambda *x: [np.stack(x)], *(outputs[i][k][position] for i in range(a.length)))[
+                0
+            ]
+            for position in run.positions
         ]
         for k in range(len(indices))
     ]

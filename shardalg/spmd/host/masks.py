@@ -13,7 +13,11 @@ from shardalg.spmd.instructions import Choose, FirstMember, Mask, MaskAt, MaskIn
 
 @on_blocks(Offset)
 def _offset(a: Offset, x: Stack) -> Stack:
-    """Shift run-time indices, so that they count from the first element of the device's block."""
+    """Shift run-time indices, so that they count from the first element of the device's block.
+
+    For example, with blocks of 4 elements, index 6 of the tensor is index 2 on the device with
+    partition id 1. `x` has the indices on every device.
+    """
 
     def shift(position: int, block: np.ndarray) -> np.ndarray:
         """Return one device's indices, shifted by its partition id; -1 for those outside.
@@ -22,18 +26,19 @@ def _offset(a: Offset, x: Stack) -> Stack:
         `component`, only this component of each index vector is shifted.
         """
         result = np.array(block)
-        part = np.asarray(result if a.component is None else result[..., a.component], np.int64)
+        indices = np.asarray(result if a.component is None else result[..., a.component], np.int64)
         if a.clamp is not None:
-            part = np.clip(part, *a.clamp)
+            indices = np.clip(indices, *a.clamp)
         low, high = a.within or (0, 0)
         # Checked before the shift: an index that misses the tensor must not hit another device's
         # block.
-        missing = (a.within is not None) & ((part < low) | (part > high))
-        part = part + partition_id(a.digits, position) * a.scale + a.more
-        part = np.where(missing, -1, part).astype(block.dtype)
+        missing = (a.within is not None) & ((indices < low) | (indices > high))
+        indices = indices + partition_id(a.digits, position) * a.scale + a.more
+        # An index outside of the tensor becomes -1, which is outside of every block.
+        indices = np.where(missing, -1, indices).astype(block.dtype)
         if a.component is None:
-            return np.asarray(part)
-        result[..., a.component] = part
+            return np.asarray(indices)
+        result[..., a.component] = indices
         return result
 
     return map_blocks(shift, x)
@@ -99,33 +104,41 @@ def _mask(a: Mask, x: Stack) -> Stack:
 def _mask_at(a: MaskAt, x: Stack, *fill: Stack) -> Stack:
     """Fill all places of a dimension that have no element, before its start and after its end.
 
+    `a.start.at(position)` is the tensor's index of the first place of a device's block, which may
+    be negative. Elements are at the indices from 0 to `a.size` - 1.
+
     Args:
       x: the block of every device. fill: the number on every device, if it is an operand.
     """
 
     def mask_block(position: int, block: np.ndarray, *given: np.ndarray) -> np.ndarray:
+        # `a.fill` names a combination, such as "add"; its identity does not change the result.
         value = given[0] if a.fill is None else identity(a.fill, block.dtype.name)
-        place = a.start.at(position) + np.arange(block.shape[a.dim])
+        indices = a.start.at(position) + np.arange(block.shape[a.dim])
         # The sizes of 1 broadcast the flags of places along all other dimensions.
         shape = [-1 if i == a.dim else 1 for i in range(block.ndim)]
-        inside = ((place >= 0) & (place < a.size)).reshape(shape)
-        return np.where(inside, block, np.asarray(value, block.dtype))
+        is_element = ((indices >= 0) & (indices < a.size)).reshape(shape)
+        return np.where(is_element, block, np.asarray(value, block.dtype))
 
     return map_blocks(mask_block, x, *fill)
 
 
 @on_blocks(Choose)
 def _choose(a: Choose, *stacks: Stack) -> Stack:
-    """Take each place of the block from the operand whose tensor contains the element."""
+    """Take each place of the block from the operand whose tensor contains the element.
+
+    The tensors are pieces of a dimension, one after the other: piece k ends at index `a.ends[k]`.
+    All operands are blocks for the same range of indices, which begins at `a.start`.
+    """
 
     def choose(position: int, *blocks: np.ndarray) -> np.ndarray:
         """Return one device's block, each place from the operand that contains its element."""
-        place = a.start.at(position) + np.arange(blocks[0].shape[a.dim])
+        indices = a.start.at(position) + np.arange(blocks[0].shape[a.dim])
         shape = [-1 if i == a.dim else 1 for i in range(blocks[0].ndim)]
         # From the last piece to the first, so that the first end behind a place wins.
         result = blocks[-1]
         for block, end in zip(blocks[-2::-1], a.ends[-2::-1], strict=True):
-            result = np.where((place < end).reshape(shape), block, result)
+            result = np.where((indices < end).reshape(shape), block, result)
         return result
 
     return map_blocks(choose, *stacks)

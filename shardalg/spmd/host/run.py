@@ -49,9 +49,10 @@ class HostRun:
     def place(self, instruction: Instruction) -> str:
         """Return the instruction in words, for messages."""
         node = instruction.node
-        values = self.graph.nodes[node].results if node is not None else ()
-        name = f" for {self.graph.values[values[0]].name}" if values else ""
+        node_results = self.graph.nodes[node].results if node is not None else ()
+        name = f" for {self.graph.values[node_results[0]].name}" if node_results else ""
         results = ", ".join(repr(self.program.locals[r]) for r in instruction.results)
+        # Attributes of an instruction with bodies would print the bodies.
         attributes = (
             "" if isinstance(instruction.attributes, Control) else f" ({instruction.attributes!r})"
         )
@@ -146,7 +147,12 @@ def run_block(run: HostRun, block: Block, arguments: Iterable[Stack]) -> list[St
 
 
 def _check_result(run: HostRun, instruction: Instruction, index: int, stack: Stack) -> None:
-    """Raise unless local `index` has its declared shape, and its copies are equal."""
+    """Raise ProgramError unless local `index` has its declared shape, and its copies are equal.
+
+    Args:
+      index: the number of the local.
+      stack: its block at every position.
+    """
     local = run.program.locals[index]
     if stack[0].shape != local.shape:
         raise ProgramError(
@@ -192,21 +198,25 @@ def _agree(first: np.ndarray, second: np.ndarray, inside: tuple[slice, ...]) -> 
         return True
     # Padding may hold different garbage on each device.
     a, b = first[inside], second[inside]
+    # JAX's types of random keys are no numpy types; keys are equal or not.
     if not isinstance(a.dtype, np.dtype):
         return bool((a == b).all())
     if a.dtype.kind in "biu" or np.array_equal(a, b):
         return bool(np.array_equal(a, b))
     # Replicated computations may round differently, for example after different reduction orders.
-    wide = np.complex128 if a.dtype.kind == "c" else np.float64
-    return bool(np.allclose(a.astype(wide), b.astype(wide), rtol=1e-5, atol=1e-6, equal_nan=True))
+    wide_type = np.complex128 if a.dtype.kind == "c" else np.float64
+    return bool(
+        np.allclose(a.astype(wide_type), b.astype(wide_type), rtol=1e-5, atol=1e-6, equal_nan=True)
+    )
 
 
 def _difference(first: np.ndarray, second: np.ndarray) -> str:
     """Return the largest difference in words; `nan` if one has a NaN and the other a number."""
     if not isinstance(first.dtype, np.dtype):
         return "other random keys"
-    wide = np.complex128 if first.dtype.kind == "c" else np.float64
-    a, b = first.astype(wide), second.astype(wide)
+    wide_type = np.complex128 if first.dtype.kind == "c" else np.float64
+    a, b = first.astype(wide_type), second.astype(wide_type)
     with np.errstate(invalid="ignore"):  # inf - inf, whose result is not used
-        apart = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, np.abs(a - b))
-        return f"up to {float(apart.max())}"
+        # Two NaN and two equal infinities do not differ, though their difference is NaN.
+        difference = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, np.abs(a - b))
+        return f"up to {float(difference.max())}"

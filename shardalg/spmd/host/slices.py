@@ -36,32 +36,42 @@ def _insert(a: Insert, x: Stack, new: Stack, *starts: Stack) -> Stack:
 def _extract_box(a: Extract, position: int, block: np.ndarray, *starts: np.ndarray) -> np.ndarray:
     """Return the box on one device: elements of the device's block, and 0 for all other elements.
 
+    The sum over the devices is the whole box, because each element is in one block.
+
     Args:
       starts: the first element of the box in each dimension of the tensor, as scalars.
     """
     result = block
     for dim, first in enumerate(_box_starts(a.places, starts, block.shape, a.sizes, position)):
-        place = first + np.arange(a.sizes[dim])
-        inside = (place >= 0) & (place < block.shape[dim])
-        result = result.take(np.where(inside, place, 0), dim, mode="clip")
-        result = np.where(_along(inside, dim, result), result, np.zeros((), block.dtype))
+        # `first` is the box's start, counted from the start of the block, and may be negative.
+        block_indices = first + np.arange(a.sizes[dim])
+        is_inside = (block_indices >= 0) & (block_indices < block.shape[dim])
+        # Take any element outside of the block, then overwrite it with 0.
+        result = result.take(np.where(is_inside, block_indices, 0), dim, mode="clip")
+        result = np.where(_along(is_inside, dim, result), result, np.zeros((), block.dtype))
     return result
 
 
 def _insert_box(
     a: Insert, position: int, block: np.ndarray, update: np.ndarray, *starts: np.ndarray
 ) -> np.ndarray:
-    """Return the device's block, in which the elements of the box are replaced by `update`."""
-    result, here = update, np.ones((), bool)
+    """Return the device's block, in which the elements of the box are replaced by `update`.
+
+    Args:
+      starts: the first element of the box in each dimension of the tensor, as scalars.
+    """
+    result, is_in_box = update, np.ones((), bool)
     for dim, first in enumerate(_box_starts(a.places, starts, block.shape, update.shape, position)):
-        place = np.arange(block.shape[dim]) - first
-        inside = (place >= 0) & (place < update.shape[dim])
+        # For each element of the block, its index in the box, whose start is `first` in the block.
+        box_indices = np.arange(block.shape[dim]) - first
+        is_inside = (box_indices >= 0) & (box_indices < update.shape[dim])
         # A box that misses the block changes nothing.
-        if not inside.any():
+        if not is_inside.any():
             return block
-        result = result.take(np.where(inside, place, 0), dim)
-        here = here & _along(inside, dim, block)
-    return np.where(here, result, block)
+        # Stretch the update to the size of the block, so that `where` can choose elementwise.
+        result = result.take(np.where(is_inside, box_indices, 0), dim)
+        is_in_box = is_in_box & _along(is_inside, dim, block)
+    return np.where(is_in_box, result, block)
 
 
 def _box_starts(
@@ -85,7 +95,10 @@ def _along(array: np.ndarray, dim: int, like: np.ndarray) -> np.ndarray:
 
 @on_blocks(DynamicSlice)
 def _dynamic_slice(a: DynamicSlice, x: Stack) -> Stack:
-    """Cut the block with the device's partition id out of a dimension."""
+    """Cut the block with the device's partition id out of a dimension.
+
+    For example, partition id 2 with blocks of 4 elements takes the elements 8 to 11.
+    """
 
     def own_part(position: int, block: np.ndarray) -> np.ndarray:
         """Return the part of the block that belongs to the partition id at this position."""
@@ -108,7 +121,7 @@ def _slice(a: Slice, x: Stack) -> Stack:
 
 @on_blocks(SliceAt)
 def _slice_at(a: SliceAt, x: Stack) -> Stack:
-    """Cut an interval out of a dimension, from the device's own start on."""
+    """Cut an interval of `a.size` elements out of a dimension, from the device's own start on."""
 
     def own_part(position: int, block: np.ndarray) -> np.ndarray:
         """Return the interval of `a.size` elements that begins at this position's own start."""

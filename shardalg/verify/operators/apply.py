@@ -129,7 +129,10 @@ def _apply(op: CheckedOperator[Apply]) -> Outcome:
 
 
 def _window_loops(rule: Rule) -> set[str]:
-    """Return the loops in the indices of operand dimensions that are read through a window."""
+    """Return the loops in the indices of operand dimensions that are read through a window.
+
+    For example, a convolution reads index `2*o + r`; its window loops are o and r.
+    """
     loops: set[str] = set()
     for operand, indices in rule.operands.items():
         for dim, index in enumerate(indices):
@@ -180,32 +183,40 @@ def _insert(op: CheckedOperator[Insert]) -> Outcome:
 def _box_at_start(op: CheckedOperator[Extract | Insert]) -> Outcome:
     """Return the contents after a box at run-time starts is read or written, and claims to prove.
 
-    The box's sizes, the blocks and the largest starts of the instruction must be the row's.
+    A box is a contiguous part of the operand (`dynamic_slice`, `dynamic_update_slice`). Its sizes,
+    the blocks and the largest starts of the instruction must be the row's.
     """
     rule = _row(op)
     run = LocalOperator(op.mesh, rule, rule, _split_loops(op, rule))
     run = replace(run, local=rule_of_blocks(rule, run.blocks))
     # The instruction compares the box's start with each block along the sharded dimensions, so it
     # must name their digits and the largest starts, to which JAX clamps.
-    cut = {name for name, digits in run.digits.items() if digits}
-    places = tuple((dim, run.digits[loop], high) for dim, loop, high in boxes(rule, cut))
+    split_loops = {name for name, digits in run.digits.items() if digits}
+    box_places = tuple(
+        (dim, run.digits[loop], high) for dim, loop, high in boxes(rule, split_loops)
+    )
     # A row with a start value writes its box into that value; other rows read the box.
     reads_box = rule.init is None
-    wanted = Extract(local_shape(rule, 0, run.blocks), places) if reads_box else Insert(places)
-    right = replace(op.apply, loops=()) == wanted
-    blocks = all(
+    required_op = (
+        Extract(local_shape(rule, 0, run.blocks), box_places) if reads_box else Insert(box_places)
+    )
+    is_required_op = replace(op.apply, loops=()) == required_op
+    has_blocks = all(
         dim.length == run.blocks[index.loop]
         for operand, indices in rule.operands.items()
         for dim, index in zip(op.operands[operand].dims, indices, strict=True)
         if index.loop is not None
     )
     # No change of an operand is still required, and no operand is a reshaped view.
-    complete = not any(held.awaits or held.viewed for held in op.operands)
-    uncut = not cut & unsupported_loops(rule)
-    words = f"the box is in the blocks {places}, and is whole itself"
+    is_complete = not any(held.awaits or held.viewed for held in op.operands)
+    has_whole_loops = not split_loops & unsupported_loops(rule)
+    words = f"the box is in the blocks {box_places}, and is whole itself"
     claims: list[Goal] = [
         *_iteration_claims(op),
-        ("emitted", Decided(words, right and blocks and complete and uncut)),
+        (
+            "emitted",
+            Decided(words, is_required_op and has_blocks and is_complete and has_whole_loops),
+        ),
         *_row_claims(op, run, Emission()),
     ]
     contents, more = _result(op, run, Emission(), 0, op.declared[0])
@@ -228,12 +239,14 @@ def _iteration_claims(op: CheckedOperator) -> Iterator[Goal]:
     split, even if it has one iteration: the other devices would run padding for it.
     """
     rows = rules(op.signature) or ()
-    split = {n for n, digits in op.apply.loops if parts(digits) > 1}
+    split_loops = {n for n, digits in op.apply.loops if parts(digits) > 1}
     # A loop that no row knows would be split without effect, and devices would repeat iterations.
-    unknown = {n for n, _ in op.apply.loops} - {n for rule in rows for n in rule.extents}
-    whole = {n for rule in rows for n in unsupported_loops(rule) if rule.extents[n] == 1} & split
+    unknown_loops = {n for n, _ in op.apply.loops} - {n for rule in rows for n in rule.extents}
+    wrongly_split = {
+        n for rule in rows for n in unsupported_loops(rule) if rule.extents[n] == 1
+    } & split_loops
     words = "only loops of the operator are split, and none that must be whole"
-    yield "iterations", Decided(words, not unknown and not whole)
+    yield "iterations", Decided(words, not unknown_loops and not wrongly_split)
     for rule in rows:
         claim = iteration_claim(op.mesh, _split_loops(op, rule))
         if claim is not None:
@@ -341,7 +354,7 @@ def _row_claims(op: CheckedOperator, run: LocalOperator, emission: Emission) -> 
     yield from selection_claims(run, emission)
     yield from _margin_claims(run, operands)
     for k, contents in operands.items():
-        wanted = tuple(_required_changes(run, emission, k))
+        required_changes = tuple(_required_changes(run, emission, k))
         # The order of a first member's digits does not matter, so both sides use one order.
         changes = tuple(
             replace(change, digits=unordered_digits(change.digits))
@@ -349,8 +362,8 @@ def _row_claims(op: CheckedOperator, run: LocalOperator, emission: Emission) -> 
             else change
             for change in contents.changes
         )
-        words = f"operand {k} has the changes that its row requires: {wanted or 'none'}"
-        yield "emitted", Decided(words, changes == wanted)
+        words = f"operand {k} has the changes that its row requires: {required_changes or 'none'}"
+        yield "emitted", Decided(words, changes == required_changes)
 
 
 def _margin_claims(run: LocalOperator, contents: Mapping[int, Contents]) -> Iterator[Goal]:
@@ -428,8 +441,8 @@ def _combining_steps(run: LocalOperator) -> Iterator[Attributes]:
     if combine in (ARGMAX, ARGMIN, TOP):
         (loop,) = run.rule.reduced
         (dim,) = [d for d, index in enumerate(run.rule.operands[0]) if index.loop == loop]
-        where = (dim, run.digits[loop], run.blocks[loop])
-        yield p.Top(*where) if combine == TOP else p.ArgReduce(*where, combine)
+        split_dim = (dim, run.digits[loop], run.blocks[loop])
+        yield p.Top(*split_dim) if combine == TOP else p.ArgReduce(*split_dim, combine)
 
 
 def _result(

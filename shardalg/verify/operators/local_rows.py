@@ -297,15 +297,24 @@ def _is_empty(
 
 
 def _is_neutral(run: LocalOperator, operand: int, fill: Fill) -> bool:
-    """Return whether a number in an operand's padding has the same effect as no element there."""
-    # If the row fills missing elements with an operand's number, only this number is neutral. It
-    # is named by the first operand that is the same value (`firsts`).
-    filler, nothing = run.rule.filler(operand), run.rule.nothing(operand)
-    if filler is not None or fill is None or fill == nothing:
-        return fill == (nothing if filler is None else f"operand {run.firsts[filler]}")
+    """Return whether a number in an operand's padding has the same effect as no element there.
+
+    For example, 0 is neutral for a sum, and -inf for a maximum.
+
+    Args:
+      run: the operator on one device.
+      operand: the operand's number.
+      fill: the number in its padding, as a value or by name; None if it is unknown.
+    """
+    # A pad, for example, fills missing elements with an operand's number. Then only this number is
+    # neutral. It is named by the first operand that is the same value (`firsts`).
+    fill_operand, identity = run.rule.filler(operand), run.rule.nothing(operand)
+    if fill_operand is not None or fill is None or fill == identity:
+        return fill == (identity if fill_operand is None else f"operand {run.firsts[fill_operand]}")
+    # The fill and the identity may be named differently, so compare the numbers in this type.
     dtype = run.dtypes[operand] if run.dtypes else ""
     number = fill_number(fill, dtype) if dtype else None
-    return number is not None and number == fill_number(nothing, dtype)
+    return number is not None and number == fill_number(identity, dtype)
 
 
 def padding_claims(run: LocalOperator, contents: Mapping[int, Contents]) -> Iterator[Goal]:
@@ -354,23 +363,25 @@ def _padding_claim(
     for mine, theirs in factors:
         for dim, (index, local) in enumerate(zip(mine.dims, theirs.dims, strict=True)):
             if name in index.variables:
-                found = contents[mine.operand].dims[dim]
-                inside, place = _element(local, run.places, found.length)
-                empty = _is_empty(run, mine.operand, found, inside, place)
-                at = place + found.start
-                is_element = All((equal(at % found.base, 0), found.exists(at // found.base)))
-                known.append(Either((empty, is_element)))
-                absorbed.append(empty)
+                held = contents[mine.operand].dims[dim]
+                inside, place = _element(local, run.places, held.length)
+                is_neutral = _is_empty(run, mine.operand, held, inside, place)
+                global_place = place + held.start
+                is_element = All(
+                    (equal(global_place % held.base, 0), held.exists(global_place // held.base))
+                )
+                known.append(Either((is_neutral, is_element)))
+                absorbed.append(is_neutral)
                 names |= dict.fromkeys(index.variables)
     extent = run.rule.extents[name]
     beyond = Not(less(run.iterations[name], extent))
     words = f"iterations of {name} beyond {extent} read no garbage, and a filled place"
     # A place of the result without an element may hold anything. The claim is therefore restricted
     # to existing iterations of the result's loops, except a prefix, which carries numbers on.
-    single = {index.loop for dims in run.rule.results for index in dims} & names.keys()
-    single -= set(_combined_loops(run.rule))
-    kept = [less(run.iterations[n], run.rule.extents[n]) for n in names if n in single]
-    goal = implies(All((beyond, *kept)), All((*known, Either(tuple(absorbed)))))
+    result_loops = {index.loop for dims in run.rule.results for index in dims} & names.keys()
+    result_loops -= set(_combined_loops(run.rule))
+    in_range = [less(run.iterations[n], run.rule.extents[n]) for n in names if n in result_loops]
+    goal = implies(All((beyond, *in_range)), All((*known, Either(tuple(absorbed)))))
     return run.claim(words, goal, tuple(names))
 
 
@@ -476,13 +487,15 @@ def finite_claims(
 def row_major_claim(run: LocalOperator, signature: Signature, local: Signature) -> Goal:
     """Return the claim that a device's reshape moves its elements as the global reshape does.
 
-    In each iteration, the operand's element and the result's must have the same row-major number.
+    In each iteration, the operand's element and the result's element must have the same row-major
+    number within the device's blocks.
 
     Args:
       run: the reshape on blocks; signature: the global one; local: the device's.
     """
 
     def row_major_number(indices: Sequence[Index], shape: Sequence[int]) -> Number:
+        """Return the row-major number of the element with these indices in an array of `shape`."""
         total = Number()
         for dim, index in enumerate(indices):
             total = total + number(index, run.places) * math.prod(shape[dim + 1 :])
@@ -517,9 +530,10 @@ def rule_of_blocks(rule: Rule, blocks: Mapping[str, int]) -> Rule:
         ordered = sorted(index.terms, key=lambda term: -term[1])
         terms = []
         for k, (name, coefficient) in enumerate(ordered):
-            inner = math.prod(rule.extents[n] for n, _ in ordered[k + 1 :])
-            local = math.prod(blocks[n] for n, _ in ordered[k + 1 :])
-            terms.append((name, local if coefficient == inner else coefficient))
+            # The loops behind this one are minor: their terms have smaller coefficients.
+            global_product = math.prod(rule.extents[n] for n, _ in ordered[k + 1 :])
+            local_product = math.prod(blocks[n] for n, _ in ordered[k + 1 :])
+            terms.append((name, local_product if coefficient == global_product else coefficient))
         return replace(index, terms=tuple(sorted(terms)))
 
     return replace(

@@ -182,7 +182,11 @@ def ends_joined(graph: Graph) -> Graph:
 
 
 def _rotation_of_concatenation(graph: Graph, node: Node) -> Node | None:
-    """Return `concatenate(x[a:], x[:a])` as a rotation of x; None for any other concatenation."""
+    """Return `concatenate(x[a:], x[:a])` as a rotation of x; None for any other concatenation.
+
+    A rotation is one node, for which a device sends only the elements that cross its border. XLA
+    and JAX's `jnp.roll` make such concatenations.
+    """
     dim, type_ = node.signature.param("dimension"), node.signature.results[0]
     if len(node.operands) != 2 or 0 in type_.shape:
         return None
@@ -190,10 +194,10 @@ def _rotation_of_concatenation(graph: Graph, node: Node) -> Node | None:
     if first is None or second is None:
         return None
     (x, start, whole), (other, zero, stop) = first, second
-    fits = x == other and (zero, start) == (0, stop) and whole == type_.shape[dim]
+    is_rotation = x == other and (zero, start) == (0, stop) and whole == type_.shape[dim]
     # A rotation by 0 has an empty part, which `joined_operands` drops.
-    fits &= 0 < start < whole
-    if not fits or graph.values[x].type != type_:
+    is_rotation &= 0 < start < whole
+    if not is_rotation or graph.values[x].type != type_:
         return None
     return _rotation(node, x, dim, tuple([v.shape[dim] for v in node.signature.operands]))
 
@@ -209,13 +213,13 @@ def _slice_bounds(graph: Graph, value: int, region: int, dim: int) -> tuple[int,
         return None
     shape, param = node.signature.operands[0].shape, node.signature.param
     starts, limits = param("start_indices"), param("limit_indices")
-    others = [
+    keeps_dim = [
         a == 0 and b == n
         for d, (a, b, n) in enumerate(zip(starts, limits, shape, strict=True))
         if d != dim
     ]
-    plain = set(param("strides") or (1,)) == {1} and all(others)
-    return (node.operands[0], starts[dim], limits[dim]) if plain else None
+    is_plain = set(param("strides") or (1,)) == {1} and all(keeps_dim)
+    return (node.operands[0], starts[dim], limits[dim]) if is_plain else None
 
 
 def _rotation_of_sum(known: KnownValues, node: Node) -> Node | None:
@@ -242,19 +246,20 @@ def _padded_slice(
 ) -> tuple[int, int, int, int, int] | None:
     """Return (zeros before, x, dimension, start, limit) if `value` is a slice of x padded by zeros.
 
-    The slice `x[start:limit]` and the pad are along one dimension. None for any other value, and
-    if zeros are also inserted between the elements.
+    For example, a pad of `x[1:4]` by two zeros in front gives (2, x, 0, 1, 4), x by its value
+    index. The slice and the pad are along one dimension. None for any other value, and if zeros are
+    also inserted between the elements.
     """
     node = producing_node(known.graph, value)
     if node is None or node.primitive != "pad" or node.region != region:
         return None
     config = node.signature.param("padding_config")
-    padded = [(dim, low) for dim, (low, high, gap) in enumerate(config) if low or high or gap]
+    padded_dims = [(dim, low) for dim, (low, high, gap) in enumerate(config) if low or high or gap]
     zero = known.number(node.operands[1])
     has_gaps = any(gap for _, _, gap in config)
-    if len(padded) != 1 or has_gaps or zero is None or zero:
+    if len(padded_dims) != 1 or has_gaps or zero is None or zero:
         return None
-    ((dim, low),) = padded
+    ((dim, low),) = padded_dims
     # `bounds` is (x, start, limit), so the dimension is inserted behind its first entry.
     bounds = _slice_bounds(known.graph, node.operands[0], region, dim)
     return bounds and (low, bounds[0], dim, *bounds[1:])
@@ -350,24 +355,27 @@ def _taps_read(window: Taps, size: int, positions: int) -> range:
 
 
 def _cut_taps(signature: Signature, layout: DimensionNumbers, kept: list[range]) -> KernelSlice:
-    """Return the convolution with a kernel that has only some taps.
+    """Return the convolution with a kernel that has only some taps, and the slice of the kernel.
+
+    The result is the same, because the other taps read only padding.
 
     Args:
+      layout: the order of the dimensions of image, kernel and result.
       kept: the taps that remain in each spatial dimension.
     """
     kernel, param = signature.operands[1], signature.param
     starts, limits, padding = [0] * len(kernel.shape), list(kernel.shape), []
-    rows = zip(layout.rhs[2:], kept, param("rhs_dilation"), param("padding"), strict=True)
-    for dim, taps, dilation, (low, high) in rows:
+    spatial_dims = zip(layout.rhs[2:], kept, param("rhs_dilation"), param("padding"), strict=True)
+    for dim, taps, dilation, (low, high) in spatial_dims:
         starts[dim], limits[dim] = taps.start, taps.stop
         # Each tap that is cut makes the padding on its side smaller by one dilation step.
         cut_behind = kernel.shape[dim] - taps.stop
         padding.append((low - dilation * taps.start, high - dilation * cut_behind))
     shape = tuple(b - a for a, b in zip(starts, limits, strict=True))
     sliced = ValueType(shape, kernel.dtype)
-    ends = ("limit_indices", tuple(limits)), ("start_indices", tuple(starts))
+    slice_params = ("limit_indices", tuple(limits)), ("start_indices", tuple(starts))
     params = tuple((k, tuple(padding) if k == "padding" else v) for k, v in signature.params)
     return KernelSlice(
-        Signature("slice", (*ends, ("strides", None)), (kernel,), (sliced,)),
+        Signature("slice", (*slice_params, ("strides", None)), (kernel,), (sliced,)),
         Signature(signature.primitive, params, (signature.operands[0], sliced), signature.results),
     )

@@ -68,18 +68,20 @@ def _chain(graph: Graph, last: Node) -> list[Node]:
     chain = [last]
     while True:
         value = chain[0].operands[_array_operand(chain[0])]
-        before = producing_node(graph, value)
-        if before is None or before.region != last.region:
+        # Go back from `last` to the slice or pad with which it can be merged. A node in another
+        # body, such as a loop's, runs another number of times.
+        producer = producing_node(graph, value)
+        if producer is None or producer.region != last.region:
             return []
         # Another reader needs the value in its old shape.
         if len(graph.users[value]) != 1 or value in graph.results or value in region_results:
             return []
-        chain.insert(0, before)
-        if before.primitive in _MOVES:
+        chain.insert(0, producer)
+        if producer.primitive in _MOVES:
             return chain
         # A slice moves past an operator only if each result element depends on one element of one
         # array, and on scalars. A second array would need a slice of its own.
-        operator = before.signature
+        operator = producer.signature
         builder = BUILDERS.get(operator.primitive)
         shapes = [type_.shape for type_ in operator.operands if type_.shape]
         if builder is not pointwise.pointwise and operator.primitive != "convert_element_type":
@@ -225,7 +227,8 @@ def join_cuts(graph: Graph) -> Graph:
 def _slice_of_one_part(node: Node, inner: Node) -> Node | None:
     """Return a slice of a concatenation as a slice of the only operand that it reads elements of.
 
-    None if it reads several operands, if a value is empty, or if the nodes are no slice and no
+    For example, elements 5 to 7 of a concatenation of sizes 4 and 6 are elements 1 to 3 of operand
+    1. None if it reads several operands, if a value is empty, or if the nodes are no slice and no
     concatenation.
 
     Args:
@@ -236,50 +239,57 @@ def _slice_of_one_part(node: Node, inner: Node) -> Node | None:
         return None
     if not (_has_elements(node) and _has_elements(inner)):
         return None
-    dim, end, rows = inner.signature.param("dimension"), 0, _slice_rows(node)
+    dim, end, slice_of_dim = inner.signature.param("dimension"), 0, _slice_rows(node)
     for value, type_ in zip(inner.operands, inner.signature.operands, strict=True):
-        before, end = end, end + type_.shape[dim]
-        start, limit, stride = rows[dim]
-        if before <= start and limit <= end:
-            rows[dim] = (start - before, limit - before, stride)
-            params = _slice_params(rows)
+        # The operand has the elements from `offset` to `end` of the concatenation.
+        offset, end = end, end + type_.shape[dim]
+        start, limit, stride = slice_of_dim[dim]
+        if offset <= start and limit <= end:
+            slice_of_dim[dim] = (start - offset, limit - offset, stride)
+            params = _slice_params(slice_of_dim)
             signature = Signature("slice", params, (type_,), node.signature.results)
             return replace(node, signature=signature, operands=(value,))
     return None
 
 
 def _pad_by_fills(known: KnownValues, node: Node) -> Node | None:
-    """Return `concatenate([full(c), x, full(c)])` as a pad of x; None for other concatenations."""
+    """Return `concatenate([full(c), x, full(c)])` as a pad of x; None for other concatenations.
+
+    A fill is an array that repeats one number in all elements. The widths of the pad are the sizes
+    of the fills before and after x.
+    """
     # A pad has one array and one number, so all operands except one must repeat the same scalar.
+    # The number that each operand repeats, as a value index; None for an array.
     fills = [known.fill(value, node.region) for value in node.operands]
     numbers = [fill for fill in fills if fill is not None]
     if len(numbers) != len(fills) - 1 or not numbers:
         return None
     if not all(known.same(numbers[0], number) for number in numbers):
         return None
-    dim, place = node.signature.param("dimension"), fills.index(None)
+    dim, array_place = node.signature.param("dimension"), fills.index(None)
     widths = [type_.shape[dim] for type_ in node.signature.operands]
-    around = sum(widths[:place]), sum(widths[place + 1 :]), 0
+    pad_of_dim = sum(widths[:array_place]), sum(widths[array_place + 1 :]), 0
     rank = len(node.signature.results[0].shape)
-    config = tuple(around if d == dim else (0, 0, 0) for d in range(rank))
-    types = node.signature.operands[place], known.graph.values[numbers[0]].type
+    config = tuple(pad_of_dim if d == dim else (0, 0, 0) for d in range(rank))
+    types = node.signature.operands[array_place], known.graph.values[numbers[0]].type
     params = (("padding_config", config),)
     signature = Signature("pad", params, types, node.signature.results)
-    return replace(node, signature=signature, operands=(node.operands[place], numbers[0]))
+    return replace(node, signature=signature, operands=(node.operands[array_place], numbers[0]))
 
 
 def _merge(known: KnownValues, node: Node, inner: Node) -> Node | None:
     """Return the slice or pad `node` merged with the slice or pad `inner` that it reads, or None.
 
-    Two pads must have the same padding number.
+    For example, a slice of a slice is one slice. None if no rule of `_MERGES` merges the two nodes,
+    or if a value is empty. Two pads must have the same padding number.
     """
-    merge = _MERGES.get((node.primitive, inner.primitive))
-    if merge is None or not (_has_elements(node) and _has_elements(inner)):
+    merge_rule = _MERGES.get((node.primitive, inner.primitive))
+    if merge_rule is None or not (_has_elements(node) and _has_elements(inner)):
         return None
-    pads = node.primitive == inner.primitive == "pad"
-    if pads and not known.same(node.operands[1], inner.operands[1]):
+    are_pads = node.primitive == inner.primitive == "pad"
+    if are_pads and not known.same(node.operands[1], inner.operands[1]):
         return None
-    return merge(node, inner)
+    return merge_rule(node, inner)
 
 
 def _has_elements(node: Node) -> bool:
@@ -354,10 +364,12 @@ def _pad_of_pad(node: Node, inner: Node) -> Node | None:
     config = []
     pads = (pad.signature.param("padding_config") for pad in (inner, node))
     for (low, high, gap), (before, after, between) in zip(*pads, strict=True):
+        # A negative width cuts elements off. One pad would keep elements that are filled here.
         if (low < 0 < before) or (high < 0 < after):
             return None
-        wide = between + 1
-        config.append((low * wide + before, high * wide + after, (gap + 1) * wide - 1))
+        # The outer pad puts `between` elements after each element, those of the inner pad included.
+        factor = between + 1
+        config.append((low * factor + before, high * factor + after, (gap + 1) * factor - 1))
     return _merged_node(node, (("padding_config", tuple(config)),), inner, node)
 
 

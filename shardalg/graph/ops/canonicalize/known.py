@@ -46,17 +46,19 @@ BY_PARTS = frozenset({"add", "add_any", "sub", "neg", "eq", "ne", "copy", "conve
 def computed_numbers(graph: Graph) -> dict[int, np.ndarray]:
     """Return, by value index, the number of every rank-0 result that depends on literals alone.
 
-    A factor such as `1 / (B * S)` or `0.9 * 0.1` is then a constant, which needs no communication.
+    A literal is a number in the function's code. A factor such as `1 / (B * S)` or `0.9 * 0.1` is
+    then a constant, which needs no communication.
     """
-    known = dict(numbers(graph))
-    found: dict[int, np.ndarray] = {}
+    known_numbers = dict(numbers(graph))
+    new_numbers: dict[int, np.ndarray] = {}
     for node in graph.nodes:
-        if not node.operands or node.operands[0] not in known or node.bodies:
+        # The test of the first operand is quick and excludes most nodes.
+        if not node.operands or node.operands[0] not in known_numbers or node.bodies:
             continue
-        array = _folded_number(node, [known.get(v) for v in node.operands])
+        array = _folded_number(node, [known_numbers.get(v) for v in node.operands])
         if array is not None:
-            known[node.results[0]] = found[node.results[0]] = array
-    return found
+            known_numbers[node.results[0]] = new_numbers[node.results[0]] = array
+    return new_numbers
 
 
 def numbers(graph: Graph) -> Iterator[tuple[int, np.ndarray]]:
@@ -77,8 +79,8 @@ def _folded_number(node: Node, operands: Sequence[object]) -> np.ndarray | None:
     """
     type_ = node.signature.results[0]
     floating = type_.dtype.startswith(("float", "bfloat"))
-    table = EXACT | FLOATING_ONLY if floating else EXACT
-    function = table.get(node.primitive)
+    exact_functions = EXACT | FLOATING_ONLY if floating else EXACT
+    function = exact_functions.get(node.primitive)
     if function is None or type_.shape or any(v is None for v in operands):
         return None
     arrays = [np.asarray(v) for v in operands]
@@ -108,11 +110,12 @@ def _is_defined(primitive: str, arrays: Sequence[np.ndarray]) -> bool:
 
     They may differ for subnormal numbers, for the sign of zero, and for complex products.
     """
+    # Complex numbers are exact only for operators on the parts separately, such as addition.
     if any(array.dtype.kind == "c" for array in arrays):
         return primitive in BY_PARTS
     # The maximum of -0.0 and 0.0 may have either sign.
-    same = primitive in ("max", "min") and arrays[0] == arrays[1]
-    is_signed_zero = same and arrays[0].tobytes() != arrays[1].tobytes()
+    are_equal = primitive in ("max", "min") and arrays[0] == arrays[1]
+    is_signed_zero = are_equal and arrays[0].tobytes() != arrays[1].tobytes()
     return not is_signed_zero and not any(map(_is_subnormal, arrays))
 
 
@@ -194,8 +197,8 @@ class KnownValues:
         # JAX makes the index vector of `x.at[1, 0].set(y)` by a concatenation of broadcast numbers.
         if node.primitive != "concatenate":
             return None
-        parts = [part for v in node.operands if (part := self.vector(v)) is not None]
-        return tuple(n for p in parts for n in p) if len(parts) == len(node.operands) else None
+        pieces = [part for v in node.operands if (part := self.vector(v)) is not None]
+        return tuple(n for p in pieces for n in p) if len(pieces) == len(node.operands) else None
 
     def integers(self, values: Sequence[int]) -> list[int] | None:
         """Return the integer of each rank-0 value in `values`.
@@ -231,14 +234,21 @@ class KnownValues:
         return self.numbers.get(self._outermost(value))
 
     def same(self, one: int, other: int) -> bool:
-        """Return whether two scalars are one value, or are known numbers with the same bits."""
+        """Return whether two scalars are one value, or known numbers with the same bits.
+
+        Args:
+          one, other: value indices.
+        """
         if one == other:
             return True
         # Bytes are compared, because 0.0 equals -0.0 as a number, and NaN does not equal itself.
-        pair = self.number(one), self.number(other)
-        if pair[0] is None or pair[1] is None:
+        both_numbers = self.number(one), self.number(other)
+        if both_numbers[0] is None or both_numbers[1] is None:
             return False
-        return pair[0].dtype == pair[1].dtype and pair[0].tobytes() == pair[1].tobytes()
+        return (
+            both_numbers[0].dtype == both_numbers[1].dtype
+            and both_numbers[0].tobytes() == both_numbers[1].tobytes()
+        )
 
     @cached_property
     def _outer_value(self) -> Mapping[int, int]:

@@ -51,8 +51,9 @@ def transpose(signature: Signature) -> tuple[Rule, ...]:
 def squeeze(signature: Signature) -> tuple[Rule, ...]:
     """Return the row of a squeeze, such as `[d0, 0] -> [d0]`: removed dimensions have index 0."""
     shape = signature.operands[0].shape
-    dropped = {d % len(shape) for d in signature.param("dimensions")}
-    loops = {d: f"d{d}" for d in range(len(shape)) if d not in dropped}
+    # Negative numbers count from the last dimension.
+    removed_dims = {d % len(shape) for d in signature.param("dimensions")}
+    loops = {d: f"d{d}" for d in range(len(shape)) if d not in removed_dims}
     extents = {name: shape[d] for d, name in loops.items()}
     dims = [loops.get(d, 0) for d in range(len(shape))]
     return (_layout(signature, extents, dims, loops.values()),)
@@ -61,17 +62,18 @@ def squeeze(signature: Signature) -> tuple[Rule, ...]:
 def tile(signature: Signature) -> tuple[Rule, ...]:
     """Return the row of a tile, such as `[d0, d1] -> [d0, n*r1+d1]`.
 
-    r1 counts the repetitions of a dimension of size n.
+    d1 counts the elements of a dimension of size n, and r1 its repetitions. For example, a tile of
+    (2, 3) to (2, 6) has `3*r1+d1`, with r1 below 2.
     """
     shape, source = signature.results[0].shape, signature.operands[0].shape
     loops = names("d", len(shape))
-    extents, target = dict(zip(loops, source, strict=True)), list(map(Index.of, loops))
+    extents, result_indices = dict(zip(loops, source, strict=True)), list(map(Index.of, loops))
     for dim, (n, size) in enumerate(zip(source, shape, strict=True)):
         # Element j of the result is element j mod n of the operand.
         if n != size:
             extents[f"r{dim}"] = size // n
-            target[dim] = target[dim] + Index.of(f"r{dim}") * n
-    row = _layout(signature, extents, loops, target)
+            result_indices[dim] = result_indices[dim] + Index.of(f"r{dim}") * n
+    row = _layout(signature, extents, loops, result_indices)
     return (replace(row, family="tile"),)
 
 
@@ -214,24 +216,27 @@ def groups(source: list[int], target: list[int]) -> list[tuple[DimensionRange, D
     """Return pairs of dimension ranges of two shapes that have the same number of elements.
 
     The ranges are as short as possible: (6, 5) and (2, 3, 5) give ((6,), (2, 3)) and ((5,), (5,)).
+
+    Args:
+      source, target: the sizes of two shapes with equally many elements, without sizes of 0.
     """
-    found, i, j = [], 0, 0
+    pairs, i, j = [], 0, 0
     while i < len(source) or j < len(target):
-        start = (i, j)
-        left, right = math.prod(source[i : i + 1]), math.prod(target[j : j + 1])
+        starts = (i, j)
+        source_product, target_product = math.prod(source[i : i + 1]), math.prod(target[j : j + 1])
         i, j = min(i + 1, len(source)), min(j + 1, len(target))
         # Extend the range with fewer elements: its product must reach the other one.
-        while left != right:
-            if left < right:
-                left, i = left * source[i], i + 1
+        while source_product != target_product:
+            if source_product < target_product:
+                source_product, i = source_product * source[i], i + 1
             else:
-                right, j = right * target[j], j + 1
+                target_product, j = target_product * target[j], j + 1
         spans = (
-            DimensionRange(start[0], tuple(source[start[0] : i])),
-            DimensionRange(start[1], tuple(target[start[1] : j])),
+            DimensionRange(starts[0], tuple(source[starts[0] : i])),
+            DimensionRange(starts[1], tuple(target[starts[1] : j])),
         )
-        found.append(spans)
-    return found
+        pairs.append(spans)
+    return pairs
 
 
 Sides = tuple[tuple[DimensionRange, list[Index]], ...]
@@ -315,8 +320,9 @@ def join_ends(signature: Signature) -> tuple[Rule, ...]:
 def _concatenation_row(signature: Signature, sizes: tuple[int, ...]) -> Rule:
     """Return the row of an operator that concatenates parts of its operands.
 
-    The part of the first operand is at its end (a rotation reads these elements first). The parts
-    of all other operands are at their beginning.
+    The row reads operand k at `d - start of part k`; in each iteration one of these reads is inside
+    its operand. The part of the first operand is at its end (a rotation reads these elements
+    first). The parts of all other operands are at their beginning.
 
     Args:
       sizes: the number of elements of each part.
@@ -330,15 +336,16 @@ def _concatenation_row(signature: Signature, sizes: tuple[int, ...]) -> Rule:
         (access(k, [Index.of(n) - start if d == axis else n for d, n in enumerate(loops)]),)
         for k, start in enumerate(starts)
     )
-    every = frozenset(range(len(sizes)) if is_number(signature.results[0].dtype) else ())
+    # The result is linear in all operands together, but not if they are no numbers.
+    numeric_operands = frozenset(range(len(sizes)) if is_number(signature.results[0].dtype) else ())
     return Rule(
         signature.primitive,
         loops=tuple(zip(loops, shape, strict=True)),
         terms=terms,
         results=(indices(loops),),
         combine=PICK,
-        linear=every,
-        addends=every,
+        linear=numeric_operands,
+        addends=numeric_operands,
         family="terms",
     )
 

@@ -153,22 +153,25 @@ class Axis:
 
 
 def axes(signature: Signature, sizes: tuple[int, ...], batch: tuple[str, ...]) -> Iterator[Axis]:
-    """Yield the dimensions of the operand of a gather or scatter, in order.
+    """Yield the dimensions of the operand of a gather or scatter, in order, with their roles.
+
+    An operand dimension may be paired with a batch loop, be read through a window loop `w<d>`, and
+    be selected by a component of the index vector.
 
     Args:
       sizes: the size of the window in each dimension.
       batch: names of the batch loops.
     """
-    n = numbers(signature)
+    roles = numbers(signature)
     shape = signature.operands[0].shape
-    windows = n.window_of(len(shape))
-    for d, full in enumerate(shape):
+    windows = roles.window_of(len(shape))
+    for d, size in enumerate(shape):
         paired = None
-        if d in n.operand_batching:
-            paired = batch[n.index_batching[n.operand_batching.index(d)]]
-        component = n.selected.index(d) if d in n.selected else None
+        if d in roles.operand_batching:
+            paired = batch[roles.index_batching[roles.operand_batching.index(d)]]
+        component = roles.selected.index(d) if d in roles.selected else None
         window = f"w{d}" if d in windows else None
-        yield Axis(d, full, sizes[d], paired, window, component)
+        yield Axis(d, size, sizes[d], paired, window, component)
 
 
 @dataclass(frozen=True)
@@ -221,20 +224,23 @@ def select(found: list[Axis], batch: tuple[str, ...], mode: str, loop: str) -> S
 def gather(signature: Signature) -> tuple[Rule, ...]:
     """Return the row of a gather; for an embedding `[k0, w1] -> [b0, b1, w1] pick [k0]`.
 
-    The row has the guard `k0==$t0`, where `$t0` is the run-time index of a token.
+    The row has the guard `k0==$t0`, where `$t0` is the run-time index of a token. Loops b count the
+    indices, loops w the elements of a window, and loops k all elements of a selected dimension, of
+    which the guard picks one.
     """
-    n, how = numbers(signature), mode(signature.param("mode"))
+    roles, out_of_range_mode = numbers(signature), mode(signature.param("mode"))
     shape = signature.results[0].shape
     # Dimensions of the result that are no window dimensions come from the indices.
-    spans = [d for d in range(len(shape)) if d not in n.window]
-    batch = letters("b", len(spans))
-    found = list(axes(signature, signature.param("slice_sizes"), batch))
-    chosen = select(found, batch, how, "k")
-    windows = n.window_of(len(found))
-    result = dict(zip(spans, batch, strict=True)) | {t: f"w{d}" for d, t in windows.items()}
+    index_dims = [d for d in range(len(shape)) if d not in roles.window]
+    batch = letters("b", len(index_dims))
+    # `select` gives each selected dimension its loop, guard and run-time number.
+    operand_axes = list(axes(signature, signature.param("slice_sizes"), batch))
+    chosen = select(operand_axes, batch, out_of_range_mode, "k")
+    windows = roles.window_of(len(operand_axes))
+    result = dict(zip(index_dims, batch, strict=True)) | {t: f"w{d}" for d, t in windows.items()}
     extents = {name: shape[d] for d, name in sorted(result.items())}
     # A dropped read is an iteration that does not exist, so the result keeps its start value.
-    fill = fill_value(signature) if how == DROP else None
+    fill = fill_value(signature) if out_of_range_mode == DROP else None
     return (
         Rule(
             signature.primitive,
@@ -275,6 +281,7 @@ def fill_value(signature: Signature) -> complex:
     Source: `jax.lax.GatherScatterMode`, `fill_value`.
     """
     given, dtype = number(signature.param("fill_value")), signature.operands[0].dtype
+    # NaN is not equal to itself, so a NaN that was given is handled as the default of the type.
     if given is not None and given == given:
         return given
     if dtype.startswith(("int", "uint")):
@@ -286,18 +293,20 @@ def fill_value(signature: Signature) -> complex:
 def scatter(signature: Signature) -> tuple[Rule, ...]:
     """Return the row of a scatter, such as `[u0, u1, w1] -> [o0, w1] sum [u0, u1] init [o0, w1]`.
 
-    The row has the guard `o0==$t0`, where `$t0` is the run-time index of an update.
+    The row has the guard `o0==$t0`, where `$t0` is the run-time index of an update. Loops u count
+    the updates, loops w the elements of a window, and loops o all elements of a selected dimension,
+    of which the guard picks one.
     """
-    n = numbers(signature)
-    how = scatter_mode(signature.param("mode"))
+    roles = numbers(signature)
+    out_of_range_mode = scatter_mode(signature.param("mode"))
     shape, updates = signature.operands[0].shape, signature.operands[2].shape
     # The updates' dimensions outside of the window count the updates, by the loops u0, u1, ....
-    spans = [d for d in range(len(updates)) if d not in n.window]
-    batch = letters("u", len(spans))
-    windows = n.window_of(len(shape))
+    update_dims = [d for d in range(len(updates)) if d not in roles.window]
+    batch = letters("u", len(update_dims))
+    windows = roles.window_of(len(shape))
     sizes = tuple(updates[windows[d]] if d in windows else 1 for d in range(len(shape)))
-    chosen = select(list(axes(signature, sizes, batch)), batch, how, "o")
-    reads = dict(zip(spans, batch, strict=True)) | {t: f"w{d}" for d, t in windows.items()}
+    chosen = select(list(axes(signature, sizes, batch)), batch, out_of_range_mode, "o")
+    reads = dict(zip(update_dims, batch, strict=True)) | {t: f"w{d}" for d, t in windows.items()}
     extents = {name: updates[d] for d, name in sorted(reads.items())}
     written = {v for index in chosen.dims for v in index.variables}
     combine = COMBINE[signature.primitive]

@@ -73,10 +73,12 @@ def operand_map(operand: int, shape: tuple[int, ...], result: ValueType) -> Acce
 def pointwise(signature: Signature) -> tuple[Rule, ...]:
     """Return the row of an elementwise operator, such as `[d0, d1], [d0, d1] -> [d0, d1]`.
 
-    One row describes all results.
+    A row names the operator's loops, here d0 and d1, and per dimension of each tensor the loop that
+    indexes it. One row describes all results.
     """
     result = signature.results[0]
     loops = names("d", len(result.shape))
+    # An operand may be a scalar, or have size 1 where the result is longer (`operand_map`).
     reads = tuple(operand_map(k, v.shape, result) for k, v in enumerate(signature.operands))
     return (
         Rule(
@@ -134,11 +136,13 @@ def copies(signature: Signature) -> tuple[Rule, ...]:
     """
     rows = []
     for k, (source, target) in enumerate(zip(signature.operands, signature.results, strict=True)):
+        # Several results need loops of their own, with distinct names.
         prefix = "d" if len(signature.results) == 1 else f"v{k}d"
         loops = names(prefix, len(target.shape))
-        same = source.dtype == target.dtype and is_number(source.dtype)
-        # A wider floating-point type has all numbers of the narrow one.
-        wider = (
+        same_type = source.dtype == target.dtype and is_number(source.dtype)
+        # `FLOATS` has the bits of precision and of exponent of each type. A type with at least as
+        # many of both has all numbers of the narrow one.
+        is_wider = (
             source.dtype != target.dtype
             and source.dtype in FLOATS
             and target.dtype in FLOATS
@@ -150,8 +154,10 @@ def copies(signature: Signature) -> tuple[Rule, ...]:
                 tuple(zip(loops, target.shape, strict=True)),
                 ((access(k, loops),),),
                 (indices(loops),),
-                linear=frozenset({k} if same or wider else ()),
-                scaled=frozenset({k} if wider else ()),
+                # The copy of a sum is the sum of copies if no number is rounded, so a partial sum
+                # may pass.
+                linear=frozenset({k} if same_type or is_wider else ()),
+                scaled=frozenset({k} if is_wider else ()),
             )
         )
     return tuple(rows)
@@ -164,18 +170,19 @@ def bitcast(signature: Signature) -> tuple[Rule, ...]:
     which is whole. The row is not linear: bits of a sum are not the sum of bits.
     """
     (source,), (target,) = signature.operands, signature.results
+    # The tensor of lower rank has the wide type; its dimensions are those that both have.
     rank = min(len(source.shape), len(target.shape))
     loops = [(f"d{k}", n) for k, n in enumerate(source.shape[:rank])]
-    plain = [name for name, _ in loops]
-    extra = [("w", n) for shape in (source.shape, target.shape) for n in shape[rank:]]
-    maps = [[*plain, *("w" for _ in v.shape[rank:])] for v in (source, target)]
+    shared_loops = [name for name, _ in loops]
+    part_loops = [("w", n) for shape in (source.shape, target.shape) for n in shape[rank:]]
+    loops_of_tensor = [[*shared_loops, *("w" for _ in v.shape[rank:])] for v in (source, target)]
     return (
         Rule(
             signature.primitive,
-            (*loops, *extra),
-            ((access(0, maps[0]),),),
-            (indices(maps[1]),),
-            whole=frozenset(name for name, _ in extra),
+            (*loops, *part_loops),
+            ((access(0, loops_of_tensor[0]),),),
+            (indices(loops_of_tensor[1]),),
+            whole=frozenset(name for name, _ in part_loops),
         ),
     )
 
@@ -240,38 +247,45 @@ def at_numbers(signature: Signature, numbers: Mapping[int, Number]) -> Number | 
     >>> at_numbers(Signature("exp", (), (x,), (x,)), {0: 0.5}) is None
     True
     """
+    # These operators only move elements, so that one known number stays the same.
     if signature.primitive in SAME:
         return next(iter(numbers.values())) if len(numbers) == 1 else None
     types = {signature.operands[k].dtype for k in numbers} | {signature.results[0].dtype}
     if len(numbers) != len(signature.operands) or any(t.startswith("complex") for t in types):
         return None
-    given = [numbers[k] for k in sorted(numbers)]
+    operand_numbers = [numbers[k] for k in sorted(numbers)]
     # Python's comparisons with NaN differ from JAX's.
-    if any(map(math.isnan, given)):
+    if any(map(math.isnan, operand_numbers)):
         return None
     # Some compilers, and XLA on a CPU, replace subnormal numbers by 0.
     if any(is_subnormal(numbers[k], signature.operands[k].dtype) for k in numbers):
         return None
     # A case number out of range is undefined in JAX. Python counts negative ones from the end.
-    if signature.primitive == "select_n" and given[0] not in range(len(given) - 1):
+    if signature.primitive == "select_n" and operand_numbers[0] not in range(
+        len(operand_numbers) - 1
+    ):
         return None
     dtype = signature.results[0].dtype
     if signature.primitive == "convert_element_type":
         # All floating-point types have 0, 1 and infinities; all types have 0 and 1.
-        number = given[0]
+        number = operand_numbers[0]
         if dtype in FLOATS:
             return float(number) if number in (0, 1, INF, -INF) else None
         if number not in (0, 1):
             return None
         return bool(number) if dtype == "bool" else int(number)
     if signature.primitive == "integer_pow":
-        return given[0] if given[0] in (0, 1) and signature.param("y") > 0 else None
+        return (
+            operand_numbers[0]
+            if operand_numbers[0] in (0, 1) and signature.param("y") > 0
+            else None
+        )
     if signature.primitive in POINTS:
-        return POINTS[signature.primitive].get(given[0])
+        return POINTS[signature.primitive].get(operand_numbers[0])
     if signature.primitive not in EXACT:
         return None
-    result = EXACT[signature.primitive](*given)
-    underflows = signature.primitive in PRODUCTS and not result and 0 not in given
+    result = EXACT[signature.primitive](*operand_numbers)
+    underflows = signature.primitive in PRODUCTS and not result and 0 not in operand_numbers
     if underflows:
         return None
     if dtype == "bool":
@@ -279,8 +293,9 @@ def at_numbers(signature: Signature, numbers: Mapping[int, Number]) -> Number | 
     if dtype not in FLOATS:
         # The type is tested first, because `in` iterates over a range to find a float.
         return result if isinstance(result, int) and result in integers(dtype) else None
-    # Other results could be rounded by a type with few bits.
-    unrounded = {0.0, 1.0, -1.0, *given, *(-number for number in given)}
+    # Any other result could be rounded by a type with few bits. 0, 1 and the operands themselves,
+    # also negated, are exact in the result's type.
+    unrounded = {0.0, 1.0, -1.0, *operand_numbers, *(-number for number in operand_numbers)}
     return float(result) if result in unrounded else None
 
 
@@ -305,6 +320,7 @@ def integers(dtype: str) -> range:
     if not dtype.startswith(("int", "uint")):
         return range(0)
     bits = int(dtype.lstrip("uint"))
+    # Signed types represent one more negative number than positive ones (two's complement).
     return (
         range(2**bits) if dtype.startswith("uint") else range(-(2 ** (bits - 1)), 2 ** (bits - 1))
     )
