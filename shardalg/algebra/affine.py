@@ -116,6 +116,7 @@ class Index:
         number = sympy.Integer(self.constant)
         for name, coefficient in self.terms:
             number += coefficient * sympy.Symbol(name, integer=True)
+        # An exact division has no remainder at the iterations that exist, so no floor is needed.
         number = number / self.div if self.exact else sympy.floor(number / self.div)
         return sympy.Mod(number, self.mod) if self.mod else number
 
@@ -126,6 +127,7 @@ class Index:
         text = "".join(
             ("+" if c > 0 else "-") + ("" if abs(c) == 1 else f"{abs(c)}*") + n for n, c in ordered
         )
+        # A constant 0 is written only if nothing else is.
         text = (text + (f"{self.constant:+d}" if self.constant or not text else "")).lstrip("+")
         if self.div > 1:
             text = f"({text}){'/' if self.exact else '//'}{self.div}"

@@ -89,14 +89,16 @@ def canonical(digits: Digits) -> Digits:
     >>> canonical((Digit(8, 2), Digit(4, 2), Digit(4, 1), Digit(1, 2)))
     (Digit(stride=4, size=4), Digit(stride=1, size=2))
     """
-    fused: list[Digit] = []
+    merged: list[Digit] = []
     for digit in digits:
         if digit.size == 1:
             continue
-        if fused and fused[-1].stride == digit.stride * digit.size:
-            digit = Digit(digit.stride, fused.pop().size * digit.size)
-        fused.append(digit)
-    return tuple(fused)
+        if merged and merged[-1].stride == digit.stride * digit.size:
+            digit = Digit(digit.stride, merged.pop().size * digit.size)
+        # Together the two digits count from 0 to the product of their sizes - 1, at the minor
+        # stride.
+        merged.append(digit)
+    return tuple(merged)
 
 
 def overlap(first: Digit, second: Digit) -> bool:
@@ -295,8 +297,8 @@ def _recognize(count: int, ids: Sequence[int] | np.ndarray) -> Digits | None:
     actual, positions = np.asarray(ids), np.arange(len(ids))
     known = np.zeros(len(ids), dtype=actual.dtype)
     weights: list[tuple[int, Digit]] = []
-    while (wrong := np.flatnonzero(actual != known)).size:
-        stride = int(wrong[0])
+    while (unexplained := np.flatnonzero(actual != known)).size:
+        stride = int(unexplained[0])
         if not stride:  # every digit is 0 on the first device
             return None
         weight = int(actual[stride])
@@ -304,8 +306,8 @@ def _recognize(count: int, ids: Sequence[int] | np.ndarray) -> Digits | None:
         multiples = actual[::stride]
         breaks = np.flatnonzero(multiples != weight * np.arange(len(multiples)))
         digit = Digit(stride, int(breaks[0]) if breaks.size else -(-len(ids) // stride))
-        below = weights[-1][1] if weights else Digit(1, 1)
-        if digit.size < 2 or stride % (below.stride * below.size):
+        previous = weights[-1][1] if weights else Digit(1, 1)
+        if digit.size < 2 or stride % (previous.stride * previous.size):
             return None
         weights.append((weight, digit))
         known = known + weight * (positions // digit.stride % digit.size)

@@ -281,13 +281,13 @@ def _parts(data: Data) -> tuple[str, tuple[Any, ...]]:
     operation, *arguments = data if isinstance(data, tuple) and data else ("",)
     if not isinstance(operation, str):
         operation = ""
-    kinds = tuple(map(type, arguments))
-    fits = (
-        kinds == _TAKES[operation]
+    types = tuple(map(type, arguments))
+    is_valid = (
+        types == _TAKES[operation]
         if operation in _TAKES
-        else operation in _operations() and len(kinds) == _COUNTS.get(operation, max(1, len(kinds)))
+        else operation in _operations() and len(types) == _COUNTS.get(operation, max(1, len(types)))
     )
-    if not fits or (operation == "size" and not str(arguments[0]).isidentifier()):
+    if not is_valid or (operation == "size" and not str(arguments[0]).isidentifier()):
         raise SymbolError(f"{data!r:.80} is no size: an operation of numbers and named sizes.")
     return operation, tuple(arguments)
 
@@ -299,7 +299,8 @@ _COUNTS = {"pow": 2, "floor": 1, "ceil": 1, "mod": 2}
 def _bits(data: Data) -> int:
     """Return an upper bound of the number of bits of a size's value, without computing it.
 
-    For a fraction, the bits of numerator and denominator are added.
+    A reader of a file refuses sizes with too many bits, such as 2 to the power 10**9. For a
+    fraction, the bits of numerator and denominator are added.
     """
     if isinstance(data, int):
         return data.bit_length()

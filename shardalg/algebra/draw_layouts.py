@@ -37,8 +37,8 @@ def plane(shardings: Mapping[str, Sharding]) -> tuple[int, ...]:
             "fewer, or print sharding.shard_slices(device)."
         )
     # A picture has two dimensions, so dimensions that no sharding splits are added up to two.
-    free = [dim for dim in range(rank) if dim not in split]
-    return tuple(sorted([*split, *free[: max(0, 2 - len(split))]]))
+    unsplit = [dim for dim in range(rank) if dim not in split]
+    return tuple(sorted([*split, *unsplit[: max(0, 2 - len(split))]]))
 
 
 def devices_by_block(sharding: Sharding, dims: tuple[int, ...]) -> dict[Bounds, tuple[int, ...]]:
@@ -86,9 +86,10 @@ def draw_shardings(shardings: Mapping[str, Sharding]) -> Figure:
 
 
 def _draw(axes: Axes, sharding: Sharding, dims: tuple[int, ...]) -> None:
-    """Draw one sharding into a panel.
+    """Draw one sharding into a panel: a rectangle per block, with the devices that hold it.
 
     Args:
+      axes: the panel.
       dims: the one or two dimensions that are drawn.
     """
     from matplotlib.patches import Rectangle
@@ -102,8 +103,8 @@ def _draw(axes: Axes, sharding: Sharding, dims: tuple[int, ...]) -> None:
         axes.text(*place, _listed(devices), ha="center", va="center", fontsize=7, color=INK)
     # A picture has two dimensions, so a single dimension becomes one row of elements.
     height, width = (1, *(sharding.shape[dim] for dim in dims))[-2:]
-    ends = [0, height] if len(dims) == 2 else []
-    axes.set(xlim=(0, width), ylim=(height, 0), xticks=[0, width], yticks=ends)
+    row_ticks = [0, height] if len(dims) == 2 else []
+    axes.set(xlim=(0, width), ylim=(height, 0), xticks=[0, width], yticks=row_ticks)
     small: dict[str, Any] = {"fontsize": 7, "color": FAINT}
     axes.set_xlabel(f"dimension {dims[-1]} (elements)", **small)
     if len(dims) == 2:

@@ -50,18 +50,18 @@ def mesh_to_jax(mesh: Mesh, devices: Sequence[Any] | None = None) -> jax.shardin
     """
     if devices is not None and not isinstance(devices, Iterable):
         raise DeviceError(f"devices are a list, as jax.devices()[:2]; got {devices!r:.80}.")
-    given = list(jax.devices() if devices is None else devices)
-    if len(given) < mesh.size:
-        more = (
+    available = list(jax.devices() if devices is None else devices)
+    if len(available) < mesh.size:
+        remedy = (
             f"Call shardalg.host_devices({mesh.size}) before JAX starts for that many CPU devices"
             if devices is None
             else f"Give {mesh.size} of them"
         )
         raise DeviceError(
-            f"{mesh!r} needs {mesh.size} devices, and there are {len(given)}. {more}, or take a "
+            f"{mesh!r} needs {mesh.size} devices, and there are {len(available)}. {remedy}, or take a "
             "smaller mesh."
         )
-    chosen = given[: mesh.size] if mesh.device_ids is None else _by_id(given, mesh)
+    chosen = available[: mesh.size] if mesh.device_ids is None else _by_id(available, mesh)
     # An object array first: numpy would try to look inside the devices.
     grid = np.empty(mesh.size, dtype=object)
     grid[:] = chosen

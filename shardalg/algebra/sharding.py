@@ -287,16 +287,18 @@ class Sharding(Layout):
         devices = tuple(self.mesh.device_ids or range(self.mesh.size))[:MOST_ROWS]
         blocks = (self.shard_slices(device) for device in devices)
         rows = tuple(
-            (at, ", ".join(f"{b.start}:{b.stop}" for b in block))
-            for at, block in zip(devices, blocks, strict=True)
+            (device, ", ".join(f"{b.start}:{b.stop}" for b in block))
+            for device, block in zip(devices, blocks, strict=True)
         )
         shapes = f"shape {self.shape}, blocks of {self.shard_shape}"
-        left = self.mesh.size - len(rows)
-        more = (f"... and {left} more of {self.mesh.size} devices.",) if left else ()
+        num_hidden = self.mesh.size - len(rows)
+        hidden_note = (
+            (f"... and {num_hidden} more of {self.mesh.size} devices.",) if num_hidden else ()
+        )
         title = f"{self.text()} on {self.mesh!r}: {shapes}."
         canvas = draw_grids((tile_grid(self),))
         table = Table(("device", "holds"), rows)
-        return drawing_card(title, canvas, table, *more, note=tile_notes(self))
+        return drawing_card(title, canvas, table, *hidden_note, note=tile_notes(self))
 
     def draw(self) -> Figure:
         r"""Draw the tensor as a plane, divided into the blocks that its devices hold.

@@ -29,34 +29,49 @@ def mesh_grid(mesh: Mesh) -> Grid:
     0    0  1  2
     1    3  4  5
     """
-    *above, last = mesh.axes or (("", 1),)
-    count = math.prod(size for _, size in above)
+    *other_axes, last_axis = mesh.axes or (("", 1),)
+    num_rows = math.prod(size for _, size in other_axes)
 
     def coordinates(number: int) -> str:
         """Return the coordinates of a row, with names of axes if there are several."""
-        found = []
-        for name, size in reversed(above):
+        texts = []
+        # The last of these axes is the most minor digit of the row's number.
+        for name, size in reversed(other_axes):
             number, coordinate = divmod(number, size)
-            found.append(f"{clip(name, 12)}={coordinate}" if len(above) > 1 else f"{coordinate}")
-        return " ".join(reversed(found))
+            texts.append(
+                f"{clip(name, 12)}={coordinate}" if len(other_axes) > 1 else f"{coordinate}"
+            )
+        return " ".join(reversed(texts))
 
-    rows = [None if number is None else (number, coordinates(number)) for number in places(count)]
-    columns = places(last[1])
+    rows = [
+        None if number is None else (number, coordinates(number)) for number in places(num_rows)
+    ]
+    columns = places(last_axis[1])
     cells = tuple(
         tuple(
             Cell("…", PAPER)
             if row is None or column is None
-            else Cell(f"{mesh.order[row[0] * last[1] + column]}", DEVICE)
+            else Cell(f"{mesh.order[row[0] * last_axis[1] + column]}", DEVICE)
             for column in columns
         )
         for row in rows
     )
-    heads = tuple("…" if n is None else f"{n}" for n in columns)
-    names = tuple("…" if row is None else row[1] for row in rows)
+    column_names = tuple("…" if n is None else f"{n}" for n in columns)
+    row_names = tuple("…" if row is None else row[1] for row in rows)
     position = len(mesh.axes) - 1
-    down = clip(above[0][0], 12) if len(above) == 1 else "", axis_color(position - 1)
-    right = clip(last[0], 12), axis_color(position)
-    return Grid("", names if above else ("",), heads, cells, down if above else ("", ""), right)
+    down_label = (
+        clip(other_axes[0][0], 12) if len(other_axes) == 1 else "",
+        axis_color(position - 1),
+    )
+    right_label = clip(last_axis[0], 12), axis_color(position)
+    return Grid(
+        "",
+        row_names if other_axes else ("",),
+        column_names,
+        cells,
+        down_label if other_axes else ("", ""),
+        right_label,
+    )
 
 
 def drawn_dims(sharding: Sharding) -> tuple[int, ...]:
@@ -88,9 +103,10 @@ def tile_grid(
     dims = drawn_dims(sharding)
     # A dimension that does not exist has one block, so that scalars and vectors are grids as well.
     drawn = (None,) * (2 - len(dims)) + dims
-    held = [_held(sharding, dim) for dim in drawn]
+    ids_of_devices = [_held(sharding, dim) for dim in drawn]
     counts = [1 if dim is None else sharding.parts[dim] for dim in drawn]
-    shown = [places(count, [m[k] for m in marked]) for k, count in enumerate(counts)]
+    # `places` leaves out the middle of many blocks, but not those that are marked.
+    shown_blocks = [places(count, [m[k] for m in marked]) for k, count in enumerate(counts)]
 
     def elements(dim: int | None, block: int | None) -> str:
         """Return the elements of a block as `start:end`, "padding" if there are none."""
@@ -102,25 +118,25 @@ def tile_grid(
 
     names = [
         tuple(elements(dim, block) for block in blocks)
-        for dim, blocks in zip(drawn, shown, strict=True)
+        for dim, blocks in zip(drawn, shown_blocks, strict=True)
     ]
     # One pass over the devices, because a mesh may have thousands of them.
     devices: dict[tuple[int, int], list[int]] = {}
-    for device, *block in zip(sharding.mesh.order, *held, strict=True):
+    for device, *block in zip(sharding.mesh.order, *ids_of_devices, strict=True):
         devices.setdefault((block[0], block[1]), []).append(device)
 
     def tile(i: int | None, j: int | None) -> Cell:
         """Return the cell of a block, in a colour that differs from its neighbours' colours."""
         if i is None or j is None:
             return Cell("…", PAPER)
-        here = devices.get((i, j), [])
-        fill = BLOCKS[(3 * i + j) % len(BLOCKS)] if here else PAPER
-        return Cell(listed(here), fill, (i, j) in marked)
+        block_devices = devices.get((i, j), [])
+        fill = BLOCKS[(3 * i + j) % len(BLOCKS)] if block_devices else PAPER
+        return Cell(listed(block_devices), fill, (i, j) in marked)
 
-    cells = tuple(tuple(tile(i, j) for j in shown[1]) for i in shown[0])
+    cells = tuple(tuple(tile(i, j) for j in shown_blocks[1]) for i in shown_blocks[0])
     # The numbers of the dimensions are needed only if others exist.
-    many = len(sharding.shape) > 2
-    first, second = (f"dim {dim}" if many else "" for dim in drawn)
+    has_more_dims = len(sharding.shape) > 2
+    first, second = (f"dim {dim}" if has_more_dims else "" for dim in drawn)
     return Grid(title, names[0], names[1], cells, (first, ""), (second, ""))
 
 
@@ -153,9 +169,9 @@ def tile_notes(sharding: Sharding) -> str:
     """Return sentences about parts of a sharding that its grid does not show; "" without any."""
     notes = ["Each cell is a block of the tensor, with the devices that hold it."]
     dims = drawn_dims(sharding)
-    others = [d for d, n in enumerate(sharding.parts) if n > 1 and d not in dims]
-    if others:
-        names = " and ".join(f"dimension {dim}" for dim in others)
+    hidden_dims = [d for d, n in enumerate(sharding.parts) if n > 1 and d not in dims]
+    if hidden_dims:
+        names = " and ".join(f"dimension {dim}" for dim in hidden_dims)
         notes.append(f"A cell has all blocks along {names}.")
     elif len(sharding.shape) > 2:
         notes.append(f"Dimensions {dims[0]} and {dims[1]} are drawn; no other one is split.")

@@ -77,8 +77,8 @@ def with_shapes(args: Sequence[Any], number: Callable[[Any], int]) -> tuple[Any,
         if not any(hasattr(size, "free_symbols") for size in shape):
             return leaf
         numbers = tuple(number(n) if hasattr(n, "free_symbols") else n for n in shape)
-        weak = bool(getattr(leaf, "weak_type", False))
-        return jax.ShapeDtypeStruct(numbers, leaf.dtype, weak_type=weak)
+        is_weak = bool(getattr(leaf, "weak_type", False))
+        return jax.ShapeDtypeStruct(numbers, leaf.dtype, weak_type=is_weak)
 
     return jax.tree.map(sized, tuple(args))
 

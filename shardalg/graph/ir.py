@@ -453,12 +453,18 @@ class Graph:
 
 
 def _region_lines(graph: Graph, region: Region, indent: str) -> Iterator[str]:
-    """Yield the text lines of a region's nodes; the lines of a call's bodies precede the call."""
+    """Yield the text lines of a region's nodes; the lines of a call's bodies precede the call.
+
+    A region is the program, or the body of a loop or branch.
+
+    Args:
+      indent: the spaces before each line.
+    """
     for node in (graph.nodes[i] for i in region.nodes):
         for body in (graph.regions[i] for i in node.bodies):
             arguments = _typed(graph, body.arguments)
-            head = f"region {body.index} ({body.kind}, {body.trip_count} times)"
-            yield f"{indent}{head}({arguments}):"
+            title = f"region {body.index} ({body.kind}, {body.trip_count} times)"
+            yield f"{indent}{title}({arguments}):"
             yield from _region_lines(graph, body, indent + "  ")
             yield f"{indent}  yield {', '.join(_short(graph, i) for i in body.results)}"
         yield indent + _node_line(graph, node)

@@ -45,6 +45,8 @@ def to_json(graph: Graph, *, limit_bytes: int = LIMIT_BYTES) -> dict[str, Any]:
     Args:
       limit_bytes: a constant of more bytes is replaced by its SHA-256.
     """
+    # Many values share a type and many nodes a signature. The file has a table of each, and refers
+    # to its rows by number.
     types = _Interned(lambda t: [list(t.shape), t.dtype])
     signatures = _Interned(
         lambda s: [s.primitive, to_data(s.params), types.all(s.operands), types.all(s.results)]
@@ -59,12 +61,12 @@ def to_json(graph: Graph, *, limit_bytes: int = LIMIT_BYTES) -> dict[str, Any]:
     optional: dict[str, Any] = {}
     for key, name in _TEXTS.items():
         # Many nodes share a text: the file has [text, numbers of its nodes].
-        inside: dict[str, list[int]] = {}
+        nodes_of_text: dict[str, list[int]] = {}
         for node in graph.nodes:
             if text := getattr(node, name):
-                inside.setdefault(text, []).append(node.index)
-        if inside:
-            optional[key] = [[text, numbers] for text, numbers in inside.items()]
+                nodes_of_text.setdefault(text, []).append(node.index)
+        if nodes_of_text:
+            optional[key] = [[text, numbers] for text, numbers in nodes_of_text.items()]
     if graph.block_axes:
         optional["block_axes"] = list(graph.block_axes)
     return {
@@ -144,12 +146,14 @@ def _with_texts(graph: Graph, key: str, data: Any) -> Graph:
       PlanFileError: the data have another form, or a node does not exist.
     """
     texts = read(tuple[tuple[str, tuple[int, ...]], ...], data, key)
-    at = {node: text for text, nodes in texts for node in nodes}
-    if not set(at) <= set(range(len(graph.nodes))):
+    text_of = {node: text for text, nodes in texts for node in nodes}
+    if not set(text_of) <= set(range(len(graph.nodes))):
         raise PlanFileError(f"the saved graph is damaged: {key} of nodes that do not exist.")
     name = _TEXTS[key]
-    nodes = tuple(replace(n, **{name: at[n.index]}) if n.index in at else n for n in graph.nodes)
-    return replace(graph, nodes=nodes) if at else graph
+    nodes = tuple(
+        replace(n, **{name: text_of[n.index]}) if n.index in text_of else n for n in graph.nodes
+    )
+    return replace(graph, nodes=nodes) if text_of else graph
 
 
 _TEXTS = {"modules": "module", "kernels": "kernel"}
@@ -198,19 +202,21 @@ def _fields(record: Region | Site | LeftOut) -> list[Any]:
 def _stored(array: object, limit_bytes: int) -> list[Any]:
     """Return a constant as `["data", dtype, shape, base64]`, or as `["sha256", digest]`.
 
-    A constant of more than `limit_bytes`, or of random keys, is stored as the second form.
+    The second form has only a hash, so that the constant must be given again when the file is read.
+    It is used for a constant of more than `limit_bytes`, for random keys, and for a constant that
+    is missing already.
     """
     if isinstance(array, Missing):
         return ["sha256", array.sha256]
     try:
-        plain = np.asarray(array)
+        plain_array = np.asarray(array)
     except TypeError:  # a typed random key has no bytes, but its text has its words
         return ["sha256", hashlib.sha256(repr(array).encode()).hexdigest()]
-    content = plain.tobytes()
+    content = plain_array.tobytes()
     if len(content) > limit_bytes:
         return ["sha256", hashlib.sha256(content).hexdigest()]
     text = base64.b64encode(content).decode()
-    return ["data", plain.dtype.name, list(plain.shape), text]
+    return ["data", plain_array.dtype.name, list(plain_array.shape), text]
 
 
 _TYPE: Any = row_of(ValueType)
@@ -255,14 +261,16 @@ def _graph(saved: _SavedGraph) -> Graph:
       PlanFileError: a number refers to no entry of a table, or tracing cannot produce the graph.
     """
     # A file has each type and each signature once, and refers to them by number.
-    types = [ValueType(*row) for row in saved.types]
-    signatures = [
-        Signature(name, params, _chosen(types, ins), _chosen(types, outs))
+    type_table = [ValueType(*row) for row in saved.types]
+    signature_table = [
+        Signature(name, params, _chosen(type_table, ins), _chosen(type_table, outs))
         for name, params, ins, outs in saved.signatures
     ]
     # Numbers that refer to types and signatures are checked here, all others in `loaded`.
-    values = [Value(i, *_chosen(types, (t,)), *rest) for i, (t, *rest) in enumerate(saved.values)]
-    nodes = [Node(i, *_chosen(signatures, (s,)), *r) for i, (s, *r) in enumerate(saved.nodes)]
+    values = [
+        Value(i, *_chosen(type_table, (t,)), *rest) for i, (t, *rest) in enumerate(saved.values)
+    ]
+    nodes = [Node(i, *_chosen(signature_table, (s,)), *r) for i, (s, *r) in enumerate(saved.nodes)]
     return loaded(
         Graph(
             values=tuple(values),

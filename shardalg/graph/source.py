@@ -79,15 +79,15 @@ class Sources:
         The flags are the sum of JVP if the equation was differentiated, and of TRANSPOSE if it was
         transposed (backward pass). Names that JAX and packages add are no scopes of the user.
         """
-        found = self._stacks.get(id(name_stack))
-        if found is None:
+        cached = self._stacks.get(id(name_stack))
+        if cached is None:
             text = str(name_stack)
             flags = sum(flag for mark, flag in _MARKS if mark in text)
             names = (entry.name for entry in name_stack.stack if type(entry).__name__ == "Scope")
-            parts = (part for name in names for part in name.split("/"))
-            scopes = tuple(p for p in parts if p not in _JAX_NAMES and not _PACKAGE_NAMES.search(p))
-            found = self._stacks[id(name_stack)] = flags, scopes
-        return found
+            words = (part for name in names for part in name.split("/"))
+            scopes = tuple(p for p in words if p not in _JAX_NAMES and not _PACKAGE_NAMES.search(p))
+            cached = self._stacks[id(name_stack)] = flags, scopes
+        return cached
 
     def kernel(self, traceback: Any) -> str:
         """Return the name of the function of `KERNELS` in whose body an equation was traced, or "".
@@ -95,13 +95,13 @@ class Sources:
         Derivatives keep the traceback of the equation that they are derived from, so that the
         backward pass of such a function is in its body too.
         """
-        found = self._kernels.get(id(traceback))
-        if found is None:
+        cached = self._kernels.get(id(traceback))
+        if cached is None:
             frames = () if traceback is None else traceback.raw_frames()[0]
             codes = (code for code in frames if code.co_name in KERNELS)
-            named = (c.co_name for c in codes if c.co_filename.endswith(KERNELS[c.co_name]))
-            found = self._kernels[id(traceback)] = next(named, "")
-        return found
+            names = (c.co_name for c in codes if c.co_filename.endswith(KERNELS[c.co_name]))
+            cached = self._kernels[id(traceback)] = next(names, "")
+        return cached
 
     def _innermost(self, traceback: Any) -> str:
         """Return the user's innermost line of a traceback, such as `model.py:41`, or "".
@@ -139,8 +139,9 @@ class Sources:
         """
         key = (code, offset)
         if key not in self._lines:
-            spans = ((first, last, line) for first, last, line in code.co_lines() if line)
-            line = next((n for first, last, n in spans if first <= offset < last), None)
+            ranges = ((first, last, line) for first, last, line in code.co_lines() if line)
+            # Python maps ranges of bytecode to lines; some ranges have no line.
+            line = next((n for first, last, n in ranges if first <= offset < last), None)
             self._lines[key] = f"{self.file(code.co_filename)}:{line or code.co_firstlineno}"
         return self._lines[key]
 

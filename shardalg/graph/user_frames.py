@@ -15,14 +15,15 @@ from shardalg.graph.source import Sources
 
 def users_only(traceback: TracebackType | None) -> TracebackType | None:
     """Return the traceback reduced to the user's own frames, or None if there are none."""
-    sources, kept = Sources(), []
+    sources, own_frames = Sources(), []
     while traceback is not None:
         path = traceback.tb_frame.f_code.co_filename
         if sources.is_own(path):
-            kept.append(traceback)
+            own_frames.append(traceback)
         traceback = traceback.tb_next
     reduced: TracebackType | None = None
-    for frame in reversed(kept):
+    # A traceback refers to the next inner one, so build it from the innermost frame.
+    for frame in reversed(own_frames):
         reduced = TracebackType(reduced, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     return reduced
 

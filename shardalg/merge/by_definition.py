@@ -103,14 +103,14 @@ def search(first: Sharding, second: Sharding, policy: str) -> Verdict:
     # The literals are assumptions, so that `_failure` can test the places one by one.
     literals = [z3.Bool(f"agree{k}") for k in range(len(question.places))]
     while (answer := solver.check(*literals)) == z3.sat:
-        found = _read(question, solver.model())
-        wrong = next(filter(None, (_miscounted(found, g) for g in question.groups())), None)
-        if wrong is None:
-            merged = _sharding(question, found)
+        table = _read(question, solver.model())
+        bad_tile = next(filter(None, (_miscounted(table, g) for g in question.groups())), None)
+        if bad_tile is None:
+            merged = _sharding(question, table)
             return Verdict("merge", question.pair, policy, merged)
         # Conditions on all tiles would be too many, so each round adds one that the last model
         # violates. The loop ends, because there are finitely many tiles.
-        solver.add(_tile_count(question, *wrong))
+        solver.add(_tile_count(question, *bad_tile))
     if answer == z3.unknown:
         raise ProofError(
             f"z3 gave up on the merge of {first!r} and {second!r}: {solver.reason_unknown()}. "
@@ -226,12 +226,13 @@ def _read(question: _Question, model: z3.ModelRef) -> Rows:
 
     # A model leaves out an unknown that may have any value.
     def number(name: str) -> int:
+        """Return the value of an unknown, 0 if the model leaves it out."""
         return values[name].as_long() if name in values else 0
 
-    keys: list[DimOrClass] = list(range(len(question.places)))
+    numbers: list[DimOrClass] = list(range(len(question.places)))
     size = len(question.devices)
-    ids = {k: np.array([number(f"id{k}_{d}") for d in range(size)]) for k in keys}
-    return Rows(size, {k: number(f"n{k}") for k in keys}, ids)
+    ids = {k: np.array([number(f"id{k}_{d}") for d in range(size)]) for k in numbers}
+    return Rows(size, {k: number(f"n{k}") for k in numbers}, ids)
 
 
 def _miscounted(found: Rows, group: tuple[int, ...]) -> tuple[tuple[int, ...], list[int]] | None:
@@ -320,10 +321,13 @@ def _sharding(question: _Question, found: Rows) -> Sharding:
     if first.mesh.device_ids != second.mesh.device_ids:
         return from_table(table, first, second)
     # `merged_sharding` takes the replicated axes from the operands, which name them.
-    kept = (place for place in table.parts if place != "replicated")
-    dims = on_mesh(table.only(kept), first, first.mesh)
+    other_places = (place for place in table.parts if place != "replicated")
+    dims = on_mesh(table.only(other_places), first, first.mesh)
     if dims is None:  # the digits belong to several meshes, and no order sorts them
         return from_table(table, first, second)
-    rows = zip(first.dims, second.dims, dims.canonical_dims, strict=True)
-    digits = (next((d for d in (a, b) if canonical(d) == own), own) for a, b, own in rows)
+    digits_of_dims = zip(first.dims, second.dims, dims.canonical_dims, strict=True)
+    digits = (
+        next((d for d in (a, b) if canonical(d) == common), common)
+        for a, b, common in digits_of_dims
+    )
     return merged_sharding(first, second, tuple(digits))

@@ -138,18 +138,19 @@ def join(first: Rows, second: Rows, *, prefixes: bool = False) -> Rows | Clash:
 def merged_sharding(first: Sharding, second: Sharding, dims: tuple[Digits, ...]) -> Sharding:
     """Return the merge of two shardings, whose dimensions have the digits `dims`.
 
-    If an operand is equal to the merge, the operand itself is returned.
+    The merge is on the mesh of the first one, and keeps its unreduced and manual digits, which both
+    share. If an operand is equal to the merge, the operand itself is returned.
     """
     # Digits of one sharding may not overlap, so only the larger of two overlapping digits is kept.
     replicated = first.replicated
     if second.replicated and second.replicated != replicated:
-        more = tuple(
+        added = tuple(
             d
             for d in second.replicated
             if not any(overlap(d, e) and d.size <= e.size for e in replicated)
         )
-        own = (d for d in replicated if not any(overlap(d, e) for e in more))
-        replicated = (*own, *more)
+        kept = (d for d in replicated if not any(overlap(d, e) for e in added))
+        replicated = (*kept, *added)
     opened = open_dims(first, second)
     # Returning an operand keeps identity, which makes later comparisons fast.
     for operand in (first, second):

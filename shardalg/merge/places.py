@@ -50,7 +50,8 @@ def offset_at(sharding: Sharding, place: DimOrClass, device: int) -> int:
 def escape(fine: Sharding, coarse: Sharding, device: int) -> int | None:
     """Return the first dimension on which the device's fine block leaves its coarse block.
 
-    None if the fine block is inside, or has no elements.
+    For example, elements 4 to 7 leave a block of the elements 0 to 5. None if the fine block is
+    inside, or has no elements.
     """
     if any(fine.valid_size(device, dim) == 0 for dim in range(len(fine.shape))):
         return None  # a block without elements is inside any other block

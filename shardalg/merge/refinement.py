@@ -68,9 +68,9 @@ class Inside:
             start, stop = _block(self.fine[dim], size, (positions, sizes))
             not_empty &= start < stop
             if dim == self.dim:
-                mine = start, stop
+                fine_block = start, stop
         start, stop = _block(self.coarse, self.shape[self.dim], (positions, sizes))
-        return bool(np.all(~not_empty | ((start <= mine[0]) & (mine[1] <= stop))))
+        return bool(np.all(~not_empty | ((start <= fine_block[0]) & (fine_block[1] <= stop))))
 
     def __repr__(self) -> str:
         fine, coarse = self.texts

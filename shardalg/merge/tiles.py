@@ -45,14 +45,18 @@ def verdict_grids(verdict: Verdict, owners: Sequence[Sharding]) -> tuple[Grid, .
 
 
 def _witness(verdict: Verdict, sharding: Sharding) -> tuple[tuple[int, int], ...]:
-    """Return (row, column) of the block that the device of a refusal's witness holds."""
+    """Return (row, column) of the block that the device of a refusal's witness holds.
+
+    Return it as a tuple of one. The tuple is empty if the witness is a tile, or no dimension.
+    """
     witness = verdict.witness
     if witness is None or witness.device is None or not isinstance(witness.dim, int):
         return ()
-    at = [0, 0]
+    row_and_column = [0, 0]
+    # The last drawn dimension is the columns. A vector has only columns, so its row is 0.
     for place, dim in enumerate(reversed(drawn_dims(sharding))):
-        at[1 - place] = sharding.partition_id(witness.device, dim)
-    return ((at[0], at[1]),)
+        row_and_column[1 - place] = sharding.partition_id(witness.device, dim)
+    return ((row_and_column[0], row_and_column[1]),)
 
 
 def _refused_merge(verdict: Verdict, of: Sequence[Sharding]) -> list[Grid]:
@@ -65,21 +69,22 @@ def _refused_merge(verdict: Verdict, of: Sequence[Sharding]) -> list[Grid]:
     digits = [digits_at(sharding, dim) for sharding, dim in zip(of, dims, strict=True)]
     positions = np.arange(of[0].mesh.size)
     ids = zip(*(partition_ids(row, positions).tolist() for row in digits), strict=True)
-    held: dict[tuple[int, ...], list[int]] = {}
+    devices_of_tile: dict[tuple[int, ...], list[int]] = {}
     for device, tile in zip(of[0].mesh.order, ids, strict=True):
-        held.setdefault(tile, []).append(device)
+        devices_of_tile.setdefault(tile, []).append(device)
     # The tile of the witness is shown, also if its row or column would be left out.
     tile = witness.tile
-    shown = [places(parts(row), [n]) for row, n in zip(digits, tile, strict=True)]
+    shown_blocks = [places(parts(row), [n]) for row, n in zip(digits, tile, strict=True)]
 
     def cell(i: int | None, j: int | None) -> Cell:
+        """Return the cell of the tile (i, j), with its devices; None means left-out tiles."""
         if i is None or j is None:
             return Cell("…")
-        here = held.get((i, j), [])
-        fill = BLOCKS[(3 * i + j) % len(BLOCKS)] if here else PAPER
-        return Cell(listed(here), fill, (i, j) == witness.tile)
+        devices = devices_of_tile.get((i, j), [])
+        fill = BLOCKS[(3 * i + j) % len(BLOCKS)] if devices else PAPER
+        return Cell(listed(devices), fill, (i, j) == witness.tile)
 
-    heads = [tuple("…" if n is None else f"{n}" for n in row) for row in shown]
-    cells = tuple(tuple(cell(i, j) for j in shown[1]) for i in shown[0])
+    heads = [tuple("…" if n is None else f"{n}" for n in row) for row in shown_blocks]
+    cells = tuple(tuple(cell(i, j) for j in shown_blocks[1]) for i in shown_blocks[0])
     titles = [(f"tile of dim {dim}", "") for dim in dims]
     return [Grid("merged, refused", heads[0], heads[1], cells, titles[0], titles[1])]

@@ -78,35 +78,41 @@ def _offset_witness(pair: Pair, failure: Failure) -> Witness:
     The offsets are those along the first dimension in `failure.dims`, along which the shardings do
     not merge.
     """
-    place = failure.dims[0]
+    dim = failure.dims[0]
     # Digits differ first at the positions that are their strides, so try these devices first.
-    meshes = [(s.mesh, digit) for s in pair for digit in digits_at(s, place)]
-    likely = [mesh.order[digit.stride] for mesh, digit in meshes if digit.stride < mesh.size]
-    for device in itertools.chain(likely, pair[0].mesh.order):
-        a, b = (offset_at(s, place, device) for s in pair)
+    digits_on_mesh = [(s.mesh, digit) for s in pair for digit in digits_at(s, dim)]
+    likely_devices = [
+        mesh.order[digit.stride] for mesh, digit in digits_on_mesh if digit.stride < mesh.size
+    ]
+    for device in itertools.chain(likely_devices, pair[0].mesh.order):
+        a, b = (offset_at(s, dim, device) for s in pair)
         if a != b:
-            return Witness(device, place, (a, b))
+            return Witness(device, dim, (a, b))
     raise AssertionError("a refused dimension has equal offsets on every device")
 
 
 def _tile_witness(pair: Pair, failure: Failure) -> Witness:
     """Return the tile that is on the fewest devices, as a witness that two shardings do not merge.
 
-    If some tile is on no device, it is the witness.
+    A tile is a block of each dimension in `failure.dims`. If some tile is on no device, it is the
+    witness. Otherwise all tiles are on a device, but not on equally many.
     """
     places = failure.dims
-    tables = [rows_of(s) for s in owners(pair, failure)]
-    shape = tuple(rows.parts[place] for rows, place in zip(tables, places, strict=True))
-    ids = np.stack([rows.ids[place] for rows, place in zip(tables, places, strict=True)], axis=1)
-    size, total = len(ids), math.prod(shape)
-    tiles, counts = np.unique(ids, axis=0, return_counts=True)
+    id_tables = [rows_of(s) for s in owners(pair, failure)]
+    shape = tuple(rows.parts[place] for rows, place in zip(id_tables, places, strict=True))
+    tile_of_device = np.stack(
+        [rows.ids[place] for rows, place in zip(id_tables, places, strict=True)], axis=1
+    )
+    size, num_tiles = len(tile_of_device), math.prod(shape)
+    tiles, counts = np.unique(tile_of_device, axis=0, return_counts=True)
     # A tile on no device is the simplest witness; otherwise take the one on the fewest devices.
-    if len(tiles) == total:
-        least = int(counts.argmin())
-        tile, count = tuple(tiles[least].tolist()), int(counts[least])
+    # `unique` lists only tiles that are on a device, so a smaller number means that one is missing.
+    if len(tiles) == num_tiles:
+        index = int(counts.argmin())
+        tile, count = tuple(tiles[index].tolist()), int(counts[index])
     else:
         tile, count = _missing(tiles, shape), 0
-    return Witness(dims=places, tile=tile, count=count, expected=-(-size // total))
+    return Witness(dims=places, tile=tile, count=count, expected=-(-size // num_tiles))
 
 
 def _missing(tiles: np.ndarray, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -209,12 +215,12 @@ class Verdict:
 
     def _repr_html_(self) -> str:
         """Return a drawing for notebooks: the operands, with the tiles of a refusal in red."""
-        made = f"Together: {self.sharding!r}." if self.sharding is not None else ""
+        merge_note = f"Together: {self.sharding!r}." if self.sharding is not None else ""
         names = ("relation", "operand", "sharding")
         rows = tuple((self.relation, n, f"{s!r}") for n, s in enumerate(self.operands, 1))
         title = f"{self.relation}: {self.reason}"
         canvas = draw_grids(self._grids)
-        return drawing_card(title, canvas, Table(names, rows), ok=self.ok, note=made)
+        return drawing_card(title, canvas, Table(names, rows), ok=self.ok, note=merge_note)
 
     def draw(self) -> Figure:
         """Draw the operands as planes that are divided into blocks, and the merge if there is one.
@@ -305,7 +311,7 @@ def _fault(verdict: Verdict) -> tuple[str, str]:
     witness, failure = verdict.witness, verdict.failure
     assert witness is not None and failure is not None
     first, second = verdict.pair
-    place = f"of shape {first.shape} on {first.mesh!r}"
+    context = f"of shape {first.shape} on {first.mesh!r}"
     # A witness is a tile if several dimensions are split by the same digits. It is a device if the
     # offsets on a single dimension differ. The two need different remedies.
     if witness.tile:
@@ -315,7 +321,7 @@ def _fault(verdict: Verdict) -> tuple[str, str]:
             for n in (witness.count, witness.expected)
         )
         return (
-            f"{first.text()} and {second.text()} {place} split {places} by the same devices: "
+            f"{first.text()} and {second.text()} {context} split {places} by the same devices: "
             f"tile {witness.tile} should be on {expected}, but {count} would hold it.",
             " Use a different mesh axis in one of them.",
         )
@@ -324,7 +330,7 @@ def _fault(verdict: Verdict) -> tuple[str, str]:
         for s, value in zip(verdict.pair, witness.offsets or (), strict=True)
     ]
     return (
-        f"{_FAULT[failure.kind]} on {_place(witness.dim)} {place}:\n" + "\n".join(lines),
+        f"{_FAULT[failure.kind]} on {_place(witness.dim)} {context}:\n" + "\n".join(lines),
         f"\nReshard one of them so that both agree on {_place(witness.dim)}.",
     )
 

@@ -107,8 +107,9 @@ def given(formula: Formula, divides: Divides) -> Formula:
         ratio = given(factor.ratio, divides_again)
         if is_whole(ratio, facts):
             return ratio
-        alone = {m: c for m, c in ratio.terms.items() if is_whole(Formula({m: c}), facts)}
-        return Formula(alone) + ceiling(ratio - Formula(alone))
+        # A ceiling of a whole number plus a rest is the whole number plus the ceiling of the rest.
+        whole_terms = {m: c for m, c in ratio.terms.items() if is_whole(Formula({m: c}), facts)}
+        return Formula(whole_terms) + ceiling(ratio - Formula(whole_terms))
 
     divides_again = tuple((fact, 1) for fact in facts)
     return formula.replace(new)
@@ -141,7 +142,10 @@ def is_whole(ratio: Formula, facts: tuple[Formula, ...] = ()) -> bool:
 
 
 def multiple(formula: Formula, unit: Formula) -> Formula | None:
-    """Return the single term c with `formula = c * unit`; None if there is no such term."""
+    """Return the single term c with `formula = c * unit`; None if there is no such term.
+
+    For example, 6*B*X - 6*X is 3*X times the unit 2*B - 2.
+    """
     if len(formula.terms) != len(unit.terms) or not unit:
         return None
     # The unit's first term must come from one of the formula's terms: try each quotient.

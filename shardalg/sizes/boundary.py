@@ -153,18 +153,18 @@ def _text(formula: Formula, scale: Number, values: Mapping[str, Number]) -> str:
     '2.5*B**2/X - X/2000'
     """
     pieces = []
-    sizes = {m: float(Formula({m: c}).at(values) / scale) for m, c in formula.terms.items()}
+    value_of = {m: float(Formula({m: c}).at(values) / scale) for m, c in formula.terms.items()}
     # A text that begins with a positive term needs no minus sign in front.
-    for monomial in sorted(sizes, key=lambda m: (sizes[m] < 0, -abs(sizes[m]))):
+    for monomial in sorted(value_of, key=lambda m: (value_of[m] < 0, -abs(value_of[m]))):
         number = float(formula.terms[monomial] / scale)
-        above = [f"{f}**{e}" if e > 1 else str(f) for f, e in sorted(monomial) if e > 0]
-        below = [f"{f}**{-e}" if e < -1 else str(f) for f, e in sorted(monomial) if e < 0]
-        if above and abs(number) < SMALL:
+        numerator = [f"{f}**{e}" if e > 1 else str(f) for f, e in sorted(monomial) if e > 0]
+        denominator = [f"{f}**{-e}" if e < -1 else str(f) for f, e in sorted(monomial) if e < 0]
+        if numerator and abs(number) < SMALL:
             # F/2550 is read more easily than 0.000392*F.
-            below = [_digits(1 / abs(number)), *below]
-        elif not above or _digits(abs(number)) != "1":
-            above = [_digits(abs(number)), *above]
-        text = "/".join(["*".join(above), *below])
+            denominator = [_digits(1 / abs(number)), *denominator]
+        elif not numerator or _digits(abs(number)) != "1":
+            numerator = [_digits(abs(number)), *numerator]
+        text = "/".join(["*".join(numerator), *denominator])
         pieces.append(f"{'-' if number < 0 else '+'} {text}")
     joined = " ".join(pieces) or "0"
     return f"-{joined[2:]}" if joined.startswith("- ") else joined.removeprefix("+ ")

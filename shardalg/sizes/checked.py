@@ -83,52 +83,63 @@ class Checked:
     def _rule_out(self, checks: list[_AskedFact], points: Points, found: np.ndarray) -> None:
         """Set `found` to False at each point where a fact is false.
 
-        Facts about few of the sizes are checked first, on the smaller grid of these sizes.
+        Facts about few of the sizes are checked first, on the smaller grid of these sizes. For
+        example, a fact about B alone is evaluated once for each value of B.
+
+        Args:
+          found: a flag per point, which this method changes.
         """
-        arrays, many = points.arrays, []
+        arrays, full_grid_facts = points.arrays, []
         groups: dict[frozenset[str], list[_AskedFact]] = {}
-        for one in checks:
-            groups.setdefault(one.check.names, []).append(one)
+        for fact in checks:
+            groups.setdefault(fact.check.names, []).append(fact)
         for names, group in groups.items():
             shape = np.broadcast_shapes(*(arrays[name].shape for name in names))
             # A grid that is not at least FEWER times smaller saves too little.
             if math.prod(shape) * FEWER > points.count:
-                many += group
+                full_grid_facts += group
                 continue
-            inside = np.ones(shape, bool)
-            _check_in_stages(group, {name: arrays[name] for name in names}, inside)
-            found &= inside
-        _check_in_stages(many, arrays, found)
+            holds_here = np.ones(shape, bool)
+            _check_in_stages(group, {name: arrays[name] for name in names}, holds_here)
+            # The smaller grid has size 1 along all other sizes, so that its flags broadcast.
+            found &= holds_here
+        _check_in_stages(full_grid_facts, arrays, found)
 
 
 def _check_in_stages(
     checks: list[_AskedFact], arrays: Mapping[str, np.ndarray], found: np.ndarray
 ) -> None:
-    """Set `found` to False at each point where a fact is false, in blocks of points."""
+    """Set `found` to False at each point where a fact is false, in blocks of points.
+
+    Args:
+      checks: the facts.
+      arrays: the values of each size, which broadcast against each other.
+      found: a flag per point, which this function changes.
+    """
     if not checks or not found.any():
         return
     # A sample of the points tells which facts fail most often: these are checked first.
     sample = np.linspace(0, math.prod(found.shape) - 1, _SAMPLE).astype(int)
-    some = _values_at(sample, arrays, found.shape)
-    ordered = sorted(checks, key=lambda one: one.at(some).sum())
-    names = sorted(frozenset().union(*(one.check.names for one in checks)))
+    sample_values = _values_at(sample, arrays, found.shape)
+    ordered = sorted(checks, key=lambda fact: fact.at(sample_values).sum())
+    names = sorted(frozenset().union(*(fact.check.names for fact in checks)))
     # Points that are excluded already are not evaluated again.
-    places = np.flatnonzero(found)
+    open_points = np.flatnonzero(found)
     found[...] = False
-    for start in range(0, places.size, _CHUNK):
-        left = places[start : start + _CHUNK]
-        known_values = _values_at(left, {name: arrays[name] for name in names}, found.shape)
-        for one in ordered:
-            good = one.at(known_values)
-            if not good.all():
-                left, known_values = (
-                    left[good],
-                    {name: values[good] for name, values in known_values.items()},
+    for start in range(0, open_points.size, _CHUNK):
+        points = open_points[start : start + _CHUNK]
+        known_values = _values_at(points, {name: arrays[name] for name in names}, found.shape)
+        for fact in ordered:
+            holds = fact.at(known_values)
+            if not holds.all():
+                points, known_values = (
+                    points[holds],
+                    {name: values[holds] for name, values in known_values.items()},
                 )
-                if not left.size:
+                if not points.size:
                     break
         # The points that are left satisfy all facts.
-        found.reshape(-1)[left] = True
+        found.reshape(-1)[points] = True
 
 
 def _values_at(
@@ -243,14 +254,14 @@ def _largest_intermediate(largest: Mapping[Any, float], formula: Formula) -> flo
     Args:
       largest: the largest value of each size; the smallest is at least 1.
     """
-    known: dict[Any, Any] = dict(largest)
-    inside = [0.0]
+    largest_of: dict[Any, Any] = dict(largest)
+    bounds = [0.0]
     for atom in formula.atoms:
-        within = [atom.ratio] if type(atom) is Ceil else [atom.first, atom.second]
-        most = max(_largest_intermediate(largest, part) for part in within)
-        inside.append(most)
+        inner_formulas = [atom.ratio] if type(atom) is Ceil else [atom.first, atom.second]
+        inner_bound = max(_largest_intermediate(largest, part) for part in inner_formulas)
+        bounds.append(inner_bound)
         # A ceiling exceeds its ratio by less than 1.
-        known[atom] = most + 1
+        largest_of[atom] = inner_bound + 1
     # The numerator (`Formula.fraction`) is each term times the common denominator: `scale` times
     # the largest negative power of each factor.
     scale: Any = math.lcm(*(c.denominator for c in formula.terms.values()))
@@ -258,9 +269,9 @@ def _largest_intermediate(largest: Mapping[Any, float], formula: Formula) -> flo
     for monomial in formula.terms:
         for factor, e in monomial:
             powers[factor] = max(powers.get(factor, 0), -e)
-    below: Any = math.prod(known[f] ** e for f, e in powers.items())
+    denominator: Any = math.prod(largest_of[f] ** e for f, e in powers.items())
     terms = formula.terms.items()
-    sums: Any = sum(
-        abs(c) * scale * math.prod(known[f] ** e for f, e in m if e > 0) for m, c in terms
+    numerator: Any = sum(
+        abs(c) * scale * math.prod(largest_of[f] ** e for f, e in m if e > 0) for m, c in terms
     )
-    return max(float(sums) * max(below, 1.0), *inside)
+    return max(float(numerator) * max(denominator, 1.0), *bounds)

@@ -181,7 +181,10 @@ class Replaced:
         self.meshes: dict[Mesh, Mesh] = {}
 
     def __call__(self, value: Any) -> Any:
-        """Return a copy of a nested value with its numbers replaced, or itself if it has none."""
+        """Return a copy of a nested value with its numbers replaced, or itself if it has none.
+
+        Tuples, meshes and dataclasses are searched; all other values are returned as they are.
+        """
         kind = type(value)
         if kind is self.kind:
             return self.number(value)
@@ -211,10 +214,11 @@ class Replaced:
         """Return a dataclass with its numbers replaced, or `value` itself if nothing changes."""
         names = _field_names(type(value))  # type: ignore[arg-type]
         parts = [getattr(value, name) for name in names]
-        made = [self(part) for part in parts]
-        if all(map(is_, made, parts)):
+        new_parts = [self(part) for part in parts]
+        # Without a change, the same object is returned, so that equal values stay shared.
+        if all(map(is_, new_parts, parts)):
             return value
-        return type(value)(**dict(zip(names, made, strict=True)))
+        return type(value)(**dict(zip(names, new_parts, strict=True)))
 
 
 class Guards:

@@ -42,13 +42,13 @@ class ExactPoints:
         """
         formula = formula_of(size)
         if formula not in self._known:
-            above, below = map(self._polynomial, formula.fraction)
+            numerator, denominator = map(self._polynomial, formula.fraction)
             # Most quotients are whole at all points: only otherwise are Fractions needed.
-            found = above // below
-            if (found * below != above).any():
-                pairs = zip(above.tolist(), below.tolist(), strict=True)
-                found = np.array([_ratio(*pair) for pair in pairs], object)
-            self._known[formula] = found
+            quotients = numerator // denominator
+            if (quotients * denominator != numerator).any():
+                pairs = zip(numerator.tolist(), denominator.tolist(), strict=True)
+                quotients = np.array([_ratio(*pair) for pair in pairs], object)
+            self._known[formula] = quotients
         return self._known[formula]
 
     def _polynomial(self, formula: Formula) -> np.ndarray:
@@ -64,15 +64,17 @@ class ExactPoints:
         columns = [{f: self._columns[f] for f, _ in monomial} for monomial in formula.terms]
         # A bound of the sum decides the type: Python integers are exact, but much slower.
         terms = list(zip(columns, formula.terms.items(), strict=True))
-        most = sum(
-            abs(c) * math.prod(int(max(abs(of[f]))) ** e for f, e in monomial)
-            for of, (monomial, c) in terms
+        bound = sum(
+            abs(c) * math.prod(int(max(abs(column_of[f]))) ** e for f, e in monomial)
+            for column_of, (monomial, c) in terms
         )
-        kind = np.dtype(np.int64 if most < _SAFE else object)
-        found = np.zeros(len(self.points), kind)
-        for of, (monomial, c) in terms:
-            found = found + math.prod(of[f].astype(kind) ** e for f, e in monomial) * int(c)
-        return found
+        dtype = np.dtype(np.int64 if bound < _SAFE else object)
+        values = np.zeros(len(self.points), dtype)
+        for column_of, (monomial, c) in terms:
+            values = values + math.prod(column_of[f].astype(dtype) ** e for f, e in monomial) * int(
+                c
+            )
+        return values
 
     def each(
         self, function: Callable[..., Mapping[str, float]], *sizes: Any

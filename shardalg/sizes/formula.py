@@ -225,15 +225,15 @@ class Formula:
         3
         """
         self._demand(values)
-        known: dict[Any, Number] = {**values}
-        known |= {atom: atom.at(values) for atom in self.atoms}
+        value_of: dict[Any, Number] = {**values}
+        value_of |= {atom: atom.at(values) for atom in self.atoms}
         try:
             total: Number = 0
             for monomial, c in self.terms.items():
                 # One Fraction per term, because its arithmetic is much slower than that of ints.
-                above = c * math.prod(known[f] ** e for f, e in monomial if e > 0)
-                below = math.prod(known[f] ** -e for f, e in monomial if e < 0)
-                total += above * Fraction(1, below) if below != 1 else above
+                numerator = c * math.prod(value_of[f] ** e for f, e in monomial if e > 0)
+                denominator = math.prod(value_of[f] ** -e for f, e in monomial if e < 0)
+                total += numerator * Fraction(1, denominator) if denominator != 1 else numerator
             return _normalize(total)
         except ZeroDivisionError:
             zero = sorted(name for name in self.names if values[name] == 0)
@@ -455,14 +455,18 @@ def flooring(ratio: Formula) -> Formula:
 def _nested_ceiling(monomial: Monomial, coefficient: Number) -> Formula | None:
     """Return `a/n` for the term `ceil(a)/n`; None for a term of another form.
 
+    n is a product of sizes, which are integers. A caller that takes the ceiling of the term can use
+    `a/n` instead.
+
     Args:
       monomial, coefficient: the term.
     """
-    above = [(f, e) for f, e in monomial if e > 0]
-    if len(above) != 1 or above[0][1] != 1 or type(above[0][0]) is not Ceil:
+    numerator = [(f, e) for f, e in monomial if e > 0]
+    if len(numerator) != 1 or numerator[0][1] != 1 or type(numerator[0][0]) is not Ceil:
         return None
+    # The coefficient must be 1 over an integer, so that n is an integer.
     if coefficient <= 0 or Fraction(coefficient).numerator != 1:
         return None
     # ceil(ceil(a)/n) = ceil(a/n) for an integer n >= 1.
-    atom = above[0][0]
+    atom = numerator[0][0]
     return Formula({monomial - {(atom, 1)}: coefficient}) * atom.ratio

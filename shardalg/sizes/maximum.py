@@ -243,24 +243,28 @@ def _drop_ceilings(difference: Formula) -> Formula | None:
     """Return `a - b + q` for the formula `ceil(a) - ceil(b) + q`; None for another form.
 
     If the result is at least 0, so is the formula: q is an integer, so the formula is
-    `ceil(a + q) - ceil(b)`.
+    `ceil(a + q) - ceil(b)`, and ceil never decreases.
     """
-    # `ends` has a at the key 1 and b at -1, the signs of their ceilings. Every other term must be
-    # an integer at all sizes: an integer times names without division.
-    ends: dict[int, Formula] = {}
-    rest: dict[Monomial, Number] = {}
+    # `ratio_of_sign` has a at the key 1 and b at -1, the signs of their ceilings. Every other term
+    # must be an integer at all sizes: an integer times names without division.
+    ratio_of_sign: dict[int, Formula] = {}
+    integer_terms: dict[Monomial, Number] = {}
     for monomial, c in difference.terms.items():
         (factor, power), *others = (*monomial, (None, 0))
-        alone = type(factor) is Ceil and power == 1 and len(others) == 1
-        if alone and c in (1, -1) and c not in ends:
-            ends[int(c)] = factor.ratio
+        is_lone_ceiling = type(factor) is Ceil and power == 1 and len(others) == 1
+        if is_lone_ceiling and c in (1, -1) and c not in ratio_of_sign:
+            ratio_of_sign[int(c)] = factor.ratio
         elif type(c) is int and all(type(f) is str and e > 0 for f, e in monomial):
-            rest[monomial] = c
+            integer_terms[monomial] = c
         else:
             return None
-    if not ends:
+    if not ratio_of_sign:
         return None
-    return ends.get(1, Formula({})) - ends.get(-1, Formula({})) + Formula(rest)
+    return (
+        ratio_of_sign.get(1, Formula({}))
+        - ratio_of_sign.get(-1, Formula({}))
+        + Formula(integer_terms)
+    )
 
 
 @lru_cache(maxsize=1 << 12)
@@ -279,13 +283,18 @@ def _lower_bound(factor: Any) -> int | None:
 
 
 def _common_factor(first: Formula, second: Formula) -> Formula:
-    """Return the largest product that divides every term of two formulas, with its number."""
+    """Return the largest product that divides every term of two formulas, with its number.
+
+    For example, for 4*B*X - 6*B and 2*B it is 2*B.
+    """
     terms = [dict(m) for formula in (first, second) for m in formula.terms]
     # A factor that may be 0 cannot be divided out. Of the others, the least power is common.
-    factors = {factor for found in terms for factor in found if _lower_bound(factor)}
-    least = {f: min(found.get(f, 0) for found in terms) for f in factors}
+    factors = {factor for powers in terms for factor in powers if _lower_bound(factor)}
+    common_powers = {f: min(powers.get(f, 0) for powers in terms) for f in factors}
     numbers = [Fraction(c) for formula in (first, second) for c in formula.terms.values()]
     # The gcd of fractions is the gcd of their numerators over the lcm of their denominators.
-    above = math.gcd(*(n.numerator for n in numbers))
-    below = math.lcm(*(n.denominator for n in numbers))
-    return Formula({frozenset((f, e) for f, e in least.items() if e): Fraction(above, below)})
+    numerator = math.gcd(*(n.numerator for n in numbers))
+    denominator = math.lcm(*(n.denominator for n in numbers))
+    return Formula(
+        {frozenset((f, e) for f, e in common_powers.items() if e): Fraction(numerator, denominator)}
+    )

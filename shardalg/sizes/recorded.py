@@ -130,7 +130,11 @@ class Recorder:
 
 
 def _operator(name: str) -> Callable[[Recorded, Any], Any]:
-    """Return the method of `Recorded` for an operation of `_DO`; each recorder caches results."""
+    """Return the method of `Recorded` for an operation of `_DO`; each recorder caches results.
+
+    Args:
+      name: the operation, such as "add".
+    """
 
     def method(self: Recorded, other: Any) -> Any:
         """Return the result of the operation `name` on two sizes, with its facts recorded.
@@ -148,10 +152,10 @@ def _operator(name: str) -> Callable[[Recorded, Any], Any]:
             key = (name, id(self), None, other)
         else:
             return NotImplemented
-        found = recorder.done.get(key)
-        if found is None:
-            found = recorder.done[key] = recorder.ask(name, self.side, other)
-        return found
+        result = recorder.done.get(key)
+        if result is None:
+            result = recorder.done[key] = recorder.ask(name, self.side, other)
+        return result
 
     return method
 
@@ -251,13 +255,17 @@ def _sign_answer(difference: Formula, strict: bool, outcome: bool) -> Answer:
 
 
 def _is_equal(a: Compared, b: Compared) -> Answer:
-    """Return whether `a == b` at the hints, with the fact that makes it so."""
-    outcome, found = a[0] == b[0], primitive(a[1] - b[1])
+    """Return whether `a == b` at the hints, with the fact that makes it so.
+
+    Each of the two is a pair: its number at the hints, and its formula. The facts are () if the
+    answer is the same at all sizes.
+    """
+    outcome, difference = a[0] == b[0], primitive(a[1] - b[1])
     # A difference that is positive at all sizes needs no note: it is never 0.
-    known = not outcome and (is_positive(found) or is_positive(-found))
-    if known or found.number is not None:
+    known = not outcome and (is_positive(difference) or is_positive(-difference))
+    if known or difference.number is not None:
         return outcome, ()
-    return outcome, (Fact(found, ZERO if outcome else NONZERO),)
+    return outcome, (Fact(difference, ZERO if outcome else NONZERO),)
 
 
 def _swap_operands(act: Callable[[Compared, Compared], Answer]) -> Callable[..., Answer]:

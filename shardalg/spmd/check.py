@@ -53,12 +53,18 @@ def check(program: SpmdProgram) -> SpmdProgram:
 
 
 def _check_orders(program: SpmdProgram, block: Block, other_order: set[int]) -> None:
-    """Raise if an instruction other than a permute uses a local in another device order."""
+    """Raise ProgramError if a local in another device order is used other than by a permute.
+
+    Bodies of loops and branches are checked too.
+
+    Args:
+      other_order: the locals whose sharding is on a mesh with another order of devices.
+    """
     for instruction in block.instructions:
         uses = other_order.intersection((*instruction.operands, *instruction.results))
         if uses and type(instruction.attributes) is not CollectivePermute:
-            what = f" uses %{min(uses)}, which is in another device order: permute it first."
-            raise _fault(program, instruction, what)
+            fault = f" uses %{min(uses)}, which is in another device order: permute it first."
+            raise _fault(program, instruction, fault)
         for body in instruction.attributes.bodies:
             _check_orders(program, body, other_order)
 
@@ -70,16 +76,16 @@ def _check_block(program: SpmdProgram, block: Block, known: set[int]) -> None:
       known: the locals that a block may read in addition to its arguments: the constants.
     """
     # A program has tens of thousands of instructions. So methods are looked up once here, and equal
-    # instructions on equal types are checked once.
-    made, sound = known | set(block.arguments), set()
-    has_all, has_none, add = made.issuperset, made.isdisjoint, made.update
+    # instructions on equal types are checked once (`checked`).
+    defined, checked = known | set(block.arguments), set()
+    has_all, has_none, add = defined.issuperset, defined.isdisjoint, defined.update
     for instruction in block.instructions:
         if not (has_all(instruction.operands) and has_none(instruction.results)):
             for local in instruction.operands:
-                if local not in made:
+                if local not in defined:
                     raise _fault(program, instruction, f" reads %{local}, which is not made yet.")
-            again = next(local for local in instruction.results if local in made)
-            raise _fault(program, instruction, f" makes %{again} again.")
+            repeated = next(local for local in instruction.results if local in defined)
+            raise _fault(program, instruction, f" makes %{repeated} again.")
         kind = type(instruction.attributes)
         # JAX alone knows the result types of a primitive, so an Apply's locals declare them.
         if kind in _BORDERS:
@@ -89,17 +95,17 @@ def _check_block(program: SpmdProgram, block: Block, known: set[int]) -> None:
             values = (*instruction.operands, *instruction.results)
             types = tuple([_type(program, local) for local in values])
             key = instruction.attributes, types, len(instruction.operands)
-            if key not in sound:
+            if key not in checked:
                 _check_types(program, instruction)
-                sound.add(key)
+                checked.add(key)
         if kind is not Apply:
             # Bodies read constants of the program, but no other local from outside.
             for body in instruction.attributes.bodies:
                 _check_block(program, body, known)
         add(instruction.results)
-    lost = [v for v in block.results if v not in made]
-    if lost:
-        raise ProgramError(f"the block returns %{lost[0]}, which nothing makes.")
+    undefined = [v for v in block.results if v not in defined]
+    if undefined:
+        raise ProgramError(f"the block returns %{undefined[0]}, which nothing makes.")
 
 
 def _check_types(program: SpmdProgram, instruction: Instruction) -> None:
@@ -109,18 +115,22 @@ def _check_types(program: SpmdProgram, instruction: Instruction) -> None:
         # `axis_ref` raises if the digit is not one of the mesh.
         for digit in getattr(attributes, "digits", ()):
             program.mesh.axis_ref(digit)
-        made = infer_types(attributes, [_type(program, local) for local in instruction.operands])
+        inferred = infer_types(
+            attributes, [_type(program, local) for local in instruction.operands]
+        )
     except (MeshError, ProgramError) as error:
         raise _fault(program, instruction, f": {error}") from None
-    found = [_type(program, local) for local in instruction.results]
+    declared_types = [_type(program, local) for local in instruction.results]
     for local, (expected, declared) in zip(
-        instruction.results, zip(made, found, strict=False), strict=False
+        instruction.results, zip(inferred, declared_types, strict=False), strict=False
     ):
         if expected != declared:
             first, second = _type_texts(expected, declared)
             raise _fault(program, instruction, f" gives {first}, but %{local} is {second}.")
-    if len(made) != len(found):
-        raise _fault(program, instruction, f" gives {len(made)} results, not {len(found)}.")
+    if len(inferred) != len(declared_types):
+        raise _fault(
+            program, instruction, f" gives {len(inferred)} results, not {len(declared_types)}."
+        )
 
 
 def _type(program: SpmdProgram, local: int) -> Type:

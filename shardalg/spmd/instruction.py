@@ -307,16 +307,20 @@ class Block:
     @cached_property
     def kinds(self) -> frozenset[type[Attributes]]:
         """The kinds of the instructions in this block and in all blocks inside it."""
-        found = {type(one.attributes) for one in self.instructions}
+        own_kinds = {type(one.attributes) for one in self.instructions}
         # Most blocks have no control flow, so their bodies need not be visited.
-        if all(kind.bodies is Attributes.bodies for kind in found):
-            return frozenset(found)
+        if all(kind.bodies is Attributes.bodies for kind in own_kinds):
+            return frozenset(own_kinds)
         bodies = (body for one in self.instructions for body in one.attributes.bodies)
-        return frozenset(found.union(*(body.kinds for body in bodies)))
+        return frozenset(own_kinds.union(*(body.kinds for body in bodies)))
 
 
 def infer_types(attributes: Attributes, operands: Sequence[Type]) -> list[Type]:
-    """Return the type of every result.
+    """Return the type (shape, dtype) of every result.
+
+    Args:
+      attributes: the attributes of an instruction, such as `Slice(0, 1, 4)`.
+      operands: the types of its operands.
 
     Raises:
       ProgramError: such an instruction cannot have these operands.
@@ -327,9 +331,9 @@ def infer_types(attributes: Attributes, operands: Sequence[Type]) -> list[Type]:
     """
     count, shapes = len(operands), [shape for shape, _ in operands]
     # The number of operands comes first: `result_shape` relies on it.
-    wanted = attributes.arity(len(shapes[0]) if shapes else 0, count)
-    if count != wanted:
-        raise ProgramError(f" takes {wanted} operands, has {count}.")
+    num_operands = attributes.arity(len(shapes[0]) if shapes else 0, count)
+    if count != num_operands:
+        raise ProgramError(f" takes {num_operands} operands, has {count}.")
     _check_dims(attributes, shapes[0])
     shape = attributes.result_shape(*shapes)
     types = [dtype for _, dtype in operands]

@@ -73,8 +73,9 @@ def manual_layouts(node: Node, mesh: Mesh) -> tuple[Layouts, Layouts]:
 
     def layout(kind: ValueType, axes: tuple[tuple[str, ...], ...]) -> Sharding:
         # A spec may be shorter than the rank: the other dimensions are replicated.
-        named = (*axes, *[()] * (len(kind.shape) - len(axes)))
-        dims = tuple(tuple(d for d in mesh.digits(names) if d.size > 1) for names in named)
+        """Return the sharding of a value by the axes in its spec, for each dimension."""
+        axes_of_dims = (*axes, *[()] * (len(kind.shape) - len(axes)))
+        dims = tuple(tuple(d for d in mesh.digits(names) if d.size > 1) for names in axes_of_dims)
         return Sharding(mesh, kind.shape, dims)
 
     signature = node.signature

@@ -71,7 +71,10 @@ class Rewriter:
         cls._rules_of = found
 
     def run(self, block: Block) -> Block:
-        """Return the rewritten block."""
+        """Return the block after all rules of the pass were applied to its instructions.
+
+        Substitutions of locals are applied to all later instructions and to the results.
+        """
         # Most blocks contain nothing for a pass, and `kinds` is cached per block.
         if block.kinds.isdisjoint(self.needs):
             return block

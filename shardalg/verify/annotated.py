@@ -27,26 +27,26 @@ def border_claims(sharded: ShardedGraph, program: SpmdProgram) -> Iterator[tuple
     only where they fail: a priority that no annotation states, and a manual or unreduced sharding
     of an argument or a result.
     """
-    given, values = sharded.annotations, sharded.graph.values
+    annotations, values = sharded.annotations, sharded.graph.values
     border = (
         ("arguments", sharded.graph.arguments, program.argument_shardings),
         ("results", sharded.graph.results, program.result_shardings),
     )
-    orders = {(side, number): mesh for side, number, mesh in given.orders}
-    for side, ends, layouts in border:
-        rows = enumerate(zip(ends, getattr(given, side), layouts, strict=True))
-        for number, (value, annotation, layout) in rows:
+    mesh_of = {(side, number): mesh for side, number, mesh in annotations.orders}
+    for side, end_values, layouts in border:
+        numbered = enumerate(zip(end_values, getattr(annotations, side), layouts, strict=True))
+        for number, (value, annotation, layout) in numbered:
             if annotation is not None:
                 words = f"its sharding is the annotated one: {annotation.text()}"
-                order = orders.get((side, number), sharded.mesh)
+                wanted_mesh = mesh_of.get((side, number), sharded.mesh)
                 # A replicated value is the same on every device, so it fits any device order.
-                there = layout.mesh == order or layout.is_replicated
+                has_device_order = layout.mesh == wanted_mesh or layout.is_replicated
                 yield (
                     values[value].name,
-                    Decided(words, there and satisfies(layout, annotation)),
+                    Decided(words, has_device_order and satisfies(layout, annotation)),
                 )
-            annotated = () if annotation is None else annotation.priorities
-            if any(layout.priorities) and layout.priorities != annotated:
+            wanted_priorities = () if annotation is None else annotation.priorities
+            if any(layout.priorities) and layout.priorities != wanted_priorities:
                 words = "its priorities are those of its annotation"
                 yield values[value].name, Decided(words, holds=False)
             if layout.manual or layout.unreduced:
@@ -125,15 +125,19 @@ class AnnotatedSite(NamedTuple):
 
 
 def annotated_sites(sharded: ShardedGraph) -> Iterator[AnnotatedSite]:
-    """Yield the sites of the function that have a sharding, from the code or from a strategy."""
-    given, graph = sharded.annotations, sharded.graph
-    orders = {number: mesh for side, number, mesh in given.orders if side == "sites"}
-    for number, (site, layout) in enumerate(zip(graph.sites, given.sites, strict=True)):
+    """Yield the sites of the function that have a sharding, from the code or from a strategy.
+
+    A site is a named place in the function at which a sharding may be asked for. Its values are
+    those before and after the annotation, which are equal numbers.
+    """
+    annotations, graph = sharded.annotations, sharded.graph
+    mesh_of = {number: mesh for side, number, mesh in annotations.orders if side == "sites"}
+    for number, (site, layout) in enumerate(zip(graph.sites, annotations.sites, strict=True)):
         if layout is not None:
             node = graph.nodes[site.node]
             values = node.results[0], node.operands[0]
             name = site.name or graph.values[values[0]].name
-            yield AnnotatedSite(name, values, layout, orders.get(number, sharded.mesh))
+            yield AnnotatedSite(name, values, layout, mesh_of.get(number, sharded.mesh))
 
 
 class SiteLayouts:
@@ -169,15 +173,17 @@ class SiteLayouts:
         It is "proved" if the program holds the site's value in the annotated sharding at some
         point. Otherwise it is "not_held", and states the shardings that the program has.
         """
-        for name, values, layout, order in self.sites:
+        for name, values, layout, mesh in self.sites:
             # A sharding constraint computes nothing: its operand and its result are the same
             # numbers, so the annotation is met if either has the sharding.
-            found = [s for value in values for s in self.layouts[value]]
-            right = any(
-                satisfies(s, layout) and (s.mesh == order or s.is_replicated) for s in found
+            held_layouts = [s for value in values for s in self.layouts[value]]
+            is_held = any(
+                satisfies(s, layout) and (s.mesh == mesh or s.is_replicated) for s in held_layouts
             )
             words = f"the program has it in the annotated sharding: {layout.text()}"
-            if not right:
-                instead = ", ".join(dict.fromkeys(s.text() for s in found))
-                words += f" (it holds it only as {instead})" if found else " (it never holds it)"
-            yield Claim(name, "site", "proved" if right else NOT_HELD, words=words)
+            if not is_held:
+                others = ", ".join(dict.fromkeys(s.text() for s in held_layouts))
+                words += (
+                    f" (it holds it only as {others})" if held_layouts else " (it never holds it)"
+                )
+            yield Claim(name, "site", "proved" if is_held else NOT_HELD, words=words)

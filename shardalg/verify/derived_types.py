@@ -84,10 +84,10 @@ def result_type_claim(
         # A device that runs the node's own operator makes the node's own types, so JAX need not
         # derive them.
         if operands == signature.operands and not apply.params:
-            found = signature.results
+            derived = signature.results
         else:
             binding, params = bound(graph, instruction)
-            found = result_types(apply.primitive, binding, params, operands)
+            derived = result_types(apply.primitive, binding, params, operands)
     except TraceError:
         # A loaded plan lacks the user's code, so JAX cannot derive the types. The row gives the
         # shapes, and the node gives the item types.
@@ -95,16 +95,20 @@ def result_type_claim(
         rows = rules(local_signature(signature, dict(apply.params), shapes)) or ()
         by_row = [local_shape(row, k, row.extents) for row in rows for k in range(len(row.results))]
         types = zip(by_row, signature.results, strict=True)
-        found = tuple(ValueType(shape, whole.dtype) for shape, whole in types)
+        derived = tuple(ValueType(shape, whole.dtype) for shape, whole in types)
     except (TypeError, ValueError) as error:
         reason = str(error).split("\n")[0]
         words = f"{signature.primitive} accepts {list(operands)} (JAX: {reason})"
         return Decided(words, holds=False)
-    words = f"{signature.primitive} of {list(operands)} gives {list(found)}"
+    words = f"{signature.primitive} of {list(operands)} gives {list(derived)}"
     # For some primitives JAX checks nothing when it traces, and leaves errors to the compiler.
-    left = LEFT_TO_THE_COMPILER.get(signature.primitive)
-    merged = {**dict(signature.params), **dict(apply.params)}
-    return Decided(words, found == declared and (left is None or left(merged, operands, found)))
+    compiler_check = LEFT_TO_THE_COMPILER.get(signature.primitive)
+    all_params = {**dict(signature.params), **dict(apply.params)}
+    return Decided(
+        words,
+        derived == declared
+        and (compiler_check is None or compiler_check(all_params, operands, derived)),
+    )
 
 
 def _types(locals_: list[Local]) -> Types:

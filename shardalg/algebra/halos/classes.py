@@ -78,19 +78,24 @@ class Runs:
     @cached_property
     def arrays(self) -> np.ndarray:
         """All pairs as an array with one row (source, target) per pair, sorted by source."""
-        classes, found = self.classes, [np.zeros((0, 2), int)]
+        classes, pairs_of_runs = self.classes, [np.zeros((0, 2), int)]
         for run in self.runs:
-            k = np.arange(run.first, run.last + 1)
-            ids = (run.source + k * classes.step, run.target + k * classes.period)
+            # A run repeats one pair of partition ids: the source moves by S blocks (`step`) where
+            # the target moves by T (`period`).
+            repetitions = np.arange(run.first, run.last + 1)
+            ids = (
+                run.source + repetitions * classes.step,
+                run.target + repetitions * classes.period,
+            )
             row = positions_of(classes.rows, np.array(run.row))
-            ends = [row + positions_of(classes.held, each) for each in ids]
-            found.append(np.stack(ends, axis=1))
-        pairs = np.concatenate(found)
+            positions = [row + positions_of(classes.held, each) for each in ids]
+            pairs_of_runs.append(np.stack(positions, axis=1))
+        pairs = np.concatenate(pairs_of_runs)
         # The intervals do not depend on the other digits of the mesh: each of their values has a
         # copy of the pairs.
-        rest = complement((*classes.held, *classes.rows), classes.devices)
-        assert rest is not None  # `classes_of` takes digits of one mesh
-        copies = positions_of(rest, np.arange(parts(rest)))
+        other_digits = complement((*classes.held, *classes.rows), classes.devices)
+        assert other_digits is not None  # `classes_of` takes digits of one mesh
+        copies = positions_of(other_digits, np.arange(parts(other_digits)))
         pairs = (pairs[:, None, :] + copies[None, :, None]).reshape(-1, 2)
         return pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
 

@@ -64,20 +64,20 @@ class Exchange:
 
     def __post_init__(self) -> None:
         """Raise ShardingError unless devices of the mesh hold all elements of the dimension."""
-        unknown = sorted(set(self.want.start.variables) - {name for name, _ in self.ids})
-        if unknown or self.size < 1 or self.block * parts(self.held) < self.size:
+        undefined = sorted(set(self.want.start.variables) - {name for name, _ in self.ids})
+        if undefined or self.size < 1 or self.block * parts(self.held) < self.size:
             raise ShardingError(
                 f"an exchange of {self.size} elements in {parts(self.held)} blocks of {self.block} "
                 f"for {self.want}: the blocks must hold all elements, at least one, and every "
-                f"partition id of the start needs digits (missing: {unknown})."
+                f"partition id of the start needs digits (missing: {undefined})."
             )
         # Digits of `held` must not overlap: otherwise some block would have no holder.
         digits = (*self.held, *(digit for _, row in self.ids for digit in row))
         outside = [d for d in digits if d.stride * d.size > self.devices]
-        clashes = [pair for pair in combinations(self.held, 2) if overlap(*pair)]
-        if outside or clashes:
+        overlapping = [pair for pair in combinations(self.held, 2) if overlap(*pair)]
+        if outside or overlapping:
             raise ShardingError(
-                f"an exchange over {self.devices} devices: {outside or clashes[0]} "
+                f"an exchange over {self.devices} devices: {outside or overlapping[0]} "
                 f"{'reach beyond them' if outside else 'split the dimension twice'}."
             )
 
@@ -269,14 +269,14 @@ class Exchange:
           ShardingError: the dimension is not partitioned over all devices, in their order.
         """
         # The drawing has one row per device, and one partition id for all of them.
-        row = (Digit(1, self.devices),)
-        if self.held != row or any(digits != row for _, digits in self.ids):
+        all_devices = (Digit(1, self.devices),)
+        if self.held != all_devices or any(digits != all_devices for _, digits in self.ids):
             raise ShardingError(
                 f"an exchange of a dimension held in {self.held} over {self.devices} devices: only "
-                f"{row} is drawn, one row of devices. Build it by `shardalg.exchange`."
+                f"{all_devices} is drawn, one row of devices. Build it by `shardalg.exchange`."
             )
-        spans = [self.want.at({name: p for name, _ in self.ids}) for p in range(self.devices)]
-        rows = tuple(PartitionRow(p, *span) for p, span in enumerate(spans))
+        intervals = [self.want.at({name: p for name, _ in self.ids}) for p in range(self.devices)]
+        rows = tuple(PartitionRow(p, *span) for p, span in enumerate(intervals))
         note = (
             f"p reads {self.want.length} elements from {self.want.quotient!r} on;   a device sends "
             f"{self.elements} in rounds, {self.hop_elements} by hops, {self.gather_elements} to "
@@ -298,8 +298,8 @@ class Exchange:
             f"{self.gather_elements} to gather all; cheapest: {self.cheapest}."
         )
         # An exchange along a part of the mesh has no drawing with one row per device.
-        row = (Digit(1, self.devices),)
-        if self.held != row or any(digits != row for _, digits in self.ids):
+        all_devices = (Digit(1, self.devices),)
+        if self.held != all_devices or any(digits != all_devices for _, digits in self.ids):
             return card(title, table)
         return drawing_card(title, halo_canvas(self.picture()), table)
 

@@ -59,10 +59,12 @@ class Halo:
             for p in range(min(self.parts, MOST_ROWS))
         )
         widths = f"left(p) = {self.left}, right(p) = {self.right}"
-        left = self.parts - len(rows)
-        more = (f"... and {left} more of {self.parts} partitions.",) if left else ()
+        num_hidden = self.parts - len(rows)
+        hidden_note = (
+            (f"... and {num_hidden} more of {self.parts} partitions.",) if num_hidden else ()
+        )
         title = f"{self.size} elements over {self.parts} partitions: {widths}."
-        return drawing_card(title, halo_canvas(self.picture()), Table(columns, rows), *more)
+        return drawing_card(title, halo_canvas(self.picture()), Table(columns, rows), *hidden_note)
 
     @cached_property
     def out_size(self) -> int:
@@ -304,16 +306,20 @@ class Halo:
         for p in range(self.parts):
             # With base dilation the low padding may differ by partition (case 3). All windows get
             # the length for the largest one, and each partition puts its kernel at its own place.
-            most, low = (self.max_padding_low, self.padding_low(p)) if kernel_placement else (0, 0)
+            max_low, low = (
+                (self.max_padding_low, self.padding_low(p)) if kernel_placement else (0, 0)
+            )
             outputs = range(p * self.out_block, (p + 1) * self.out_block)
             windows = tuple(window.stride * o - window.padding_low for o in outputs)
-            real = sum(o < self.out_size for o in outputs)
+            num_outputs = sum(o < self.out_size for o in outputs)
             # The kernel of this partition has `most - low` taps of 0 before it and `low` after it.
             span = self.start.at(p), self.limit.at(p)
-            rows.append(PartitionRow(p, *span, windows, real, (most - low, low)))
+            rows.append(PartitionRow(p, *span, windows, num_outputs, (max_low - low, low)))
         taps = tuple(range(0, window.span, window.window_dilation))
         widths = (("left", self.left, self.max_left), ("right", self.right, self.max_right))
-        note = ",   ".join(f"{side}(p) = {form!r}, at most {most}" for side, form, most in widths)
+        note = ",   ".join(
+            f"{side}(p) = {form!r}, at most {max_low}" for side, form, max_low in widths
+        )
         if window.base_dilation > 1:
             note += f",   case {self.case}"
         base, stride = window.base_dilation, window.stride

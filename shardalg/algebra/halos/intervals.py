@@ -196,8 +196,8 @@ def residues(index: Index, modulus: int, ids: Ids, devices: int) -> frozenset[in
 def _independent(index: Index, ids: Ids) -> list[tuple[int, int]] | None:
     """Return (coefficient, number of values) of each partition id in an index.
 
-    Ids with equal digits are one term. None if two ids have overlapping digits, so that they do not
-    vary independently.
+    Ids with equal digits are one term: with ids p and q of equal digits, 2*p + 3*q is 5*p. None if
+    two ids have overlapping digits, so that they do not vary independently.
     """
     digits, total = dict(ids), dict[Digits, int]()
     for name, coefficient in index.terms:

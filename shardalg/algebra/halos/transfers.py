@@ -190,13 +190,14 @@ def pieces(round_: Round, reader: int = 0) -> Iterator[Piece]:
         borders |= {permute.lower, permute.upper}
     runs: list[tuple[int, int, tuple[Permute, ...]]] = []
     for lower, upper in pairwise(sorted(borders)):
-        by = tuple(p for p in round_.permutes if p.lower <= lower and upper <= p.upper)
+        permutes = tuple(p for p in round_.permutes if p.lower <= lower and upper <= p.upper)
         # Neighbouring ranges with the same permutes are one piece.
-        if runs and runs[-1][2] == by:
+        if runs and runs[-1][2] == permutes:
             lower = runs.pop()[0]
-        runs.append((lower, upper, by))
-    for lower, upper, by in runs:
-        pairs = tuple(pair for permute in by for pair in permute.pairs)
+        runs.append((lower, upper, permutes))
+    # A piece has the (sender, receiver) pairs of all its permutes.
+    for lower, upper, permutes in runs:
+        pairs = tuple(pair for permute in permutes for pair in permute.pairs)
         yield Piece(reader, round_.number, lower, upper, pairs)
 
 

@@ -69,9 +69,10 @@ def from_axes(
     # As in a PartitionSpec, missing entries mean dimensions that are not partitioned.
     names += [()] * (len(shape) - len(names))
     dims = tuple(mesh.digits(name for name in axes if name != "?") for axes in names)
+    # "?" marks a dimension that completion may shard further.
     unspecified = tuple(i for i, axes in enumerate(names) if "?" in axes)
-    pending, kept = (mesh.digits(held.get(kind, ())) for kind in ("unreduced", "replicated"))
-    return Layout(mesh, shape, dims, unspecified, pending, kept)
+    pending, explicit = (mesh.digits(held.get(kind, ())) for kind in ("unreduced", "replicated"))
+    return Layout(mesh, shape, dims, unspecified, pending, explicit)
 
 
 def _axis_names(entry: Entry, mesh: Mesh) -> tuple[str, ...]:
@@ -127,16 +128,16 @@ def _check_axis_names(
     uses.pop("?", None)
     unknown = [name for name in uses if name not in mesh.shape]
     if unknown:
-        listed = ", ".join(f"{name!r} (on {uses[name][0]})" for name in unknown)
+        faults = ", ".join(f"{name!r} (on {uses[name][0]})" for name in unknown)
         raise MeshError(
-            f"{place} names {listed}, which the mesh does not have. "
+            f"{place} names {faults}, which the mesh does not have. "
             f"Its axes are {list(mesh.axis_names)}."
         )
-    twice = {name: places for name, places in uses.items() if len(places) > 1}
-    if twice:
-        listed = "; ".join(f"{n!r} on {' and on '.join(places)}" for n, places in twice.items())
+    repeated = {name: places for name, places in uses.items() if len(places) > 1}
+    if repeated:
+        faults = "; ".join(f"{n!r} on {' and on '.join(places)}" for n, places in repeated.items())
         raise ShardingError(
-            f"an axis is used twice in {place}: {listed}. An axis partitions one dimension of a "
+            f"an axis is used twice in {place}: {faults}. An axis partitions one dimension of a "
             "tensor: remove it from the other."
         )
 

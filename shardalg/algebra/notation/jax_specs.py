@@ -118,6 +118,8 @@ def _entries(spec: Any) -> tuple[Any, ...]:
 def _entry(entry: Any, spec: Any) -> str | tuple[str, ...] | None:
     """Return one entry of a PartitionSpec in the form that `Sharding.from_axes` takes.
 
+    The forms are a name, a tuple of names, None (not partitioned) and "?" (unconstrained).
+
     Raises:
       NotationError: the entry is no axis, tuple of axes, None or UNCONSTRAINED.
     """
@@ -145,10 +147,11 @@ def _names(digits: Digits, sharding: Layout) -> tuple[str, ...]:
         raise ShardingError(
             f"{sharding.text()} on {mesh!r} has no PartitionSpec: {error}"
         ) from None
-    partial = [ref for ref in refs if ref.size is not None]
-    if partial:
+    # A PartitionSpec can name whole axes only; a reference to a whole axis has no size.
+    sub_axes = [ref for ref in refs if ref.size is not None]
+    if sub_axes:
         raise ShardingError(
             f"{sharding.text()} on {mesh!r} has no PartitionSpec: it splits by the sub-axes "
-            f"{partial}. State it on a mesh whose axes are these."
+            f"{sub_axes}. State it on a mesh whose axes are these."
         )
     return tuple(ref.name for ref in refs)

@@ -61,32 +61,33 @@ def _faults_in_regions(
       axes: names and sizes of the manual axes, which collectives refer to.
       checked: the signatures of the operators, each with the source line of one node.
     """
-    known: dict[ValueType, jax.ShapeDtypeStruct] = {}
+    operand_types: dict[ValueType, jax.ShapeDtypeStruct] = {}
     for type_ in dict.fromkeys(type_ for signature in checked for type_ in signature.operands):
         try:
             item = jax.dtypes.float0 if type_.dtype == "float0" else item_type(type_.dtype)
         except StopIteration:
             continue  # random keys of a kind that JAX does not know
-        known[type_] = jax.ShapeDtypeStruct(type_.shape, item)
-    found: list[str] = []
+        operand_types[type_] = jax.ShapeDtypeStruct(type_.shape, item)
+    faults: list[str] = []
 
     def bind_all(*arrays: Any) -> None:
-        available = dict(zip(known, arrays, strict=True))
+        """Derive the result types of all operators from arrays of all operand types."""
+        available = dict(zip(operand_types, arrays, strict=True))
         for signature, source in checked.items():
             place = f"{signature.primitive} ({source or 'an unknown line'})"
             if all(type_ in available for type_ in signature.operands):
-                found.extend(f"{place} {fault}" for fault in _type_faults(signature, available))
+                faults.extend(f"{place} {fault}" for fault in _type_faults(signature, available))
 
     # One trace evaluates the types of all operators abstractly, with the axes in scope.
-    jax.make_jaxpr(bind_all, axis_env=list(axes))(*known.values())
+    jax.make_jaxpr(bind_all, axis_env=list(axes))(*operand_types.values())
     for signature, source in checked.items():
         place = f"{signature.primitive} ({source or 'an unknown line'})"
-        found.extend(f"{place} {fault}" for fault in _collective_faults(signature, dict(axes)))
+        faults.extend(f"{place} {fault}" for fault in _collective_faults(signature, dict(axes)))
         try:
             rules(signature)
         except Exception as error:  # builders of rows assume what tracing guarantees
-            found.append(f"{place} has no row: {type(error).__name__}: {error!s:.160}")
-    return found
+            faults.append(f"{place} has no row: {type(error).__name__}: {error!s:.160}")
+    return faults
 
 
 def _collective_faults(signature: Signature, sizes: Mapping[str, int]) -> Iterator[str]:
@@ -103,17 +104,17 @@ def _collective_faults(signature: Signature, sizes: Mapping[str, int]) -> Iterat
     """
     if signature.primitive not in _COLLECTIVES:
         return
-    given = dict(signature.params)
-    over = given.get(_COLLECTIVES[signature.primitive])
-    named = read(str | tuple[str, ...], over, "axes of a collective")
-    named = named if isinstance(named, tuple) else (named,)
-    if given.get("axis_index_groups") is not None:
+    params = dict(signature.params)
+    axes = params.get(_COLLECTIVES[signature.primitive])
+    names = read(str | tuple[str, ...], axes, "axes of a collective")
+    names = names if isinstance(names, tuple) else (names,)
+    if params.get("axis_index_groups") is not None:
         yield "is over groups of an axis"
-    elif len(set(named)) != len(named) or not set(named) <= sizes.keys():
-        yield f"is over the axes {named}, but its region has {sorted(sizes)}"
-    elif "perm" in given:
-        pairs = read(tuple[tuple[int, int], ...], given["perm"], "perm")
-        devices = prod(sizes[name] for name in named)
+    elif len(set(names)) != len(names) or not set(names) <= sizes.keys():
+        yield f"is over the axes {names}, but its region has {sorted(sizes)}"
+    elif "perm" in params:
+        pairs = read(tuple[tuple[int, int], ...], params["perm"], "perm")
+        devices = prod(sizes[name] for name in names)
         for side in zip(*pairs, strict=True):
             if len(set(side)) != len(side) or not set(side) <= set(range(devices)):
                 yield f"has pairs {pairs}, which {devices} devices cannot have"

@@ -331,13 +331,13 @@ def boxes(rule: Rule, split: Collection[str]) -> Iterator[tuple[int, str, int]]:
       split: the sharded loops.
     """
     # A guard is `loop == window loop + start`; its loop indexes one dimension of the operand.
-    highs = {symbol.name: symbol.high for symbol in rule.symbols}
+    largest_of = {symbol.name: symbol.high for symbol in rule.symbols}
     for guard in rule.guards:
         loop = guard.loop.loop
         if loop is not None and loop in split:
             (dim,) = [d for d, index in enumerate(rule.operands[0]) if index == guard.loop]
-            (start,) = [name for name in guard.index.variables if name in highs]
-            yield dim, loop, highs[start]
+            (start,) = [name for name in guard.index.variables if name in largest_of]
+            yield dim, loop, largest_of[start]
 
 
 @dataclass(frozen=True)

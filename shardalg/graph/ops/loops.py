@@ -132,12 +132,12 @@ def loop_class(rule: Rule, loop: str) -> str:
         return BROADCAST
     if loop not in loops_without_own_dimension(rule):
         return PASS
-    maps = [i for t in rule.tensors for i in rule.indices(t) if loop in i.variables]
-    others = {v for i in maps for v in i.variables if v != loop and v in rule.extents}
-    divided = any(i.mod or (i.div > 1 and not i.exact) for i in maps)
-    if divided or others & rule.result_loops:
+    own_indices = [i for t in rule.tensors for i in rule.indices(t) if loop in i.variables]
+    other_loops = {v for i in own_indices for v in i.variables if v != loop and v in rule.extents}
+    is_divided = any(i.mod or (i.div > 1 and not i.exact) for i in own_indices)
+    if is_divided or other_loops & rule.result_loops:
         return COMPOUND
-    return WINDOW if others else SHIFTED
+    return WINDOW if other_loops else SHIFTED
 
 
 @lru_cache(maxsize=65536)
@@ -167,11 +167,12 @@ def row_class(rule: Rule) -> str:
 
     def is_result_index(dims: tuple[Index, ...]) -> bool:
         # An index without loops reads a broadcast dimension.
+        """Return whether an operand is read at the index of the result, dimension by dimension."""
         pairs = zip(dims, rule.results[0], strict=False)
         return len(dims) == len(rule.results[0]) and all(a == b or not a.terms for a, b in pairs)
 
-    own = all(not dims or is_result_index(dims) for dims in rule.operands.values())
-    return "pointwise" if own else "layout"
+    is_elementwise = all(not dims or is_result_index(dims) for dims in rule.operands.values())
+    return "pointwise" if is_elementwise else "layout"
 
 
 OperandDim = tuple[int, int]

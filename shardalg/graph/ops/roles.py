@@ -69,7 +69,7 @@ def roles(graph: Graph, argument_roles: Sequence[str | None] | None) -> tuple[st
     return tuple(found)
 
 
-def _scalar_roles(graph: Graph, found: Sequence[str]) -> dict[int, str]:
+def _scalar_roles(graph: Graph, roles: Sequence[str]) -> dict[int, str]:
     """Return the role of each scalar that depends on data and is computed from no gradient.
 
     The role is "activation" if activations of the forward pass are computed from the scalar (a
@@ -81,19 +81,19 @@ def _scalar_roles(graph: Graph, found: Sequence[str]) -> dict[int, str]:
     # Through the carried parameters, an iteration's loss depends on gradients of the iteration
     # before it. Edges between iterations therefore do not count.
     edges = dependencies(graph, carried=False)
-    computed = [n for n in graph.nodes if not n.bodies]
-    backward = [v for n in computed if n.phase == "backward" for v in n.results]
-    forward = [v for n in computed if n.phase == "forward" for v in n.results]
+    operators = [n for n in graph.nodes if not n.bodies]
+    backward = [v for n in operators if n.phase == "backward" for v in n.results]
+    forward = [v for n in operators if n.phase == "forward" for v in n.results]
     of_gradients = reachable(edges, backward)
     sources: list[list[int]] = [[] for _ in edges]
     for source, targets in enumerate(edges):
         for target in targets:
             sources[target].append(source)
-    is_needed = reachable(sources, [v for v in forward if found[v] == ACTIVATION])
+    is_needed = reachable(sources, [v for v in forward if roles[v] == ACTIVATION])
     scalars = {
         value.index: ACTIVATION if is_needed[value.index] else LOSS
         for value in graph.values
-        if found[value.index] == GRADIENT
+        if roles[value.index] == GRADIENT
         and prod(value.type.shape) == 1
         and not of_gradients[value.index]
     }
@@ -115,10 +115,12 @@ def check_roles(graph: Graph, argument_roles: Sequence[str | None]) -> None:
             f"({', '.join(graph.argument_paths[:8])}): give one role, or None, to each."
         )
     pairs = zip(graph.argument_paths, argument_roles, strict=True)
-    bad = [f"{path}: {role!r}" for path, role in pairs if role not in (None, *ARGUMENT_ROLES)]
-    if bad:
+    faults = [f"{path}: {role!r}" for path, role in pairs if role not in (None, *ARGUMENT_ROLES)]
+    if faults:
         known = ", ".join(map(repr, ARGUMENT_ROLES))
-        raise RoleError(f"unknown roles {'; '.join(bad[:8])}. A role is one of {known}, or None.")
+        raise RoleError(
+            f"unknown roles {'; '.join(faults[:8])}. A role is one of {known}, or None."
+        )
 
 
 @lru_cache(maxsize=65536)
@@ -146,8 +148,8 @@ def joined_dims(signature: Signature) -> tuple[tuple[int, int, int, int], ...]:
 def _data_dimensions(graph: Graph, given: dict[int, str | None]) -> bytearray:
     """Return 1 per value that has a data dimension, else 0.
 
-    A data dimension is connected by loops to a dimension of a data argument, and to no dimension of
-    a parameter or an optimizer state.
+    A data dimension, such as a batch, is connected by loops to a dimension of a data argument, and
+    to no dimension of a parameter or an optimizer state.
 
     Args:
       given: the role of each argument, by its value.
@@ -157,23 +159,27 @@ def _data_dimensions(graph: Graph, given: dict[int, str | None]) -> bytearray:
     for value in graph.values:
         base.append(base[-1] + len(value.type.shape))
     classes = UnionFind(base[-1])
-    parent, known = classes.parent, dict[Signature, tuple[tuple[int, int, int, int], ...]]()
+    parent, pairs_of = classes.parent, dict[Signature, tuple[tuple[int, int, int, int], ...]]()
     for node in graph.nodes:
         # Equal operators connect equal dimensions, so each signature is examined once.
-        pairs = known.get(node.signature)
+        pairs = pairs_of.get(node.signature)
         if pairs is None:
-            pairs = known[node.signature] = () if node.bodies else joined_dims(node.signature)
-        at = node.operands + node.results
+            pairs = pairs_of[node.signature] = () if node.bodies else joined_dims(node.signature)
+        # A pair (i, d, j, e): one loop runs over dimension d of value i and dimension e of value j.
+        values_of_node = node.operands + node.results
         for i, d, j, e in pairs:
             # This is `classes.join`, inlined because the loop runs 100,000 times.
-            one, other = parent[base[at[i]] + d], parent[base[at[j]] + e]
-            if one == other:
+            first_root, second_root = (
+                parent[base[values_of_node[i]] + d],
+                parent[base[values_of_node[j]] + e],
+            )
+            if first_root == second_root:
                 continue
-            while parent[one] != one:
-                parent[one] = one = parent[parent[one]]
-            while parent[other] != other:
-                parent[other] = other = parent[parent[other]]
-            parent[other] = one
+            while parent[first_root] != first_root:
+                parent[first_root] = first_root = parent[parent[first_root]]
+            while parent[second_root] != second_root:
+                parent[second_root] = second_root = parent[parent[second_root]]
+            parent[second_root] = first_root
     # The leading dimension of a stacked value counts iterations, and its slice does not have it.
     for tie in graph.region_arguments:
         rank = len(graph.values[tie.source].type.shape) - tie.source_drop
@@ -189,6 +195,6 @@ def _data_dimensions(graph: Graph, given: dict[int, str | None]) -> bytearray:
     data = dimensions_of(DATA) - dimensions_of(PARAMETERS, OPTIMIZER_STATE)
     is_data = bytearray(base[-1])
     # A parent in `data` is the root of its class, so that no search for the root is needed.
-    for i, above in enumerate(classes.parent):
-        is_data[i] = above in data or classes.root(i) in data
+    for i, parent_slot in enumerate(classes.parent):
+        is_data[i] = parent_slot in data or classes.root(i) in data
     return bytearray([1 in is_data[base[v] : base[v + 1]] for v in range(len(graph.values))])

@@ -76,16 +76,16 @@ def rules(signature: Signature) -> tuple[Rule, ...] | None:
         )
         for k, row in enumerate(rows)
     )
-    zeros = all(has_zero(t.dtype) for t in (*signature.operands, *signature.results))
-    if zeros:
+    have_zero = all(has_zero(t.dtype) for t in (*signature.operands, *signature.results))
+    if have_zero:
         return shaped
     # Partitioning a sum or a pick writes zeros in place of padding, and of elements that another
     # device contributes. A type without zero has no such number, so the loops of the sum are local.
-    found = []
+    local_rows = []
     for row in shaped:
         if row.combine in (SUM, PICK):
             carried = frozenset({row.prefix[0]} if row.prefix else ())
             windows = loops_without_own_dimension(row) if row.reduced else frozenset()
             row = replace(row, local=row.local | carried | windows | frozenset(row.reduced))
-        found.append(row)
-    return tuple(found)
+        local_rows.append(row)
+    return tuple(local_rows)

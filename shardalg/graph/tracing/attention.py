@@ -168,9 +168,9 @@ def _scores(
     # `variadic_args` are (has a bias, has a gradient of the bias): without a bias, JAX passes a
     # placeholder. A bias has one matrix per head, or one for all heads.
     if params["variadic_args"][0]:
-        first = (groups, heads // groups) if bias.shape[1] == heads else (1, 1)
-        wide = bias.astype(jnp.float32)
-        scores = scores + wide.reshape(bias.shape[0], *first, *bias.shape[2:])
+        bias_heads = (groups, heads // groups) if bias.shape[1] == heads else (1, 1)
+        wide_bias = bias.astype(jnp.float32)
+        scores = scores + wide_bias.reshape(bias.shape[0], *bias_heads, *bias.shape[2:])
     kind = params["mask_type"].name
     rows = lax.broadcasted_iota(jnp.int32, (length, keys), 0)
     columns = lax.broadcasted_iota(jnp.int32, (length, keys), 1)
@@ -180,9 +180,9 @@ def _scores(
     if params["sliding_window_length"] is not None:
         masks.append(columns > rows - params["sliding_window_length"])
     if "PADDING" in kind:
-        own, other = (n.reshape(batch, 1, 1, 1, 1) for n in lengths)
-        masks += [rows < own, columns < other]
+        num_queries, num_keys = (n.reshape(batch, 1, 1, 1, 1) for n in lengths)
+        masks += [rows < num_queries, columns < num_keys]
     if not masks:
         return scores, None
-    seen = jnp.broadcast_to(reduce(jnp.logical_and, masks), scores.shape)
-    return jnp.where(seen, scores, _MASKED), seen
+    is_visible = jnp.broadcast_to(reduce(jnp.logical_and, masks), scores.shape)
+    return jnp.where(is_visible, scores, _MASKED), is_visible

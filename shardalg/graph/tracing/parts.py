@@ -90,6 +90,8 @@ class Parts:
           TraceError: the value is no array (a reference, a token).
         """
         found = self._types_of.get(id(aval))
+        # Many equations share an abstract value. The cache stores it too, so that its `id` is not
+        # given to another object.
         if found is None:
             try:
                 new = ValueType(tuple(map(int, aval.shape)), aval.dtype.name)
@@ -139,23 +141,23 @@ class Parts:
     def constant(self, aval: Any, array: Any) -> int:
         """Return the value index of a literal or a captured array; add the value if it is new.
 
-        Equal numbers of one type share a value.
+        Equal numbers of one type share a value. Arrays share one only if they are one object.
 
         Args:
           aval: its abstract value.
         """
         value_type = self.type_of(aval)
-        number = not value_type.shape and isinstance(aval.dtype, np.dtype)
-        if number:
+        is_number = not value_type.shape and isinstance(aval.dtype, np.dtype)
+        if is_number:
             array = np.asarray(array, aval.dtype)
         # Numbers are compared by their bytes: 0.0 differs from -0.0, and NaN equals itself.
-        key = (value_type, array.tobytes() if number else id(array))
+        key = (value_type, array.tobytes() if is_number else id(array))
         if key not in self._constant_of:
             short = SHORT.get(value_type.dtype, value_type.dtype)
-            name = f"{array}:{short}" if number else f"constant:{len(self.constants)}"
+            name = f"{array}:{short}" if is_number else f"constant:{len(self.constants)}"
             self._constant_of[key] = self.value(value_type, "constant", name)
             self.constants.append((self._constant_of[key], array))
-            if number:
+            if is_number:
                 self.numbers[self._constant_of[key]] = array
         return self._constant_of[key]
 

@@ -53,12 +53,12 @@ def check_policy(given: Any) -> Policy:
     """
     if isinstance(given, str) and given in policy_names():
         return given
-    parts = tuple(given) if isinstance(given, list | tuple) else ()
-    if len(parts) > 1 and parts[0] in BY_NAMES and all(isinstance(p, str) for p in parts):
-        return parts
+    words = tuple(given) if isinstance(given, list | tuple) else ()
+    if len(words) > 1 and words[0] in BY_NAMES and all(isinstance(p, str) for p in words):
+        return words
     known = (*policy_names(), *BY_NAMES)
-    near = get_close_matches(str(parts[0] if parts else given), known, 1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    similar = get_close_matches(str(words[0] if words else given), known, 1)
+    hint = f" Did you mean {similar[0]!r}?" if similar else ""
     raise StrategyError(
         f"remat has {given!r:.60}, which is no policy: give None (the function as it is written), "
         f"one of {', '.join(policy_names())}, or names of values as in "
@@ -141,22 +141,28 @@ def rematerialised(
 
 @contextmanager
 def _bound_by_policy() -> Iterator[None]:
-    """Let calls of `jax.checkpoint` and `jax.lax.scan` follow the policy of their thread."""
+    """Let calls of `jax.checkpoint` and `jax.lax.scan` follow the policy of their thread.
+
+    Inside the context, the `bind` methods of both primitives are replaced. `_asked` has the policy
+    that this thread asked for, or None; other threads are not affected.
+    """
     bind_remat, bind_scan = remat_p.bind, scan_p.bind
 
     def remat(*args: Any, **params: Any) -> Any:
-        asked: _Asked | None = _asked.value
-        if asked is not None and asked.places == CHECKPOINTS:
+        """Bind `jax.checkpoint` with the policy that was asked for."""
+        request: _Asked | None = _asked.value
+        if request is not None and request.places == CHECKPOINTS:
             # JAX binds the primitive again where it differentiates it: the policy is the same.
-            asked.found.add(CHECKPOINTS)
-            params["policy"] = _policy_function(asked.policy)
+            request.found.add(CHECKPOINTS)
+            params["policy"] = _policy_function(request.policy)
         return bind_remat(*args, **params)
 
     def scan(*args: Any, **params: Any) -> Any:
-        asked: _Asked | None = _asked.value
-        if asked is not None and asked.places == SCANS and _is_differentiated():
-            asked.found.add(SCANS)
-            params["jaxpr"] = _with_checkpoint(params["jaxpr"], _policy_function(asked.policy))
+        """Bind `jax.lax.scan`; put a checkpoint around the body if it was asked for."""
+        request: _Asked | None = _asked.value
+        if request is not None and request.places == SCANS and _is_differentiated():
+            request.found.add(SCANS)
+            params["jaxpr"] = _with_checkpoint(params["jaxpr"], _policy_function(request.policy))
         return bind_scan(*args, **params)
 
     with patch.object(remat_p, "bind", remat), patch.object(scan_p, "bind", scan):

@@ -86,15 +86,20 @@ WORD, HALF = 1 << 32, 1 << 16
 
 
 def bits_of(equation: Any) -> Any | None:
-    """Return a jaxpr that computes a `random_bits` with JAX's default keys; None for other keys."""
+    """Return a jaxpr that computes a `random_bits` with JAX's default keys; None for other keys.
+
+    The primitive `random_bits` computes all bits of an array at once. The jaxpr has elementwise
+    operators instead, so that each device computes only the bits of its block.
+    """
     (keys,) = (var.aval for var in equation.invars)
-    kind: Any = getattr(keys.dtype, "_impl", None)
-    if getattr(kind, "name", None) != "threefry2x32":
+    key_type: Any = getattr(keys.dtype, "_impl", None)
+    if getattr(key_type, "name", None) != "threefry2x32":
         return None
-    width, shape = equation.params["bit_width"], equation.params["shape"]
+    bit_width, shape = equation.params["bit_width"], equation.params["shape"]
 
     def bits(words: Any) -> Any:
-        return kind.random_bits(words, width, shape)
+        """Return the random bits for one key, given as two words."""
+        return key_type.random_bits(words, bit_width, shape)
 
     # `bits` takes a single key, so each dimension of the array of keys needs a `vmap`.
     for _ in keys.shape:
@@ -179,8 +184,9 @@ def _split(equation: Any) -> Any:
     ends = tuple(accumulate(sizes))
 
     def slices(x: Any) -> list[Any]:
-        pairs = zip(sizes, ends, strict=True)
-        return [lax.slice_in_dim(x, end - size, end, axis=axis) for size, end in pairs]
+        parts = zip(sizes, ends, strict=True)
+        # A part ends at the sum of all sizes up to its own.
+        return [lax.slice_in_dim(x, end - size, end, axis=axis) for size, end in parts]
 
     return _body(slices, equation)
 
@@ -188,6 +194,7 @@ def _split(equation: Any) -> Any:
 def _stacked(equation: Any) -> Any:
     """Return a jaxpr that computes a `stack` by a concatenation, or an `unstack` by slices."""
     axis = equation.params["axis"]
+    # A stack adds a dimension of size 1 to each operand and concatenates them along it.
     if equation.primitive.name == "stack":
         return _body(
             lambda *xs: lax.concatenate([lax.expand_dims(x, (axis,)) for x in xs], axis), equation
@@ -229,14 +236,20 @@ def _while(equation: Any) -> Any:
         """
 
         def goes_on(carry: list[Any]) -> Any:
+            """Return, per batch element, whether its condition is true."""
             return condition(*operands[:first], *carry)[0]
 
         def step(state: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
-            going, carry = state
-            new = body(*operands[first:both], *carry)
-            masks = [lax.broadcast_in_dim(going, x.shape, range(going.ndim)) for x in new]
-            kept = [lax.select(*row) for row in zip(masks, new, carry, strict=True)]
-            return goes_on(kept), kept
+            """Return the next state of the loop: which elements continue, and the carry."""
+            is_running, carry = state
+            new_carry = body(*operands[first:both], *carry)
+            # A flag per batch element becomes one per element of the carry. A finished element
+            # keeps its value.
+            masks = [
+                lax.broadcast_in_dim(is_running, x.shape, range(is_running.ndim)) for x in new_carry
+            ]
+            next_carry = [lax.select(*row) for row in zip(masks, new_carry, carry, strict=True)]
+            return goes_on(next_carry), next_carry
 
         # One flag crosses devices per iteration: whether any element continues.
         start = list(operands[both:])

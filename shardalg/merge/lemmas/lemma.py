@@ -34,10 +34,10 @@ class Lemma:
 
     def __post_init__(self) -> None:
         """Raise ProofError without mutants, or if a mutant replaces text that does not occur."""
-        idle = [old for old, _ in self.mutants if old not in self.given + "\n" + self.shows]
-        if idle or not self.mutants:
+        absent = [old for old, _ in self.mutants if old not in self.given + "\n" + self.shows]
+        if absent or not self.mutants:
             raise ProofError(
-                f"the lemma {self.name} needs mutants that change it; {idle} do not occur in "
+                f"the lemma {self.name} needs mutants that change it; {absent} do not occur in "
                 f"{self.given!r} or {self.shows!r}."
             )
 

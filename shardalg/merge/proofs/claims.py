@@ -105,7 +105,10 @@ class RefineClaim:
 
 
 def of_verdict(verdict: Verdict) -> MergeClaim | RefineClaim | EqualClaim:
-    """Return the claim that a verdict makes."""
+    """Return the claim that a verdict makes: a merge, a refinement or an equality, or its opposite.
+
+    For example, the verdict that two shardings do not merge becomes the claim that no merge exists.
+    """
     first, second, *others = verdict.operands
     if verdict.relation == "equal":
         return EqualClaim(first, second, bool(verdict))
@@ -209,16 +212,16 @@ class HaloClaim:
         device = f"0 <= p, p < {h.parts}"
         # Only outputs, taps and elements that exist count: a read beyond them is padding, which no
         # neighbour sends.
-        reads = (
+        read_premises = (
             f"{device}, 0 <= x, x < {h.out_block}, p*{h.out_block} + x < {h.out_size}, 0 <= tap, "
             f"tap < {w.size}, 0 <= k, k < {h.size}, "
             f"{base}*k == {first} + {w.stride}*x + {w.window_dilation}*tap"
         )
-        inside = f"{start} <= k, k < {limit}"
-        yield Statement("an element that is read is outside the halo", reads, inside)
+        is_in_halo = f"{start} <= k, k < {limit}"
+        yield Statement("an element that is read is outside the halo", read_premises, is_in_halo)
         yield Statement(
             "an element that is read is beyond the margins",
-            reads,
+            read_premises,
             f"p*{h.block} - k <= {h.margin_left}, k - (p + 1)*{h.block} < {h.margin_right}",
         )
         yield Statement("the start is not the least one", device, _first_at(start, base, first))

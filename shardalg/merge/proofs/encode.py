@@ -69,16 +69,26 @@ class Space:
         return {other: z3.IntVal(int(other == atom)) for other in self.atoms}
 
     def bounds(self, *devices: Mapping[Atom, Number]) -> list[z3.BoolRef]:
-        """Return the conditions that devices are on the mesh, and unknown sizes at least 2."""
-        rows = [
+        """Return the conditions that devices are on the mesh, and unknown sizes at least 2.
+
+        A coordinate along an axis is from 0 to the size of the axis - 1.
+
+        Args:
+          devices: the coordinates of each device, as z3 terms.
+        """
+        ranges = [
             z3.And(device[atom] >= 0, device[atom] < self.size(atom))
             for device in devices
             for atom in self.atoms
         ]
-        return rows + ([self.size(atom) >= 2 for atom in self.atoms] if self.symbolic else [])
+        return ranges + ([self.size(atom) >= 2 for atom in self.atoms] if self.symbolic else [])
 
     def atoms_of(self, digits: Digits) -> tuple[Atom, ...]:
-        """Return the atoms that make up the digits, major first."""
+        """Return the atoms that make up the digits, major first.
+
+        An atom is an axis or a sub-axis that no digit of the statement splits further. A digit is
+        made of the atoms whose strides are in its range of strides.
+        """
         return tuple(
             atom
             for digit in canonical(digits)

@@ -74,13 +74,13 @@ class _Encoder:
 
     def bounds(self) -> list[z3.BoolRef]:
         """Return the ranges of all unknowns and coordinates."""
-        rows = [z3.And(z3.Int(n) >= 0, z3.Int(n) < end) for n, end in self.claim.unknowns]
+        ranges = [z3.And(z3.Int(n) >= 0, z3.Int(n) < end) for n, end in self.claim.unknowns]
         # Without coordinates, a device is one number `d`. Otherwise the coordinates of the claim's
         # device (named "") and of its members are bounded.
         if self.space is None:
-            return [*rows, z3.Int("d") >= 0, z3.Int("d") < self.claim.mesh.size]
+            return [*ranges, z3.Int("d") >= 0, z3.Int("d") < self.claim.mesh.size]
         devices = [self.device(name) for name in ("", *(n for n, _ in self.claim.members))]
-        return rows + self.space.bounds(*devices)
+        return ranges + self.space.bounds(*devices)
 
     def number(self, number: Number) -> z3.ArithRef:
         """Return the term of a number."""
@@ -107,19 +107,19 @@ class _Encoder:
         Args:
           values: the number of each unknown in the counterexample.
         """
-        named = dict(values)
-        unknowns = tuple((n, named.get(n, 0)) for n, _ in self.claim.unknowns)
+        number_of = dict(values)
+        unknowns = tuple((n, number_of.get(n, 0)) for n, _ in self.claim.unknowns)
         mesh = self.claim.mesh
         if self.space is None:
-            return IntegerWitness(mesh.order[named.get("d", 0)], unknowns, ())
+            return IntegerWitness(mesh.order[number_of.get("d", 0)], unknowns, ())
         # A coordinate is named by its z3 term. A model lacks a coordinate that may have any value,
         # so 0 is taken.
         members = []
         for member, _ in self.claim.members:
             coordinates = ((a.digit.stride, str(c)) for a, c in self.device(member).items())
-            position = sum(named.get(name, 0) * stride for stride, name in coordinates)
+            position = sum(number_of.get(name, 0) * stride for stride, name in coordinates)
             members.append((member, position))
-        device = mesh.order[self.space.position(named, "d")]
+        device = mesh.order[self.space.position(number_of, "d")]
         return IntegerWitness(device, unknowns, tuple(members))
 
 

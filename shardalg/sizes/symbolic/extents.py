@@ -164,11 +164,11 @@ class _IndexSorter:
         products = list(self._products())
         shifts = list(self._affine_shifts())
         sums = list(_tilings(shifts, self._sizes()))
-        summed = {e.left[0] for e in sums}
-        kept = [shift for shift in shifts if shift.target not in summed]
-        kept += [*repeats, *self._free_shifts()]
+        sum_targets = {e.left[0] for e in sums}
+        all_shifts = [shift for shift in shifts if shift.target not in sum_targets]
+        all_shifts += [*repeats, *self._free_shifts()]
         equations = (*products, *sums)
-        return Extents(tuple(self.equal), equations, tuple(kept), tuple(self.inner))
+        return Extents(tuple(self.equal), equations, tuple(all_shifts), tuple(self.inner))
 
     def _products(self) -> Iterator[Equation]:
         """Yield the equations between products of sizes.
@@ -286,15 +286,19 @@ class _IndexSorter:
                         yield from (Shift(*ends, *by, free=True) for by in ((2, 1), (1, 2)))
 
     def _sizes(self) -> dict[TensorDim, int]:
-        """Return the size of each dimension of the operator's tensors at the hints."""
-        found = {}
+        """Return the size of each dimension of the operator's tensors at the hints.
+
+        A dimension is (number of the tensor, number of the dimension). Results are counted behind
+        the operands.
+        """
+        size_of = {}
         for number, rule in enumerate(self.rules):
             for tensor in rule.tensors:
                 # A row numbers its results -1, -2, .... Of several rows, row k has only result k.
                 position = tensor if tensor >= 0 else self.count + number + ~tensor
                 for dim, size in enumerate(rule.shape(tensor) or ()):
-                    found[position, dim] = size
-        return found
+                    size_of[position, dim] = size
+        return size_of
 
 
 def _span(index: Index, rule: Rule) -> int:
@@ -304,17 +308,17 @@ def _span(index: Index, rule: Rule) -> int:
     return 1 + sum(c * (n - 1) for c, n in taps)
 
 
-def _is_reversed(rule: Rule, index: Index, at: TensorDim) -> bool:
+def _is_reversed(rule: Rule, index: Index, tensor_dim: TensorDim) -> bool:
     """Return whether an index is `n - 1 - d` and runs over a whole dimension of n elements.
 
     Args:
       at: number of the tensor and of its dimension.
     """
-    shape = rule.shape(at[0])
+    shape = rule.shape(tensor_dim[0])
     if len(index.terms) != 1 or index.mod or index.div > 1 or shape is None:
         return False
     name, coefficient = index.terms[0]
-    size = shape[at[1]]
+    size = shape[tensor_dim[1]]
     return coefficient == -1 and rule.extents.get(name) == size == index.constant + 1
 
 

@@ -53,7 +53,13 @@ def valid_slices(sharding: Sharding, position: int, shape: tuple[int, ...]) -> t
 
 
 def split(array: np.ndarray, sharding: Sharding, fill: int | float | bool) -> Stack:
-    """Return the block of every position, with padding filled with `fill`."""
+    """Return the block of every position, with padding filled with `fill`.
+
+    For example, 5 elements on 2 devices give the blocks [0, 1, 2] and [3, 4, fill].
+
+    Args:
+      array: the global array.
+    """
     blocks: dict[tuple[int, ...], np.ndarray] = {}
     for position in range(sharding.mesh.size):
         key = block_ids(sharding, position)
@@ -62,9 +68,9 @@ def split(array: np.ndarray, sharding: Sharding, fill: int | float | bool) -> St
             # A block that begins behind the last element is padding entirely.
             starts = [p * n for p, n in zip(key, sharding.shard_shape, strict=True)]
             extents = zip(starts, sharding.shard_shape, strict=True)
-            part = array[tuple(slice(start, start + n) for start, n in extents)]
+            elements = array[tuple(slice(start, start + n) for start, n in extents)]
             block = np.full(sharding.shard_shape, fill, array.dtype)
-            block[tuple(slice(0, n) for n in part.shape)] = part
+            block[tuple(slice(0, n) for n in elements.shape)] = elements
             blocks[key] = block
     return [blocks[block_ids(sharding, position)] for position in range(sharding.mesh.size)]
 
@@ -82,15 +88,22 @@ def in_order(stack: Stack, source: Mesh, target: Mesh) -> Stack:
 
 
 def join(stack: Stack, sharding: Sharding) -> np.ndarray:
-    """Return the global array without padding; of replicas the last position's copy."""
+    """Return the global array without padding; of replicas, the copy of the last position.
+
+    Args:
+      stack: the block of every position.
+    """
     array = np.zeros(sharding.shape, stack[0].dtype)
     for position, block in enumerate(stack):
-        inside = valid_slices(sharding, position, block.shape)
+        valid = valid_slices(sharding, position, block.shape)
+        # A block begins at its partition id times the block size, in each dimension.
         starts = [
             p * n for p, n in zip(block_ids(sharding, position), sharding.shard_shape, strict=True)
         ]
-        place = tuple(slice(s, s + part.stop) for s, part in zip(starts, inside, strict=True))
-        array[place] = block[inside]
+        global_slices = tuple(
+            slice(s, s + part.stop) for s, part in zip(starts, valid, strict=True)
+        )
+        array[global_slices] = block[valid]
     return array
 
 
@@ -116,13 +129,14 @@ def by_word(simulate: Callable[..., Sequence[Stack]], *stacks: Stack) -> list[St
       simulate: the function that simulates the instruction.
     """
     # numpy has no random keys, but a move of a key is the same move of each of its words.
-    like = next((stack[0] for stack in stacks if is_key(stack[0])), None)
-    if like is None:
+    key_block = next((stack[0] for stack in stacks if is_key(stack[0])), None)
+    if key_block is None:
         return list(simulate(*stacks))
-    count = len(words(like))
-    each = [_words_of_stack(x) if is_key(x[0]) else [x] * count for x in stacks]
-    made = [simulate(*given) for given in zip(*each, strict=True)]
-    return [_stack_of_words(parts, like) for parts in zip(*made, strict=True)]
+    count = len(words(key_block))
+    stacks_of_words = [_words_of_stack(x) if is_key(x[0]) else [x] * count for x in stacks]
+    results_of_word = [simulate(*given) for given in zip(*stacks_of_words, strict=True)]
+    # Put the words of each key of a result together again.
+    return [_stack_of_words(parts, key_block) for parts in zip(*results_of_word, strict=True)]
 
 
 def split_array(array: Any, sharding: Sharding, dtype: str) -> Stack:

@@ -46,25 +46,27 @@ class _SimulatedRing:
         The products are added up if the sharded loop is contracted. Otherwise each is written to
         its place in the result.
         """
-        # The product reads the gathered value `travels`, of which one block at a time is present.
-        travels, dim = self.collective.results[0], self.collective.attributes.dim
-        own = self.env[self.collective.operands[0]]
+        # The product reads the gathered value `gathered`, of which one block at a time is present.
+        gathered, dim = self.collective.results[0], self.collective.attributes.dim
+        blocks = self.env[self.collective.operands[0]]
         # The result's dimension with the sharded loop; None if the loop is contracted.
-        result_dim, block = self.a.along[-1], own[0].shape[dim]
-        whole: Stack | None = None
+        result_dim, block = self.a.along[-1], blocks[0].shape[dim]
+        result: Stack | None = None
         for direction in self.a.directions:
-            piece = map_blocks(lambda _, x, d=direction: _cut(x, dim, d.first, d.size), own)
-            for t in range(direction.products):
-                piece = self.permute(piece, direction.hop) if t else piece
-                starts = self.starts(direction, t, block)
-                product = self.multiply(direction, starts, {travels: piece})
+            piece = map_blocks(lambda _, x, d=direction: _cut(x, dim, d.first, d.size), blocks)
+            for step in range(direction.products):
+                # At step 0 each device has its own block; at each further step the next one
+                # arrives.
+                piece = self.permute(piece, direction.hop) if step else piece
+                starts = self.starts(direction, step, block)
+                product = self.multiply(direction, starts, {gathered: piece})
                 if result_dim is None:
-                    whole = product if whole is None else self.add(whole, product)
+                    result = product if result is None else self.add(result, product)
                 else:
-                    whole = whole or self.zeros(product)
-                    self.place(whole, product, result_dim, starts)
-        assert whole is not None, "a ring has a direction"
-        return whole
+                    result = result or self.zeros(product)
+                    self.place(result, product, result_dim, starts)
+        assert result is not None, "a ring has a direction"
+        return result
 
     def scatter(self) -> Stack:
         """Return each device's block of the product, reduce-scattered around the ring.
@@ -74,19 +76,22 @@ class _SimulatedRing:
         its own block.
         """
         dim = self.collective.attributes.dim
-        (made,) = self.collective.results
+        (scattered,) = self.collective.results
         # The scattered result is one block of the product's result.
-        block = self.run.program.locals[made].shape[dim]
-        parts: dict[int, Stack] = {}
+        block = self.run.program.locals[scattered].shape[dim]
+        sum_of_direction: dict[int, Stack] = {}
         for direction in self.a.directions:
-            for t in range(direction.products):
-                piece = self.multiply(direction, self.starts(direction, t, block), {})
-                if t:
-                    arrived = self.permute(parts[direction.first], direction.hop)
+            for step in range(direction.products):
+                piece = self.multiply(direction, self.starts(direction, step, block), {})
+                # The sum that arrives has the products of the devices before this one in the ring.
+                if step:
+                    arrived = self.permute(sum_of_direction[direction.first], direction.hop)
                     piece = self.add(arrived, piece)
-                parts[direction.first] = piece
+                sum_of_direction[direction.first] = piece
+        # A direction has one part of each block; the parts are sorted by their first element.
         return map_blocks(
-            lambda _, *x: np.concatenate(x, dim), *(parts[first] for first in sorted(parts))
+            lambda _, *x: np.concatenate(x, dim),
+            *(sum_of_direction[first] for first in sorted(sum_of_direction)),
         )
 
     def starts(self, direction: Direction, t: int, block: int) -> list[int]:

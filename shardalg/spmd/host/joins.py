@@ -33,15 +33,21 @@ def _exclusive_scan(a: ExclusiveScan, x: Stack) -> Stack:
 
 @on_blocks(ArgReduce)
 def _arg_reduce(a: ArgReduce, values: Stack, places: Stack) -> Stack:
-    """Choose the best of the blocks' best values, and return its position."""
-    rank, result = getattr(np, a.combine), list(places)
+    """Choose the best of the blocks' best values, and return its position in the whole loop.
+
+    Each device has the best value of its block (`values`) and its place in the block (`places`).
+    With blocks of 4 elements, place 1 of the block with number 2 is position 9.
+    """
+    arg_function, result = getattr(np, a.combine), list(places)
     for group in groups(a.digits, len(values)):
         # Places are added in `int`, because a narrow index type could overflow here.
-        every = np.stack([places[p].astype(int) + at * a.block for at, p in enumerate(group)])
+        global_places = np.stack(
+            [places[p].astype(int) + number * a.block for number, p in enumerate(group)]
+        )
         # numpy takes the first of equal values, and a NaN before all numbers, as the definition
         # says.
-        winner = rank(np.stack([values[p] for p in group]), axis=0)
-        best = np.take_along_axis(every, winner[None], 0)[0].astype(places[0].dtype)
+        winner = arg_function(np.stack([values[p] for p in group]), axis=0)
+        best = np.take_along_axis(global_places, winner[None], 0)[0].astype(places[0].dtype)
         for position in group:
             result[position] = best
     return result
@@ -52,23 +58,23 @@ def _top(run: HostRun, instruction: Instruction[Top], values: Stack, places: Sta
     """Choose the best by a stable sort, which leaves the lower place of equal values first."""
     a = instruction.attributes
     # The lists are copied, because other instructions may read the operands again.
-    found = list(values), list(places)
+    results = list(values), list(places)
     for group in groups(a.digits, len(values)):
-        every = np.concatenate([values[p] for p in group], a.dim)
-        moved = [places[p] + place * a.block for place, p in enumerate(group)]
-        joined = np.concatenate(moved, a.dim).astype(places[0].dtype)
+        all_values = np.concatenate([values[p] for p in group], a.dim)
+        global_places = [places[p] + place * a.block for place, p in enumerate(group)]
+        all_places = np.concatenate(global_places, a.dim).astype(places[0].dtype)
         # The bits of floats, read as integers, are in the total order of the floats, except that
         # negative numbers are in the reverse order. `argsort` of `~keys` sorts descending.
-        keys = every
+        keys = all_values
         if keys.dtype.kind not in "iu":
             keys = keys.view(f"int{8 * keys.dtype.itemsize}")
             keys = np.where(keys < 0, keys ^ np.iinfo(keys.dtype).max, keys)
         order = np.argsort(~keys, axis=a.dim, kind="stable")
         order = order.take(range(values[0].shape[a.dim]), a.dim)
         for position in group:
-            found[0][position] = np.take_along_axis(every, order, a.dim)
-            found[1][position] = np.take_along_axis(joined, order, a.dim)
-    return list(found)
+            results[0][position] = np.take_along_axis(all_values, order, a.dim)
+            results[1][position] = np.take_along_axis(all_places, order, a.dim)
+    return list(results)
 
 
 @on_blocks(ValueAt)
@@ -90,16 +96,19 @@ def _join(a: Join, x: Stack, one: Stack) -> Stack:
 
 @simulates(Fold)
 def _fold(run: HostRun, instruction: Instruction[Fold], *stacks: Stack) -> list[Stack]:
-    """Reduce the partial results of each group by the user's function, over a new dimension."""
+    """Reduce the partial results of each group by the user's function, over a new dimension.
+
+    The first stacks are the partial results, one per result; the others are the start values.
+    """
     count, node = len(instruction.results), node_of(run.graph, instruction)
     results = [list(stack) for stack in stacks[:count]]
     binding, params = bound(run.graph, instruction)
     for group in groups(instruction.attributes.digits, len(run.positions)):
         # The members are a new leading dimension, which the user's function reduces.
-        every = [np.stack([stack[p] for p in group]) for stack in stacks[:count]]
-        numbers = [stack[group[0]] for stack in stacks[count:]]
-        joined = apply(node.primitive, binding, params, [*every, *numbers])
-        for result, one in zip(results, joined, strict=True):
+        partial_results = [np.stack([stack[p] for p in group]) for stack in stacks[:count]]
+        start_values = [stack[group[0]] for stack in stacks[count:]]
+        combined = apply(node.primitive, binding, params, [*partial_results, *start_values])
+        for result, value in zip(results, combined, strict=True):
             for position in group:
-                result[position] = on_host(one)
+                result[position] = on_host(value)
     return results

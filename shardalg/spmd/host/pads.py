@@ -18,7 +18,9 @@ def _regroup(a: Regroup, x: Stack) -> Stack:
     """Reshape each block to the local shape that its dimensions have after they are regrouped."""
 
     def reshape(_: int, block: np.ndarray) -> np.ndarray:
+        """Return one device's block in its new shape."""
         shape = a.shape(block.shape)
+        # The groups must name every dimension and keep the number of elements.
         if prod(shape) != block.size or sum(n for n, _ in a.groups) != block.ndim:
             raise ProgramError(f"blocks of {block.shape} are no {shape}. Name every dimension.")
         return block.reshape(shape)
@@ -50,16 +52,19 @@ def _dilate(a: Dilate, x: Stack, *fill: Stack) -> Stack:
     def spread(_: int, block: np.ndarray, *given: np.ndarray) -> np.ndarray:
         """Return one device's block after the padding, with the fill around and between elements.
 
+        For example, [1, 2] with 1 place before, 1 place between (factor 2) and none behind becomes
+        [fill, 1, fill, 2].
+
         Args:
           given: the array with the fill, if the fill is an operand.
         """
-        before = block.shape[a.dim]
+        num_elements = block.shape[a.dim]
         # Without a combination there is no identity, so the fill is an operand: the user's number.
         value = given[0] if a.fill is None else identity(a.fill, block.dtype.name)
         shape = [a.length(n) if i == a.dim else n for i, n in enumerate(block.shape)]
         result = np.full(shape, value, block.dtype)
         elements = tuple(
-            slice(a.low, a.low + (before - 1) * a.factor + 1, a.factor)
+            slice(a.low, a.low + (num_elements - 1) * a.factor + 1, a.factor)
             if i == a.dim
             else slice(None)
             for i in range(block.ndim)

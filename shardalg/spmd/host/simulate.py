@@ -58,20 +58,20 @@ def _check_arguments(run: HostRun, arrays: Sequence[Any]) -> None:
         raise ProgramError(f"the program takes {len(shardings)} arrays, got {len(arrays)}.")
     # All wrong arguments are listed: a user who corrects one of several would meet the next error.
     paths = run.graph.argument_paths or tuple(f"argument {i}" for i in range(len(arrays)))
-    bad = [
+    faults = [
         f"{path}: shape {np.shape(array)}, planned for {sharding.shape}"
         for path, array, sharding in zip(paths, arrays, shardings, strict=True)
         if np.shape(array) != sharding.shape
     ]
-    if bad:
-        raise ProgramError("arguments of other shapes than planned:\n  " + "\n  ".join(bad))
+    if faults:
+        raise ProgramError("arguments of other shapes than planned:\n  " + "\n  ".join(faults))
 
 
 def _constants(program: SpmdProgram, graph: Graph) -> dict[int, Stack]:
-    """Return the blocks of the program's constants, by local."""
+    """Return the blocks of the program's constants, by local: a block per device for each."""
     data = dict(graph.constants)
-    env: dict[int, Stack] = {}
+    stack_of: dict[int, Stack] = {}
     for index, value in program.constants:
         local = program.locals[index]
-        env[index] = split_array(data[value], local.sharding, local.dtype)
-    return env
+        stack_of[index] = split_array(data[value], local.sharding, local.dtype)
+    return stack_of

@@ -130,6 +130,7 @@ class Regroup(Attributes):
     def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
         """Return the regrouped shape, or None if the groups do not fit the operand's shape."""
         counts = [count for count, _ in self.groups]
+        # Each group replaces at least one dimension, and all dimensions belong to groups.
         if min(counts, default=1) < 1 or sum(counts) != len(first):
             return None
         if not all(sizes for _, sizes in self.groups):
@@ -140,8 +141,8 @@ class Regroup(Attributes):
             and all(0 <= k < len(n) for k, (_, n) in zip(self.held, self.groups, strict=True))
         ):
             return None
-        made = self.shape(first)
-        return made if math.prod(made) == math.prod(first) else None
+        new_shape = self.shape(first)
+        return new_shape if math.prod(new_shape) == math.prod(first) else None
 
 
 def leading(sizes: tuple[int, ...]) -> int:

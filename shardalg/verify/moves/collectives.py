@@ -292,7 +292,7 @@ def _permute(step: CheckedInstruction[CollectivePermute]) -> Result:
     declared, devices = step.declared_contents, np.arange(step.mesh.size)
     sources, targets = positions(step.attributes.pairs)
     # The two sides may count devices in different orders: compare starts device by device.
-    before, after = (
+    source_places, target_places = (
         devices
         if contents.order == step.mesh.device_ids
         else step.mesh.places(Mesh(step.mesh.axes, contents.order))
@@ -301,17 +301,20 @@ def _permute(step: CheckedInstruction[CollectivePermute]) -> Result:
     once = all(np.array_equal(np.sort(side), devices) for side in (sources, targets))
     same_blocks = once and all(
         np.array_equal(
-            numbers_at(have.start, before[sources]), numbers_at(want.start, after[targets])
+            numbers_at(held.start, source_places[sources]),
+            numbers_at(wanted.start, target_places[targets]),
         )
-        for have, want in zip(step.operand.dims, declared.dims, strict=True)
+        for held, wanted in zip(step.operand.dims, declared.dims, strict=True)
     )
-    whole = [claim for span in step.operand.dims for claim in all_existing_wanted(step, span)]
+    range_claims = [
+        claim for span in step.operand.dims for claim in all_existing_wanted(step, span)
+    ]
     words = "every device receives the block of its new place, once"
     claims = [
         ("delivers", Decided(words, bool(same_blocks))),
         ("combine", Decided("partial sums stay where they are", not step.operand.unreduced)),
         movement_keeps_meaning(step),
-        *whole,
+        *range_claims,
     ]
     # The permute may also change the device order of the mesh. Starts are formulas in positions of
     # a device order, so the result takes the declared starts together with their order.

@@ -94,26 +94,32 @@ def _value_at(step: CheckedInstruction[ValueAt]) -> Result:
     same size, and with padding that cannot win.
     """
     a, (place, block) = step.attributes, step.operands
-    best = next(iter(place.awaits), None)
+    selection = next(iter(place.awaits), None)
     # A place belongs to the value at the same position, so both must have the same layout except
     # along the searched dimension.
-    own = [replace(d, fill=None) for d in block.dims]
-    found = own.pop(a.dim)
-    same_dims = own == [replace(d, fill=None) for d in place.dims]
-    same_dims = same_dims and found.base == 1 and not found.wanted
-    wanted = False
-    if isinstance(best, ArgReduce) and best.dim == a.dim:
+    other_dims = [replace(d, fill=None) for d in block.dims]
+    searched_dim = other_dims.pop(a.dim)
+    same_dims = other_dims == [replace(d, fill=None) for d in place.dims]
+    same_dims = same_dims and searched_dim.base == 1 and not searched_dim.wanted
+    is_searched_block = False
+    if isinstance(selection, ArgReduce) and selection.dim == a.dim:
         # Padding may win only if it is masked with the identity of the maximum or minimum.
-        count = parts(best.digits) * best.block
-        start = partition_number(best.digits) * best.block
+        count = parts(selection.digits) * selection.block
+        start = partition_number(selection.digits) * selection.block
         fill, lowest = (
-            fill_number(way, step.declared.dtype) for way in (block.dims[a.dim].fill, best.combine)
+            fill_number(way, step.declared.dtype)
+            for way in (block.dims[a.dim].fill, selection.combine)
         )
-        masked = count == found.size or (fill is not None and fill == lowest)
-        wanted = masked and (found.start, found.length) == (start, best.block)
+        masked = count == searched_dim.size or (fill is not None and fill == lowest)
+        is_searched_block = masked and (searched_dim.start, searched_dim.length) == (
+            start,
+            selection.block,
+        )
     complete = is_finished(block) and not place.changes
-    words = f"the values are of the masked blocks from which {best} chooses"
-    claims: list[Goal] = [("combine", Decided(words, bool(same_dims and wanted and complete)))]
+    words = f"the values are of the masked blocks from which {selection} chooses"
+    claims: list[Goal] = [
+        ("combine", Decided(words, bool(same_dims and is_searched_block and complete)))
+    ]
     return replace(place, changes=(*place.changes, a)), claims
 
 

@@ -29,7 +29,7 @@ def check_move(step: CheckedInstruction) -> tuple[tuple[Contents, ...], list[Goa
     from another device may have another number.
     """
     step = replace(step, operands=tuple(replace(each, number=None) for each in step.operands))
-    found, claims = MOVES[type(step.attributes)](step)
+    contents_and_claims, claims = MOVES[type(step.attributes)](step)
     # A dilated dimension has gaps between its elements. The functions in `MOVES` compute places as
     # if there were none, which is right only for instructions that cut out a part.
     dims = step.attributes.dims or range(len(step.operand.dims))
@@ -38,8 +38,11 @@ def check_move(step: CheckedInstruction) -> tuple[tuple[Contents, ...], list[Goa
         words = "moved dimensions have no base dilation"
         claims = [*claims, ("delivers", Decided(words, holds=False))]
     if step.declared.named:
-        found = [_as_declared(step, *result) for result in found]
-    return tuple(result for result, _ in found), [*claims, *(s for _, more in found for s in more)]
+        contents_and_claims = [_as_declared(step, *result) for result in contents_and_claims]
+    return tuple(result for result, _ in contents_and_claims), [
+        *claims,
+        *(s for _, more in contents_and_claims for s in more),
+    ]
 
 
 def _as_declared(step: CheckedInstruction, result: Contents, claims: list[Goal]) -> Result:

@@ -68,20 +68,23 @@ def _concatenate(step: CheckedInstruction[Concatenate]) -> Result:
     claims: list[Goal] = [("delivers", Decided(words, len(requested) <= 1))]
     for other in step.operands[1:]:
         span = other.dims[dim]
-        at = first.start + length
+        end = first.start + length
         wanted = span.wanted or first.wanted
         first = replace(first, wanted=wanted)
-        goal = implies(first.exists(at + X), equal(span.start, at))
+        # The claim is needed only where the piece has an element that exists.
+        goal = implies(first.exists(end + X), equal(span.start, end))
         words = f"the piece at place {length} continues the piece before it"
         claims.append(("delivers", step.claim(words, goal, unknowns=(("x", span.length),))))
         # The result is one local value, which has only one pending sum and one list of changes.
-        same = replace(other, dims=step.operand.dims) == replace(
+        agree_elsewhere = replace(other, dims=step.operand.dims) == replace(
             step.operand, dims=step.operand.dims
         )
         pairs = enumerate(zip(other.dims, step.operand.dims, strict=True))
-        alike = all(replace(a, fill=b.fill) == b for number, (a, b) in pairs if number != dim)
+        have_equal_dims = all(
+            replace(a, fill=b.fill) == b for number, (a, b) in pairs if number != dim
+        )
         words = "the pieces agree except along the concatenated dimension"
-        claims.append(("delivers", Decided(words, same and alike)))
+        claims.append(("delivers", Decided(words, agree_elsewhere and have_equal_dims)))
         length += span.length
     # The result has the padding of every piece, so its fill is known only if all pieces share it.
     fills = zip(*([span.fill for span in found.dims] for found in step.operands), strict=True)

@@ -50,21 +50,24 @@ def _dynamic_slice(step: CheckedInstruction[DynamicSlice]) -> Result:
 
     Places of the result that have no element may become 0.
     """
-    a, span = step.attributes, step.operand.dims[step.attributes.dim]
+    a, dim_contents = step.attributes, step.operand.dims[step.attributes.dim]
     start, size = partition_number(a.digits) * a.block, step.declared_contents.dims[a.dim].size
     # Of a padded operand the lowering reads the first `size` places and pads the block with zeros
     # (`lower/emit/slices.py`), so no element may be behind these places.
-    if not a.block <= size < span.length:
+    if not a.block <= size < dim_contents.length:
         return cut_places(step, start, a.block)
     result, claims = cut_places(
         replace(step, operands=(keep_equal_fills(step, SUM),)), start, a.block
     )
-    if span.base == 1 and span.start == Number() and span.size <= size:
+    if dim_contents.base == 1 and dim_contents.start == Number() and dim_contents.size <= size:
         return result, claims
     words = f"no element is behind the first {size} places"
-    behind = Compare(span.start + Number.of(size - span.size), ">=")
-    first = step.claim(words, behind) if span.base == 1 else Decided(words, holds=False)
-    return result, [*claims, ("delivers", first)]
+    ends_in_time = Compare(dim_contents.start + Number.of(size - dim_contents.size), ">=")
+    end_claim = (
+        step.claim(words, ends_in_time) if dim_contents.base == 1 else Decided(words, holds=False)
+    )
+    # The lowering reads only the first `size` places, so an element behind them would be lost.
+    return result, [*claims, ("delivers", end_claim)]
 
 
 @moves(Slice)
@@ -84,23 +87,35 @@ def _owner_select(step: CheckedInstruction[OwnerSelect]) -> Result:
     The partition that has the element keeps it, and all others have 0. The result is a partial sum.
     """
     a, operand = step.attributes, step.operand
-    span, own = operand.dims[a.dim], partition_number(a.digits)
-    here = All((equal(span.start + a.place, a.index * span.base), span.exists(Number.of(a.index))))
-    goal = implies(equal(own, a.owner), here)
+    dim_contents, partition = operand.dims[a.dim], partition_number(a.digits)
+    is_the_element = All(
+        (
+            equal(dim_contents.start + a.place, a.index * dim_contents.base),
+            dim_contents.exists(Number.of(a.index)),
+        )
+    )
+    goal = implies(equal(partition, a.owner), is_the_element)
     words = f"element {a.index} is place {a.place} on partition {a.owner}"
-    inside = 0 <= a.place < span.length and 0 <= a.owner < parts(a.digits)
-    fresh = not any(overlap(*pair) for pair in product(a.digits, operand.unreduced))
+    exists = 0 <= a.place < dim_contents.length and 0 <= a.owner < parts(a.digits)
+    is_new_axis = not any(overlap(*pair) for pair in product(a.digits, operand.unreduced))
     # If the operand is no partial sum, one member has the element and all others have 0, so the
     # pending sum only picks the element. Otherwise it adds numbers of several members.
-    alone = operand.combine == PICK or not operand.unreduced
-    added = operand.combine == SUM or alone
-    sums = added and not operand.changes and not operand.awaits
+    is_only_picked = operand.combine == PICK or not operand.unreduced
+    is_sum = operand.combine == SUM or is_only_picked
+    are_partial_sums = is_sum and not operand.changes and not operand.awaits
     claims: list[Goal] = [
         ("delivers", step.claim(words, goal)),
-        ("delivers", Decided("exactly one partition has the place", inside)),
-        ("combine", Decided("the results are partial sums of the value", fresh and sums)),
+        ("delivers", Decided("exactly one partition has the place", exists)),
+        (
+            "combine",
+            Decided("the results are partial sums of the value", is_new_axis and are_partial_sums),
+        ),
         *members_agree(step, a.digits, (a.dim,)),
     ]
     pending = unordered_digits((*operand.unreduced, *a.digits))
-    result = replace(keep_equal_fills(step, 0), unreduced=pending, combine=PICK if alone else SUM)
-    return with_dim(result, a.dim, DimensionContents(Number.of(a.index), 1, span.size)), claims
+    result = replace(
+        keep_equal_fills(step, 0), unreduced=pending, combine=PICK if is_only_picked else SUM
+    )
+    return with_dim(
+        result, a.dim, DimensionContents(Number.of(a.index), 1, dim_contents.size)
+    ), claims

@@ -53,11 +53,11 @@ def _point_claim(run: LocalOperator, name: str) -> IntegerClaim:
     Index `t` must be place `t - p*block` of partition `p = t // block`, and of no other partition.
     """
     block, extent = run.blocks[name], run.rule.extents[name]
-    t, own = Number.of("t"), partition_number(run.digits[name])
-    here, there = within(t - own * block, 0, block), equal(t // block, own)
+    t, partition = Number.of("t"), partition_number(run.digits[name])
+    is_in_block, is_owner = within(t - partition * block, 0, block), equal(t // block, partition)
     on_mesh = within(t // block, 0, parts(run.digits[name]))
-    first = equal(dict(run.wider).get(name, own * block), own * block)
-    goal = All((implies(here, there), implies(there, here), on_mesh, first))
+    first = equal(dict(run.wider).get(name, partition * block), partition * block)
+    goal = All((implies(is_in_block, is_owner), implies(is_owner, is_in_block), on_mesh, first))
     words = f"index t of {name} is place t - p*{block} on partition t // {block} alone"
     return IntegerClaim(words, run.mesh, goal, (("t", extent),))
 

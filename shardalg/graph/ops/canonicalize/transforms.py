@@ -86,12 +86,16 @@ def stages_of(signature: Signature, order: Order) -> Iterator[Signature]:
     # A stage may transpose the value, so `places` has the original dimension at each position.
     places = tuple(range(len(current.shape)))
     for number, stage in enumerate(order):
-        wanted = (*(dim for dim in range(len(places)) if dim not in stage), *stage)
+        stage_order = (*(dim for dim in range(len(places)) if dim not in stage), *stage)
+        # The order within a stage matters only for its last dimension, which a real transform
+        # treats in another way.
         if set(places[-len(stage) :]) != set(stage) or places[-1] != stage[-1]:
-            yield (step := _transpose(current, tuple(places.index(dim) for dim in wanted)))
-            places, current = wanted, step.results[0]
-        own = dict(zip(transformed_dims(signature), signature.param("fft_lengths"), strict=True))
-        sizes = tuple(own[dim] for dim in places[-len(stage) :])
+            yield (step := _transpose(current, tuple(places.index(dim) for dim in stage_order)))
+            places, current = stage_order, step.results[0]
+        length_of_dim = dict(
+            zip(transformed_dims(signature), signature.param("fft_lengths"), strict=True)
+        )
+        sizes = tuple(length_of_dim[dim] for dim in places[-len(stage) :])
         # Only the first stage of a real transform, and the last of an inverse one, is real.
         kind = signature.param("fft_type")
         if kind == REAL and number > 0:
@@ -105,6 +109,7 @@ def stages_of(signature: Signature, order: Order) -> Iterator[Signature]:
         params = (("fft_lengths", sizes), ("fft_type", kind))
         yield Signature("fft", params, (current,), (result,))
         current = result
+    # Restore the original order of dimensions.
     if places != tuple(range(len(places))):
         yield _transpose(current, tuple(places.index(dim) for dim in range(len(places))))
 
@@ -164,16 +169,16 @@ def wide_sum(signature: Signature) -> WideSum | None:
     params = dict(signature.params)
     # A product of narrow operands can have a wide result by a parameter. A sum has the type of its
     # operands, so these are converted first.
-    read = signature.operands
+    read_types = signature.operands
     if contracts:
         params |= {"preferred_element_type": WIDE}
     else:
-        read = tuple(ValueType(x.shape, WIDE) if x.dtype in NARROW else x for x in read)
-    pairs = zip(signature.operands, read, strict=True)
+        read_types = tuple(ValueType(x.shape, WIDE) if x.dtype in NARROW else x for x in read_types)
+    pairs = zip(signature.operands, read_types, strict=True)
     reads = tuple(None if old == new else _conversion(old, new) for old, new in pairs)
-    wide = ValueType(narrow.shape, WIDE)
-    added = Signature(signature.primitive, tuple(params.items()), read, (wide,))
-    return WideSum(reads, added, _conversion(wide, narrow))
+    wide_type = ValueType(narrow.shape, WIDE)
+    addition = Signature(signature.primitive, tuple(params.items()), read_types, (wide_type,))
+    return WideSum(reads, addition, _conversion(wide_type, narrow))
 
 
 def _conversion(source: ValueType, target: ValueType) -> Signature:

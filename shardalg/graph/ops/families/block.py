@@ -36,7 +36,8 @@ Maps = Sequence[Sequence[str]]
 def blocks(signature: Signature, reads: Maps, writes: Maps, flops: int) -> Rule:
     """Return a row in which every dimension is indexed by one loop.
 
-    Loops with an upper-case name are whole.
+    Loops with an upper-case name are whole: they are never sharded. For a sort along dimension 1,
+    reads and writes are (("d0", "N"),).
 
     Args:
       reads, writes: for each operand and each result, the loop of each dimension.

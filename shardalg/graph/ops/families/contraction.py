@@ -231,16 +231,17 @@ def scaled_dot(signature: Signature) -> tuple[Rule, ...]:
     """Return the row of a `scaled_dot`: `[m, k], [k, n], [m, kl], [kr, n] -> [m, n]`.
 
     The last two operands are scales, each of which multiplies several neighbouring elements along
-    k. Therefore k, kl and kr are whole.
+    k. So kl and kr count fewer elements than k, and a block of k need not be one of kl. Therefore
+    k, kl and kr are whole: they are never sharded.
     """
-    found = dot_loops(signature, signature.param("dimension_numbers"))
+    loops = dot_loops(signature, signature.param("dimension_numbers"))
     scales = tuple(
-        tuple(f"{name}{side}" if name in found.contracting else name for name in own)
-        for side, own in zip("lr", found.maps, strict=True)
+        tuple(f"{name}{side}" if name in loops.contracting else name for name in operand_loops)
+        for side, operand_loops in zip("lr", loops.maps, strict=True)
     )
 
-    whole = {n for own in (*found.maps, *scales) for n in own} - {*found.result}
-    row = _product(signature, (*found.maps, *scales), found.result, frozenset(whole))
+    whole = {n for operand_loops in (*loops.maps, *scales) for n in operand_loops} - {*loops.result}
+    row = _product(signature, (*loops.maps, *scales), loops.result, frozenset(whole))
     return (replace(row, linear=frozenset(), scaled=frozenset()),)
 
 
@@ -292,6 +293,9 @@ def reduce_by(signature: Signature) -> tuple[Rule, ...]:
 
 def _reduction_row(signature: Signature, combine: str) -> Rule:
     """Return the row of a reduction of one operand along the dimensions in its parameter `axes`.
+
+    For example, a sum of a matrix along dimension 1 is `[d0, d1] -> [d0] sum [d1]`: a loop without
+    a place in the result is reduced.
 
     Args:
       combine: the operation that combines elements, such as SUM.
@@ -394,9 +398,14 @@ def conv_general_dilated(signature: Signature) -> tuple[Rule, ...]:
             counts[f"r{k}"] = window.count
 
     def in_order(spec: tuple[int, ...], indices: tuple[Index, ...]) -> tuple[Index, ...]:
-        # `indices` are in the order batch, feature, spatial; a tensor may have them in any order.
-        found = dict(zip(spec, indices, strict=True))
-        return tuple(found[d] for d in range(len(spec)))
+        """Return the indices of a tensor in the order of its dimensions.
+
+        Args:
+          spec: the position of its batch, feature and spatial dimensions.
+          indices: the indices in the order batch, feature, spatial.
+        """
+        index_of = dict(zip(spec, indices, strict=True))
+        return tuple(index_of[d] for d in range(len(spec)))
 
     maps = (
         in_order(layout.lhs, (batch, features, *windows)),
@@ -404,12 +413,12 @@ def conv_general_dilated(signature: Signature) -> tuple[Rule, ...]:
         in_order(layout.out, (result_batch, outer, *map(Index.of, positions))),
     )
     # A loop without an index, such as the group loop of a single group, is left out.
-    used = {v for dims in maps for index in dims for v in index.variables}
+    used_loops = {v for dims in maps for index in dims for v in index.variables}
     sizes = {"n": n, "g": groups.count, "f": f, **positions, "i": i, **counts}
     return (
         Rule(
             signature.primitive,
-            tuple((name, size) for name, size in sizes.items() if name in used),
+            tuple((name, size) for name, size in sizes.items() if name in used_loops),
             ((access(0, maps[0]), access(1, maps[1])),),
             (maps[2],),
             **scaling(signature, 0, 1),
@@ -425,9 +434,13 @@ def numbers_of(signature: Signature) -> DimensionNumbers:
 
 
 def window_of(signature: Signature, layout: DimensionNumbers, k: int) -> Taps:
-    """Return the window of a convolution along its spatial dimension number `k`."""
+    """Return the window of a convolution along its spatial dimension number `k`.
+
+    The window has the kernel's size along this dimension, stride, dilations, and the low padding.
+    """
     param = signature.param
     return Taps(
+        # A layout lists the position of two other dimensions before the spatial ones.
         signature.operands[1].shape[layout.rhs[2 + k]],
         stride=param("window_strides")[k],
         dilation=param("rhs_dilation")[k],

@@ -218,14 +218,17 @@ def _pooling_row(signature: Signature, combine: str, init: Access | None) -> Rul
 
 
 def _taps(signature: Signature) -> list[Taps]:
-    """Return the window of a pooling along each dimension."""
+    """Return the window of a pooling along each dimension.
+
+    A window has the size, stride, dilations and low padding that a tap's index needs.
+    """
     param = dict(signature.params)
     window, ones = param["window_dimensions"], (1,) * len(param["window_dimensions"])
     dilations = [param.get(name, ones) for name in ("window_dilation", "base_dilation")]
     low = tuple(pair[0] for pair in param["padding"])
     # A `select_and_scatter` has no dilations. The order is the one of the fields of `Taps`.
-    spaced = (param["window_strides"], dilations[0], low, dilations[1])
-    return [Taps(*row) for row in zip(window, *spaced, strict=True)]
+    fields = (param["window_strides"], dilations[0], low, dilations[1])
+    return [Taps(*row) for row in zip(window, *fields, strict=True)]
 
 
 def select_and_scatter_add(signature: Signature) -> tuple[Rule, ...]:
