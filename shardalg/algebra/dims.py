@@ -105,20 +105,21 @@ def dims(names: str, *, hint: int | Sequence[int]) -> tuple[Size, ...]:
             f"dims({names!r}) has {len(parts)} names and {len(hints)} hints {tuple(hints)}: give "
             "one hint per name, as in dims('B S', hint=(64, 1024))."
         )
-    bad = []
+    faults = []
     for name, value in zip(parts, hints, strict=True):
         # A bool is an int in Python, but no size.
-        counts = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-        if not counts or re.fullmatch(r"[A-Za-z_]\w*", name) is None:
-            bad.append(f"{name}={value!r}")
-    if bad:
+        is_size = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        if not is_size or re.fullmatch(r"[A-Za-z_]\w*", name) is None:
+            faults.append(f"{name}={value!r}")
+    if faults:
         raise SymbolError(
-            f"dims({names!r}) cannot name {', '.join(bad)}: a name is an identifier, a hint an "
+            f"dims({names!r}) cannot name {', '.join(faults)}: a name is an identifier, a hint an "
             "integer of at least 1 (the size to trace and plan with)."
         )
-    made = tuple(Size(n, h) for n, h in zip(parts, hints, strict=True))
-    sizes_of(made)
-    return made
+    sizes = tuple(Size(n, h) for n, h in zip(parts, hints, strict=True))
+    # Raise if one name has two hints, as in dims('B B', hint=(8, 16)).
+    sizes_of(sizes)
+    return sizes
 
 
 def sizes_of(expressions: Iterable[Expr]) -> dict[str, Size]:
@@ -134,19 +135,19 @@ def sizes_of(expressions: Iterable[Expr]) -> dict[str, Size]:
     # Numbers have no free symbols; a set visits repeated expressions once.
     symbols = {s for e in set(expressions) for s in getattr(e, "free_symbols", ())}
     # A fixed order, because the iteration order of a set of symbols changes from run to run.
-    found: dict[str, Size] = {}
+    size_of: dict[str, Size] = {}
     for symbol in sorted(symbols, key=str):
         if not isinstance(symbol, Size):
             raise SymbolError(
                 f"the symbol {symbol} has no hint: make it with dims({str(symbol)!r}, hint=...)."
             )
-        other = found.setdefault(symbol.name, symbol)
-        if other.hint != symbol.hint:
+        first_size = size_of.setdefault(symbol.name, symbol)
+        if first_size.hint != symbol.hint:
             raise SymbolError(
-                f"the size {symbol.name} has two hints, {other.hint} and {symbol.hint}: "
+                f"the size {symbol.name} has two hints, {first_size.hint} and {symbol.hint}: "
                 "dimensions and axes share one name space. Use one symbol, or two names."
             )
-    return found
+    return size_of
 
 
 def evaluate(expression: Expr, values: Mapping[str, int]) -> int:
@@ -165,8 +166,10 @@ def evaluate(expression: Expr, values: Mapping[str, int]) -> int:
     point = {s: sympy.Integer(values.get(name, s.hint)) for name, s in sizes.items()}
     number = expression.xreplace(point)
     if not number.is_Integer:
-        at = ", ".join(f"{size}={number_}" for size, number_ in point.items())
-        raise SymbolError(f"the size {expression} is {number} at {at}: no integer. Take others.")
+        sizes_text = ", ".join(f"{size}={number_}" for size, number_ in point.items())
+        raise SymbolError(
+            f"the size {expression} is {number} at {sizes_text}: no integer. Take others."
+        )
     return int(number)
 
 

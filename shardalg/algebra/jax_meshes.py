@@ -58,8 +58,8 @@ def mesh_to_jax(mesh: Mesh, devices: Sequence[Any] | None = None) -> jax.shardin
             else f"Give {mesh.size} of them"
         )
         raise DeviceError(
-            f"{mesh!r} needs {mesh.size} devices, and there are {len(available)}. {remedy}, or take a "
-            "smaller mesh."
+            f"{mesh!r} needs {mesh.size} devices, and there are {len(available)}. {remedy}, "
+            "or take a smaller mesh."
         )
     chosen = available[: mesh.size] if mesh.device_ids is None else _by_id(available, mesh)
     # An object array first: numpy would try to look inside the devices.

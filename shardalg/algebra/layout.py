@@ -197,12 +197,13 @@ def restate(sharding: L, mesh: Mesh) -> L | None:
     """
     if sharding.mesh == mesh:
         return sharding
-    rows = (*sharding.dims, *(getattr(sharding, kind) for kind in CLASSES))
-    found = _digits_on(rows, sharding.mesh, mesh)
-    if found is None:
+    digits_of_dims = (*sharding.dims, *(getattr(sharding, kind) for kind in CLASSES))
+    digits_on_mesh = _digits_on(digits_of_dims, sharding.mesh, mesh)
+    if digits_on_mesh is None:
         return None
     rank = len(sharding.dims)
-    digits = tuple(spelled(row, mesh) for row in found)
+    # `spelled` prefers whole axes of the mesh, so that the text has names.
+    digits = tuple(spelled(row, mesh) for row in digits_on_mesh)
     unreduced, manual, replicated = digits[rank:]
     return replace(
         sharding,

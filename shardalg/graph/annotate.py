@@ -154,11 +154,11 @@ def mapping_spec(mesh: Mesh, dims_mapping: Sequence[int], *, rank: int) -> Spec:
         )
     spec = tuple(_axis_names(mesh, entry, dims_mapping) for entry in dims_mapping)
     used = [axis for axes in spec for axis in axes]
-    twice = sorted({axis for axis in used if used.count(axis) > 1})
-    if twice:
+    repeated = sorted({axis for axis in used if used.count(axis) > 1})
+    if repeated:
         raise ShardingError(
-            f"dims_mapping={list(dims_mapping)} uses axis {twice[0]!r} of {mesh!r} twice: an axis "
-            "partitions one dimension of a tensor. Put -1 in one of the places."
+            f"dims_mapping={list(dims_mapping)} uses axis {repeated[0]!r} of {mesh!r} twice: an "
+            "axis partitions one dimension of a tensor. Put -1 in one of the places."
         )
     return spec
 

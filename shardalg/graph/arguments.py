@@ -96,11 +96,11 @@ def planned_arguments(
     """
     if args is not None:
         return args
-    inside = [path for path in graph.argument_paths if not path.isidentifier()]
-    if inside:
+    nested_paths = [path for path in graph.argument_paths if not path.isidentifier()]
+    if nested_paths:
         raise LoweringError(
-            f"the plan was made for pytrees ({inside[0]} is an array inside one), and a plan file "
-            "does not store their types. Pass the arguments too: plan.lower(fn=train_step, "
+            f"the plan was made for pytrees ({nested_paths[0]} is an array inside one), and a "
+            "plan file does not store their types. Pass the arguments too: plan.lower(fn=train_step, "
             "args=(params, batch)). Shapes and types are enough."
         )
     types = [graph.values[v].type for v in graph.arguments]

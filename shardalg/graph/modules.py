@@ -104,8 +104,10 @@ class _Ends:
         # In `w - rate * g`, the value is the update of the weight w, so that the search ends here.
         if reader.phase == "update":
             shape = self.graph.values[value].type.shape
-            read = [v for v in reader.operands if v in self.named]
-            updated = [self.named[v] for v in read if self.graph.values[v].type.shape == shape]
+            weights_read = [v for v in reader.operands if v in self.named]
+            updated = [
+                self.named[v] for v in weights_read if self.graph.values[v].type.shape == shape
+            ]
             if updated:
                 return updated
         # After another operator, such as a matrix product, an element of the result no longer

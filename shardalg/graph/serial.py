@@ -98,13 +98,13 @@ def from_json(data: Mapping[str, Any]) -> Graph:
             "Save it again with this version."
         )
     # Optional keys are read separately, because `_SavedGraph` declares keys that must exist.
-    plain = {key: value for key, value in data.items() if key not in _OPTIONAL_KEYS}
-    graph = _graph(read(_SavedGraph, plain, "graph"))
+    required = {key: value for key, value in data.items() if key not in _OPTIONAL_KEYS}
+    graph = _graph(read(_SavedGraph, required, "graph"))
     for key in _TEXTS:
         graph = _with_texts(graph, key, data.get(key, ()))
-    blocks = read(tuple[str, ...], data.get("block_axes", ()), "block_axes")
+    block_axes = read(tuple[str, ...], data.get("block_axes", ()), "block_axes")
     # `check` comes last: it compares types by indices, whose range `loaded` has checked before.
-    graph = replace(graph, block_axes=blocks)
+    graph = replace(graph, block_axes=block_axes)
     try:
         check(graph)
     except TraceError as error:

@@ -37,11 +37,11 @@ def passed_on(fn: Callable[..., Any], error: Exception) -> Exception:
     from shardalg.graph.tracing.refused import endless
 
     if isinstance(error, RecursionError):
-        named = endless(fn, error)
-        named.__suppress_context__ = True
-        return named
-    own = users_only(error.__traceback__)
-    return error if own is None else error.with_traceback(own)
+        clear_error = endless(fn, error)
+        clear_error.__suppress_context__ = True
+        return clear_error
+    user_traceback = users_only(error.__traceback__)
+    return error if user_traceback is None else error.with_traceback(user_traceback)
 
 
 def user_lines(error: BaseException) -> list[str]:

@@ -226,20 +226,21 @@ def argument_modules(graph: Graph) -> ArgumentModules:
         for value, path in zip(graph.arguments, graph.argument_paths, strict=True)
         for root, below in (words(path),)
     ]
+    # `is_late` marks the values that depend on the backward pass, such as updates.
     edges = dependencies(graph)
     backward = [v for node in graph.nodes if node.phase == "backward" for v in node.results]
-    late = reachable(edges, backward)
+    is_late = reachable(edges, backward)
     # An argument that only the update reads, such as an optimizer's state, is no weight.
-    read = [leaf for leaf in leaves if _is_read_early(graph, leaf.value)]
+    read_leaves = [leaf for leaf in leaves if _is_read_early(graph, leaf.value)]
     # `matched` has, for each gradient or next value among the results, its argument.
-    matched = _matched(graph, leaves, [leaf for leaf in read if leaf.is_float], late)
-    trained = set(matched.values()) | _updated(graph, read, late)
-    roots = _roots(read, {leaf.root for leaf in read if leaf.value in trained})
+    matched = _matched(graph, leaves, [leaf for leaf in read_leaves if leaf.is_float], is_late)
+    trained = set(matched.values()) | _updated(graph, read_leaves, is_late)
+    roots = _roots(read_leaves, {leaf.root for leaf in read_leaves if leaf.value in trained})
     # An array that is an argument by itself is a weight only if it is trained. Integers of rank 0,
     # such as a number of steps, are no weights.
     weights = [
         leaf
-        for leaf in read
+        for leaf in read_leaves
         if leaf.root in roots
         and (leaf.words or leaf.value in trained)
         and (leaf.is_float or leaf.type.shape)
@@ -247,15 +248,17 @@ def argument_modules(graph: Graph) -> ArgumentModules:
     names = _names(weights, leaves)
     # The user's named scopes win over the path of the weight if their endings match, because the
     # nodes in such a scope have its name already, and belong to the weight's module.
-    known = by_ending({node.module for node in graph.nodes if node.module})
-    scoped = {leaf.value: _scoped(leaf.words, known) or names[leaf.value] for leaf in weights}
-    others = _others(leaves, scoped, known, {leaf.value for leaf in read})
+    scope_of_ending = by_ending({node.module for node in graph.nodes if node.module})
+    scoped = {
+        leaf.value: _scoped(leaf.words, scope_of_ending) or names[leaf.value] for leaf in weights
+    }
+    others = _others(leaves, scoped, scope_of_ending, {leaf.value for leaf in read_leaves})
     # The last entry marks the values that depend on an argument that is no weight.
     return ArgumentModules(
         scoped,
         others,
         {result: scoped[arg] for result, arg in matched.items() if arg in scoped},
-        late,
+        is_late,
         reachable(edges, others),
     )
 
@@ -339,13 +342,13 @@ def _paired(arguments: list[_Leaf], results: list[tuple[int, tuple[str, ...]]]) 
     Args:
       results: pairs of a value index and the words of the result's path.
     """
-    found = {}
+    argument_of = {}
     for value, below in results:
-        named = [leaf for leaf in arguments if leaf.root in below]
-        if len(named) == 1:
-            found[value] = named[0].value
-    if found:
-        return found
+        in_tree = [leaf for leaf in arguments if leaf.root in below]
+        if len(in_tree) == 1:
+            argument_of[value] = in_tree[0].value
+    if argument_of:
+        return argument_of
     if len(arguments) == 1:
         return {value: arguments[0].value for value, _ in results}
     if len(arguments) == len(results):
@@ -461,21 +464,23 @@ def _others(
     weights = [leaf for leaf in leaves if leaf.value in modules]
     # A moment's path ends with the whole path of its weight. Other state, such as a scale, is only
     # in the same folder of the tree.
-    whole = {"/".join(leaf.words): modules[leaf.value] for leaf in weights if leaf.words}
-    inner = {"/".join(leaf.words[:-1]): modules[leaf.value] for leaf in weights if leaf.words[1:]}
-    found = {}
+    weight_paths = {"/".join(leaf.words): modules[leaf.value] for leaf in weights if leaf.words}
+    weight_folders = {
+        "/".join(leaf.words[:-1]): modules[leaf.value] for leaf in weights if leaf.words[1:]
+    }
+    module_of = {}
     for leaf in leaves:
         if leaf.value in modules:
             continue
         # Arguments of the forward pass are data: `batch['w']` is no moment of `params['w']`.
         state = () if leaf.value in read else leaf.words
-        of_weight = (whole[e] for e in endings(state) if e in whole)
-        of_module = (inner[e] for e in endings(leaf.words[:-1]) if e in inner)
-        own = unwrapped((leaf.root, *leaf.words)[:-1]) if leaf.words else ()
-        found[leaf.value] = (
+        of_weight = (weight_paths[e] for e in endings(state) if e in weight_paths)
+        of_module = (weight_folders[e] for e in endings(leaf.words[:-1]) if e in weight_folders)
+        own_path = unwrapped((leaf.root, *leaf.words)[:-1]) if leaf.words else ()
+        module_of[leaf.value] = (
             next(of_weight, "")
             or next(of_module, "")
             or _scoped((leaf.root, *leaf.words), known)
-            or "/".join(own)
+            or "/".join(own_path)
         )
-    return found
+    return module_of

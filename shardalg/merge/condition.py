@@ -125,24 +125,29 @@ def condition_of(operands: tuple[Sharding, ...], relation: str, policy: str) -> 
     one_mesh = len({s.mesh.axes for s in operands}) == 1
     by_name = one_mesh and relation == "refines"
     cuts = cuts_of(operands) if one_mesh else ()
-    named = [named_places(s, cuts, by_name=by_name) for s in operands]
+    places_of = [named_places(s, cuts, by_name=by_name) for s in operands]
     # Digits that are not made of axes have no names, so the answer is for the given sizes only.
-    if any(places is None for places in named) or (
+    if any(places is None for places in places_of) or (
         relation == "refines" and len({s.mesh.device_ids for s in operands}) > 1
     ):
         return Condition((), counted=True)
-    found: list[SizeStatement | Inside] = []
-    rows = [places for places in named if places is not None]
+    statements: list[SizeStatement | Inside] = []
+    known_places = [places for places in places_of if places is not None]
     try:
-        for i, (second, places) in enumerate(zip(operands, rows, strict=True)):
-            for first, earlier in zip(operands[:i], rows[:i], strict=True):
-                found += _equal(device_count(first.mesh), device_count(second.mesh))
-                found += _RELATIONS[relation](earlier, places, (first, second, policy))
+        for i, (second, places) in enumerate(zip(operands, known_places, strict=True)):
+            for first, earlier in zip(operands[:i], known_places[:i], strict=True):
+                statements += _equal(device_count(first.mesh), device_count(second.mesh))
+                statements += _RELATIONS[relation](earlier, places, (first, second, policy))
     except _Never:
         return None
     # Pairs of digits of three meshes are necessary statements, but not sufficient ones.
-    facts = tuple(dict.fromkeys(found))
-    counted = len(rows) > 1 and relation != "refines" and not _two_chains(rows) and bool(facts)
+    facts = tuple(dict.fromkeys(statements))
+    counted = (
+        len(known_places) > 1
+        and relation != "refines"
+        and not _two_chains(known_places)
+        and bool(facts)
+    )
     return Condition(facts, counted) if facts else None
 
 

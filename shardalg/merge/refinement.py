@@ -73,6 +73,7 @@ class Inside:
         return bool(np.all(~not_empty | ((start <= fine_block[0]) & (fine_block[1] <= stop))))
 
     def __repr__(self) -> str:
+        """Return the statement in words."""
         fine, coarse = self.texts
         return (
             f"every non-empty block of {fine} of {self.shape} is inside the device's block of "

@@ -30,18 +30,20 @@ def verdict_grids(verdict: Verdict, owners: Sequence[Sharding]) -> tuple[Grid, .
     Args:
       owners: for each dimension of a refusal, the sharding whose digits are at fault.
     """
-    shown = verdict.pair if verdict.failure else verdict.operands[:MOST_OPERANDS]
-    names = ("first", "second") if len(shown) == 2 else tuple(map(str, range(1, len(shown) + 1)))
-    found = [
+    operands = verdict.pair if verdict.failure else verdict.operands[:MOST_OPERANDS]
+    names = (
+        ("first", "second") if len(operands) == 2 else tuple(map(str, range(1, len(operands) + 1)))
+    )
+    operand_grids = [
         tile_grid(sharding, title=f"{name} {sharding.text()}", marked=_witness(verdict, sharding))
-        for name, sharding in zip(names, shown, strict=True)
+        for name, sharding in zip(names, operands, strict=True)
     ]
     if verdict.failure is None:
         merged = verdict.sharding
-        made = [] if merged is None else [tile_grid(merged, title=f"merged {merged.text()}")]
+        merge_grids = [] if merged is None else [tile_grid(merged, title=f"merged {merged.text()}")]
     else:
-        made = _refused_merge(verdict, owners)
-    return (*found, *made)
+        merge_grids = _refused_merge(verdict, owners)
+    return (*operand_grids, *merge_grids)
 
 
 def _witness(verdict: Verdict, sharding: Sharding) -> tuple[tuple[int, int], ...]:

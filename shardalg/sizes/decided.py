@@ -102,8 +102,12 @@ def decided(
         @wraps(function)
         def cached(*args: Any) -> Result:
             """Call the function, and record the call if a size is recorded."""
-            asks = recorder_of(numbers(*args))
-            return function(*args) if asks is None else _record_call(asks, (cached, function), args)
+            active_recorder = recorder_of(numbers(*args))
+            return (
+                function(*args)
+                if active_recorder is None
+                else _record_call(active_recorder, (cached, function), args)
+            )
 
         return cached
 
@@ -157,9 +161,9 @@ def asked_again(
         tuple(keys.size(symbol(name)) for name in names),
         keys.size(found),
     )
-    inside = Recorder(whole.answers, host=_Host(call, host.calls))
-    work(inside)
-    call.facts = dict(inside.facts)
+    own_recorder = Recorder(whole.answers, host=_Host(call, host.calls))
+    work(own_recorder)
+    call.facts = dict(own_recorder.facts)
     return call
 
 
@@ -365,7 +369,7 @@ class Guards:
         same, waiting = np.zeros(len(places), bool), places.copy()
         if attempts is None or call in self.beside:
             attempts = len(places)
-        narrow = 0
+        num_narrow = 0
         for _ in range(attempts):
             if not waiting.any():
                 break
@@ -373,24 +377,24 @@ class Guards:
             point = exact.points[first]
             # A computation after the run (`beside`), or a call that cannot be recorded again, is
             # repeated with the numbers of this point, and decides this point alone.
-            is_plain = call in self.beside or narrow >= NARROW
-            found = None if is_plain else _record_again(call, point)
-            if found is None:
+            is_plain = call in self.beside or num_narrow >= NARROW
+            record = None if is_plain else _record_again(call, point)
+            if record is None:
                 same[first], waiting[first] = _PointCalls(point).same(call), False
                 continue
-            result, facts = found
+            result, facts = record
             # Points at which all facts of the new record hold have the same result as this one.
             arrays = {name: exact.of(symbol(name)) for name in point}
-            here = Checked(facts, {}).hold(arrays, waiting)
-            assert here[first], "the facts of a record hold at its own point"
+            holds_here = Checked(facts, {}).hold(arrays, waiting)
+            assert holds_here[first], "the facts of a record hold at its own point"
             # A call on numbers is quicker than a record that is valid at no other point.
-            narrow = 0 if here.sum() > 1 else narrow + 1
-            waiting &= ~here
+            num_narrow = 0 if holds_here.sum() > 1 else num_narrow + 1
+            waiting &= ~holds_here
             pairs: list[tuple[Any, Any]] = []
             if _same_except_sizes(call.result, result, pairs):
                 for recorded, size in pairs:
-                    here &= exact.of(recorded) == exact.of(size)
-                same |= here
+                    holds_here &= exact.of(recorded) == exact.of(size)
+                same |= holds_here
         return same, waiting
 
     @property

@@ -419,20 +419,20 @@ def ceiling(ratio: Formula) -> Formula:
     (ceil((V - 1)/X) + 1, ceil(M/(2*X*Y)), 4*M)
     """
     # Terms without division and with integer coefficients are integers: they leave the ceiling.
-    outside = Formula(
+    whole_terms = Formula(
         {m: c for m, c in ratio.terms.items() if type(c) is int and all(e > 0 for _, e in m)}
     )
-    rest = ratio - outside
-    if rest.number is not None:
-        return outside + math.ceil(rest.number)
-    if len(rest.terms) == 1:
-        [(monomial, coefficient)] = rest.terms.items()
+    other_terms = ratio - whole_terms
+    if other_terms.number is not None:
+        return whole_terms + math.ceil(other_terms.number)
+    if len(other_terms.terms) == 1:
+        [(monomial, coefficient)] = other_terms.terms.items()
         if inner := _nested_ceiling(monomial, coefficient):
-            return outside + ceiling(inner)
+            return whole_terms + ceiling(inner)
         # 1/n is in (0, 1] for every n >= 1.
         if 0 < coefficient <= 1 and all(e < 0 for _, e in monomial):
-            return outside + 1
-    return outside + Formula({frozenset({(Ceil(rest), 1)}): 1})
+            return whole_terms + 1
+    return whole_terms + Formula({frozenset({(Ceil(other_terms), 1)}): 1})
 
 
 def flooring(ratio: Formula) -> Formula:

@@ -72,11 +72,11 @@ def order(formula: Formula, *, growing: Iterable[str], shardings: Shardings = ()
                 f"{Formula({monomial: bound.terms[monomial]})} on {cone}."
             )
     # Other sizes are constants, so only the powers of growing sizes count.
-    wanted = frozenset(growing)
-    projected = {frozenset((f, e) for f, e in m if f in wanted) for m in leading}
-    kept = _largest(list(projected), _Cone(()).dominates)
+    growing_names = frozenset(growing)
+    projected = {frozenset((f, e) for f, e in m if f in growing_names) for m in leading}
+    largest = _largest(list(projected), _Cone(()).dominates)
     return Order(
-        tuple(sorted((Formula({m: 1}) for m in kept), key=str)),
+        tuple(sorted((Formula({m: 1}) for m in largest), key=str)),
         tuple(sorted((Formula({m: bound.terms[m]}) for m in leading), key=str)),
     )
 

@@ -420,20 +420,20 @@ def first_least(
     recorder = recorder_of(numbers)
     if recorder is None:
         return _least_number(bounds, ranks)
-    found = [rank() for rank in ranks]
-    plain = [tuple(map(_value_of, rank)) for rank in found]
-    least = min(range(len(found)), key=plain.__getitem__)
-    before = recorder.about
-    for place, rank in enumerate(found):
+    rank_of = [rank() for rank in ranks]
+    plain_ranks = [tuple(map(_value_of, rank)) for rank in rank_of]
+    least = min(range(len(rank_of)), key=plain_ranks.__getitem__)
+    outer_about = recorder.about
+    for place, rank in enumerate(rank_of):
         if place != least:
             recorder.about = about(least, place)
             # Each comparison is noted. The first different amounts decide, as in tuples.
-            for low, high in zip(found[least], rank, strict=True):
+            for low, high in zip(rank_of[least], rank, strict=True):
                 if _value_of(low) != _value_of(high):
                     assert low < high
                     break
                 assert low <= high
-    recorder.about = before
+    recorder.about = outer_about
     return least
 
 

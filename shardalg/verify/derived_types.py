@@ -29,11 +29,11 @@ def node_type_claim(signature: Signature, read: list[Local], made: list[Local]) 
       signature: the node's operator and types.
       read, made: the locals that the instruction reads, and its results.
     """
-    right = [t.dtype for t in signature.operands] == [local.dtype for local in read]
-    wanted = [(t.dtype, t.shape) for t in signature.results]
-    right = right and wanted == [(local.dtype, local.sharding.shape) for local in made]
+    is_right = [t.dtype for t in signature.operands] == [local.dtype for local in read]
+    node_types = [(t.dtype, t.shape) for t in signature.results]
+    is_right = is_right and node_types == [(local.dtype, local.sharding.shape) for local in made]
     words = f"operands and results of {signature.primitive} are parts of the node's values"
-    return Decided(words, right)
+    return Decided(words, is_right)
 
 
 def literal_type_claims(signature: Signature, attributes: Apply | Fold) -> Iterator[Decided]:

@@ -218,8 +218,8 @@ class Verifier:
             known[local] = self.declared(local)
             yield self.naming_claim("border", local, value)
             words = "the argument has the sharding of the border"
-            right = known[local] == layout_contents(layout, layout.shard_shape, value)
-            yield self.decide(self.graph.values[value].name, "border", Decided(words, right))
+            is_right = known[local] == layout_contents(layout, layout.shard_shape, value)
+            yield self.decide(self.graph.values[value].name, "border", Decided(words, is_right))
 
     def output_claim(
         self, kind: str, contents: Contents, value: int, layout: Sharding
@@ -304,11 +304,13 @@ class Verifier:
         Args:
           known: the contents of locals; values: the graph values of the results.
         """
-        given = tuple(known[operand].value for operand in instruction.operands)
-        right = reads_own_values(self.graph, instruction, given)
-        named = [self.program.locals[result].origin for result in instruction.results]
-        right = right and all(n in (None, v) for n, v in zip(named, values, strict=True))
-        return self.decide("", "reads", Decided("operands and results are the node's own", right))
+        values_read = tuple(known[operand].value for operand in instruction.operands)
+        is_own = reads_own_values(self.graph, instruction, values_read)
+        declared_values = [self.program.locals[result].origin for result in instruction.results]
+        is_own = is_own and all(
+            n in (None, v) for n, v in zip(declared_values, values, strict=True)
+        )
+        return self.decide("", "reads", Decided("operands and results are the node's own", is_own))
 
     def type_claims(self, instruction: Instruction) -> Iterator[Claim]:
         """Yield the claims about item types and shapes of an operator.
@@ -375,10 +377,12 @@ class Verifier:
         Args:
           known: the contents of local values.
         """
-        reads = self.node_operands(instruction)
-        operands = tuple(without_value(known[operand], reads) for operand in instruction.operands)
+        node_values = self.node_operands(instruction)
+        operands = tuple(
+            without_value(known[operand], node_values) for operand in instruction.operands
+        )
         locals_ = [self.program.locals[result] for result in instruction.results]
-        made = tuple(
+        declared_results = tuple(
             DeclaredLocal(x.dtype, x.shape, x.sharding, x.origin is not None) for x in locals_
         )
         mesh, attributes = self.program.mesh, instruction.attributes
@@ -386,26 +390,35 @@ class Verifier:
             node = node_of(self.graph, instruction)
             # A fill has the name of the first operand that is its value, so the key must tell
             # `max(x, x)` from `max(x, y)`.
-            firsts = tuple(map(reads.index, reads))
+            firsts = tuple(map(node_values.index, node_values))
             op = CheckedOperator(
-                mesh, node.signature, attributes, operands, made, self.finite, firsts
+                mesh, node.signature, attributes, operands, declared_results, self.finite, firsts
             )
             return op, node.results
-        given = tuple(known[operand].value for operand in instruction.operands)
+        values_read = tuple(known[operand].value for operand in instruction.operands)
         # The last operand of a mask may be the number with which it fills. Like all values in the
         # key, it is named by its place among the node's operands.
-        filler = operand_names(reads).get(f"value {given[-1]}", f"value {given[-1]}")
-        step = CheckedInstruction(mesh, attributes, operands, made[0], str(filler), count=len(made))
+        filler = operand_names(node_values).get(
+            f"value {values_read[-1]}", f"value {values_read[-1]}"
+        )
+        step = CheckedInstruction(
+            mesh,
+            attributes,
+            operands,
+            declared_results[0],
+            str(filler),
+            count=len(declared_results),
+        )
         # Most instructions move or change their first operand, and each result is that graph value.
         # The exceptions: result k of `Top` and `Fold` belongs to operand k, a reading of a halo
         # exchange names its operand, and a named `Regroup` makes its node's result.
         if isinstance(attributes, Top | Fold):
-            return step, given[: len(made)]
+            return step, values_read[: len(declared_results)]
         if isinstance(attributes, HaloExchange):
-            return step, tuple(given[reading.operand] for reading in attributes.readings)
-        if isinstance(attributes, Regroup) and made[0].named:
+            return step, tuple(values_read[reading.operand] for reading in attributes.readings)
+        if isinstance(attributes, Regroup) and declared_results[0].named:
             return step, node_of(self.graph, instruction).results[:1]
-        return step, given[:1] * len(made)
+        return step, values_read[:1] * len(declared_results)
 
     def user_collective(self, instruction: Instruction, known: Locals) -> Iterator[Claim]:
         """Yield the claims that a collective of the function is emitted as the function calls it.

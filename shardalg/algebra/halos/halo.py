@@ -224,25 +224,25 @@ class Halo:
         None if they use no element. Unlike `[start(p), limit(p))`, the range excludes padding,
         outputs past the end, and elements between the taps at either end.
         """
-        w = self.window
-        common = math.gcd(w.stride, w.base_dilation)
-        cycle = w.base_dilation // common
+        window = self.window
+        common = math.gcd(window.stride, window.base_dilation)
+        cycle = window.base_dilation // common
         used: list[int] = []
-        for tap in range(w.size):
+        for tap in range(window.size):
             # Output o meets element k at this tap if base*k = stride*o - low. A solution exists
             # only if gcd(stride, base) divides low.
-            low = w.padding_low - tap * w.window_dilation
+            low = window.padding_low - tap * window.window_dilation
             if low % common:
                 continue
             # The bounds 0 <= k < size and the outputs of p bound o.
-            first = max(p * self.out_block, -(-low // w.stride))
-            top = (self.size - 1) * w.base_dilation + low
-            last = min((p + 1) * self.out_block - 1, self.out_size - 1, top // w.stride)
+            first = max(p * self.out_block, -(-low // window.stride))
+            top = (self.size - 1) * window.base_dilation + low
+            last = min((p + 1) * self.out_block - 1, self.out_size - 1, top // window.stride)
             # The solutions o are one residue class mod `cycle`: round both bounds into it.
-            rest = low // common * pow(w.stride // common, -1, cycle) % cycle
-            first, last = first + (rest - first) % cycle, last - (last - rest) % cycle
+            residue = low // common * pow(window.stride // common, -1, cycle) % cycle
+            first, last = first + (residue - first) % cycle, last - (last - residue) % cycle
             if first <= last:
-                used += ((w.stride * o - low) // w.base_dilation for o in (first, last))
+                used += ((window.stride * o - low) // window.base_dilation for o in (first, last))
         return (min(used), max(used) + 1) if used else None
 
     @property

@@ -51,6 +51,7 @@ class Interval:
     length: int
 
     def __post_init__(self) -> None:
+        """Raise ShardingError if the start has another form, or if the length is negative."""
         if self.start.exact or self.start.mod or self.length < 0:
             raise ShardingError(
                 f"{self!r}: the start is linear in partition ids, divided with rounding down if at "

@@ -380,20 +380,20 @@ def in_permutes(edges: Edges) -> tuple[Edges, ...]:
     sent: Ends = defaultdict(dict)
     received: Ends = defaultdict(dict)
     # König: the largest degree, that is the most that a position sends or receives, is enough.
-    most = max(Counter(_ends(edges)).values(), default=0)
+    num_permutes = max(Counter(_ends(edges)).values(), default=0)
     for edge in edges:
         source, target, *_ = edge
         permute = _free(sent[source], received[target])
-        # No permute of the first `most` is free at both ends: make one free.
-        if permute >= most:
+        # No permute of the first `num_permutes` is free at both ends: make one free.
+        if permute >= num_permutes:
             permute, other = _free(sent[source]), _free(received[target])
             _swap((sent, received), target, (permute, other))
         sent[source][permute] = received[target][permute] = edge
-    found: list[list[tuple[int, ...]]] = [[] for _ in range(most)]
+    permutes: list[list[tuple[int, ...]]] = [[] for _ in range(num_permutes)]
     for ends in sent.values():
         for permute, edge in ends.items():
-            found[permute].append(edge)
-    return tuple(tuple(sorted(permute)) for permute in found)
+            permutes[permute].append(edge)
+    return tuple(tuple(sorted(permute)) for permute in permutes)
 
 
 def _free(*ends: dict[int, tuple[int, ...]]) -> int:

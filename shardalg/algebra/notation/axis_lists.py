@@ -398,17 +398,17 @@ def from_sdy(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Lay
     reader = Reader(text, "Shardy's sharding", _EXAMPLE)
     reader.word("#sdy.sharding")
     reader.expect("<")
-    own = _sdy_mesh(reader, mesh)
+    text_mesh = _sdy_mesh(reader, mesh)
     reader.expect(",")
     # A maximal sharding states no dimensions.
-    rank = 0 if own.is_device else len(shape)
-    dims = SDY_LISTS.dims(reader, own, rank)
-    held = SDY_LISTS.classes(reader, own, SDY_KINDS)
+    rank = 0 if text_mesh.is_device else len(shape)
+    dims = SDY_LISTS.dims(reader, text_mesh, rank)
+    digits_of_kind = SDY_LISTS.classes(reader, text_mesh, SDY_KINDS)
     reader.expect(">")
     reader.end()
-    if own.is_device:
-        return on_device(reader, own.order[0], tuple(shape), mesh)
-    return stated(reader, layout_of(own, tuple(shape), dims, held), mesh)
+    if text_mesh.is_device:
+        return on_device(reader, text_mesh.order[0], tuple(shape), mesh)
+    return stated(reader, layout_of(text_mesh, tuple(shape), dims, digits_of_kind), mesh)
 
 
 def to_sdy(sharding: Layout, mesh_name: str | None = "mesh") -> str:
@@ -438,10 +438,10 @@ def to_sdy(sharding: Layout, mesh_name: str | None = "mesh") -> str:
         raise ShardingError(f"{sharding!r} has no axis names, and Shardy's text needs them.")
     where = f"mesh<{mesh_text(sharding.mesh)}>" if mesh_name is None else f"@{mesh_name}"
     dims = "[]" if sharding.is_maximal else SDY_LISTS.dims_text(sharding)
-    held = "".join(
+    class_texts = "".join(
         SDY_LISTS.class_text(kind, getattr(sharding, kind), sharding) for kind in SDY_KINDS
     )
-    return f"#sdy.sharding<{where}, {dims}{held}>"
+    return f"#sdy.sharding<{where}, {dims}{class_texts}>"
 
 
 def mesh_text(mesh: Mesh) -> str:

@@ -44,29 +44,31 @@ def roles(graph: Graph, argument_roles: Sequence[str | None] | None) -> tuple[st
     if argument_roles is None or not any(argument_roles):
         return (UNKNOWN,) * len(graph.values)
     check_roles(graph, argument_roles)
-    given = dict(zip(graph.arguments, argument_roles, strict=True))
+    given_roles = dict(zip(graph.arguments, argument_roles, strict=True))
     edges = dependencies(graph)
-    of_data = reachable(edges, [v for v, role in given.items() if role == DATA])
-    of_unknown = reachable(edges, [v for v, role in given.items() if role is None])
+    of_data = reachable(edges, [v for v, role in given_roles.items() if role == DATA])
+    of_unknown = reachable(edges, [v for v, role in given_roles.items() if role is None])
     of_arguments = reachable(edges, graph.arguments)
-    has_data_dimension = _data_dimensions(graph, given)
-    found = []
+    has_data_dimension = _data_dimensions(graph, given_roles)
+    # `reachable` follows values to all values that are computed from them.
+    role_of = []
     for i in range(len(graph.values)):
         # A mask such as [B, S] has the shape of the data, and is computed from no argument's data.
         is_mask = has_data_dimension[i] and not of_data[i] and not of_unknown[i]
         if not of_arguments[i] or is_mask:
-            found.append(CONSTANT)
+            role_of.append(CONSTANT)
         elif of_unknown[i]:
-            found.append(UNKNOWN)
+            role_of.append(UNKNOWN)
         elif not of_data[i]:
-            found.append(WEIGHT)
+            role_of.append(WEIGHT)
         else:
-            found.append(ACTIVATION if has_data_dimension[i] else GRADIENT)
-    for value, scalar_role in _scalar_roles(graph, found).items():
-        found[value] = scalar_role
-    for value, role in given.items():
-        found[value] = role or UNKNOWN
-    return tuple(found)
+            role_of.append(ACTIVATION if has_data_dimension[i] else GRADIENT)
+    # A scalar without a data dimension was taken as a gradient above, but may be a loss.
+    for value, scalar_role in _scalar_roles(graph, role_of).items():
+        role_of[value] = scalar_role
+    for value, role in given_roles.items():
+        role_of[value] = role or UNKNOWN
+    return tuple(role_of)
 
 
 def _scalar_roles(graph: Graph, roles: Sequence[str]) -> dict[int, str]:

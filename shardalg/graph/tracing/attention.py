@@ -104,17 +104,18 @@ def backward(q: Any, k: Any, v: Any, bias: Any, *rest: Any, **params: Any) -> tu
     q, k, v, result, gradient = (_by_length(x, params) for x in (q, k, v, result, gradient))
     # The g query heads of a group k share one head of key and value, so these are two letters. The
     # others are b batch, t query, s key, h element of a head.
-    scores, seen = _scores(q, k, bias, rest[:2], params)
+    scores, is_visible = _scores(q, k, bias, rest[:2], params)
     batch, length, heads, size = q.shape
     groups = k.shape[2]
     # `sums` has the logarithms from the forward pass, log(sum(exp(scores))) per row. The difference
     # therefore gives the normalised weights without a second reduction.
-    rows = sums.reshape(batch, groups, heads // groups, length, 1)
-    weights = jnp.exp(scores - rows)
-    if seen is not None:
-        weights = jnp.where(seen, weights, 0.0)
+    row_sums = sums.reshape(batch, groups, heads // groups, length, 1)
+    weights = jnp.exp(scores - row_sums)
+    if is_visible is not None:
+        weights = jnp.where(is_visible, weights, 0.0)
 
     def grouped(x: Any) -> Any:
+        """Return x with its heads split into groups: batch, length, group, head, element."""
         return x.reshape(batch, length, groups, heads // groups, x.shape[-1])
 
     d_result = grouped(gradient)
@@ -128,14 +129,16 @@ def backward(q: Any, k: Any, v: Any, bias: Any, *rest: Any, **params: Any) -> tu
     scaled = (d_scores * params["scale"]).astype(q.dtype)
     d_q = jnp.einsum("bkgts,bskh->btkgh", scaled, k).reshape(batch, length, heads, size)
     d_k = jnp.einsum("bkgts,btkgh->bskh", scaled, grouped(q))
-    found = tuple(_as_given(x, params) for x in (d_q, d_k, d_v))
+    gradients = tuple(_as_given(x, params) for x in (d_q, d_k, d_v))
     if not params["variadic_args"][1]:
-        return found
+        return gradients
     # A bias dimension of size 1 is broadcast in the forward pass, so its gradient is a sum.
-    whole = d_scores.reshape(batch, heads, *d_scores.shape[-2:])
-    summed = [d for d, n in enumerate(given_bias.shape) if n == 1 and whole.shape[d] != 1]
-    d_bias = jnp.sum(whole, summed, keepdims=True).astype(given_bias.dtype)
-    return (*found, d_bias)
+    bias_scores = d_scores.reshape(batch, heads, *d_scores.shape[-2:])
+    broadcast_dims = [
+        d for d, n in enumerate(given_bias.shape) if n == 1 and bias_scores.shape[d] != 1
+    ]
+    d_bias = jnp.sum(bias_scores, broadcast_dims, keepdims=True).astype(given_bias.dtype)
+    return (*gradients, d_bias)
 
 
 def _by_length(x: Any, params: dict[str, Any]) -> Any:

@@ -237,10 +237,12 @@ class GraphBuilder:
           operands, results: value indices.
           bodies: the regions of a call.
         """
-        kept = call_params(primitive.name, params) if bodies else params
-        plain = self.parts.plain(primitive.name, kept)
-        signature = self.parts.signature(primitive.name, plain, operands=operands, results=results)
-        where = (
+        plain_params = call_params(primitive.name, params) if bodies else params
+        params_data = self.parts.plain(primitive.name, plain_params)
+        signature = self.parts.signature(
+            primitive.name, params_data, operands=operands, results=results
+        )
+        context = (
             place.source,
             place.flags,
             place.spans[0].index,
@@ -249,7 +251,7 @@ class GraphBuilder:
             place.kernel,
         )
         index = len(self._drafts)
-        self._drafts.append(Draft(signature, tuple(operands), results, *where))
+        self._drafts.append(Draft(signature, tuple(operands), results, *context))
         # JAX's own parameters are kept too, because code in them has no plain form.
         self._bindings.append((primitive, params))
         # A remat region is inlined in the regions around it: they list its nodes in their own order

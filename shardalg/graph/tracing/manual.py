@@ -421,14 +421,17 @@ def manual(
             f"manual(fn, {axes!r}, mesh={mesh!r}): jax.shard_map needs a mesh of JAX. Omit mesh to "
             "use the mesh of the plan, or pass mesh.to_jax()."
         )
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if not names or twice:
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if not names or repeated:
         raise TraceError(
-            f"manual(fn, {axes!r}) names {f'{twice[0]!r} twice' if twice else 'no axis'}. Name "
+            f"manual(fn, {axes!r}) names {f'{repeated[0]!r} twice' if repeated else 'no axis'}. Name "
             "each manual axis once: manual(fn, ('L',))."
         )
     blocks = PartitionSpec(names)
-    sides = blocks if in_specs is None else in_specs, blocks if out_specs is None else out_specs
+    both_specs = (
+        blocks if in_specs is None else in_specs,
+        blocks if out_specs is None else out_specs,
+    )
 
     @wraps(fn)
     def on_blocks(*operands: Any) -> Any:
@@ -436,7 +439,7 @@ def manual(
         # The mesh of the plan is known only while the function is traced.
         _check_axes(names, mesh or jax.sharding.get_abstract_mesh())
         run = jax.shard_map(
-            fn, mesh=mesh, in_specs=sides[0], out_specs=sides[1], axis_names=set(names)
+            fn, mesh=mesh, in_specs=both_specs[0], out_specs=both_specs[1], axis_names=set(names)
         )
         return run(*operands)
 

@@ -190,5 +190,5 @@ def _with_checkpoint(closed: Any, policy: Callable[..., Any]) -> Any:
     params = {
         "jaxpr": inner, "prevent_cse": False, "differentiated": False, "policy": policy,
     }  # fmt: skip
-    whole = new_jaxpr_eqn(inner.invars, results, remat_p, params, inner.effects)
-    return closed.replace(jaxpr=inner.replace(eqns=[whole], outvars=results))
+    call = new_jaxpr_eqn(inner.invars, results, remat_p, params, inner.effects)
+    return closed.replace(jaxpr=inner.replace(eqns=[call], outvars=results))

@@ -78,14 +78,15 @@ def evaluated(body: Any, *operands: Any) -> list[Any]:
     primitives that only change them are left out.
     """
     jaxpr, consts = getattr(body, "jaxpr", body), getattr(body, "consts", ())
-    known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *operands), strict=True))
+    value_of = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *operands), strict=True))
 
     def read(atom: Any) -> Any:
-        return atom.val if hasattr(atom, "val") else known[atom]
+        """Return the value of a variable, or of a literal, which has its value itself."""
+        return atom.val if hasattr(atom, "val") else value_of[atom]
 
     for equation in jaxpr.eqns:
         results = _bind_equation(equation, [read(atom) for atom in equation.invars])
-        known.update(zip(equation.outvars, results, strict=True))
+        value_of.update(zip(equation.outvars, results, strict=True))
     return _arrays([read(atom) for atom in jaxpr.outvars])
 
 

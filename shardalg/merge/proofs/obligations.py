@@ -119,15 +119,16 @@ def _refine_for_all(claim: RefineClaim, devices: Devices) -> list[Obligation]:
         return _outside_for_all(claim, devices)
     if claim.fine.classes[:2] != claim.coarse.classes[:2]:
         return [Obligation((), z3.BoolVal(False))]
-    made = []
+    formulas = []
     for fine, coarse in zip(claim.fine.canonical_dims, claim.coarse.canonical_dims, strict=True):
+        # Equal digits are equal blocks at all sizes.
         if fine == coarse:
             continue
         if split_prefix(fine, coarse) is None:
             raise Unprovable("the blocks are inside at these sizes only, where some are empty")
         goal = major_part(coarse, fine, devices)
-        made.append(Obligation(tuple(devices.bounds("d")), goal))
-    return [*made, *_lemma(lemma("refine_if"))]
+        formulas.append(Obligation(tuple(devices.bounds("d")), goal))
+    return [*formulas, *_lemma(lemma("refine_if"))]
 
 
 def _outside_for_all(claim: RefineClaim, devices: Devices) -> list[Obligation]:

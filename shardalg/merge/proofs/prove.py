@@ -66,11 +66,12 @@ class Proof:
         return card(repr(self), solver, ok={"proved": True, "refuted": False}.get(self.status))
 
     def __repr__(self) -> str:
+        """Return the status, the scope, the claim, and a witness and a reason if there are any."""
         scope = "for all sizes" if self.sizes == "all" else "for these sizes"
         scope += "" if self.condition is None else f" where {self.condition!r}"
         tail = f": {self.reason}" if self.reason else ""
-        shown = "" if self.witness is None else f", witness {self.witness!r}"
-        return f"Proof({self.status} {scope}: {self.claim.text()}{shown}{tail})"
+        witness_text = "" if self.witness is None else f", witness {self.witness!r}"
+        return f"Proof({self.status} {scope}: {self.claim.text()}{witness_text}{tail})"
 
 
 def prove(

@@ -112,11 +112,11 @@ def lift(graph: Graph, argument_dims: Sequence[Shape], second: Retrace | None = 
     names.solve()
     lifted = _with_formulas(names)
     # Formulas were read from two traces. Check them against all sizes of the second one.
-    found = compare(lifted, second, aligned=names.aligned) if second else None
-    if found is not None and found.kind == "size":
+    difference = compare(lifted, second, aligned=names.aligned) if second else None
+    if difference is not None and difference.kind == "size":
         raise SymbolError(
-            f"a size is not what its loops say ({found.source or 'unknown line'}): {found}. Two "
-            "hints are equal by accident, or Python code decided on a size: give other hints."
+            f"a size is not what its loops say ({difference.source or 'unknown line'}): {difference}. "
+            "Two hints are equal by accident, or Python code decided on a size: give other hints."
         )
     return lifted
 

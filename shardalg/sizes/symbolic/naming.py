@@ -134,14 +134,15 @@ class Names:
             if node.bodies:
                 continue
             # `extents` is cached, so that equal operators cost one lookup.
-            found = extents(node.signature)
-            at = (*node.operands, *node.results)
-            for (i, d), (j, e) in found.equal:
-                first, second = base[at[i]] + d, base[at[j]] + e
+            relations = extents(node.signature)
+            values = (*node.operands, *node.results)
+            # A pair: dimension d of tensor i and dimension e of tensor j, operands before results.
+            for (i, d), (j, e) in relations.equal:
+                first, second = base[values[i]] + d, base[values[j]] + e
                 if parent[first] != parent[second]:
                     self._join(first, second, node)
-            if found.equations or found.shifts:
-                self._add_relations(node, at)
+            if relations.equations or relations.shifts:
+                self._add_relations(node, values)
         self._join_pieces()
 
     def _add_relations(self, node: Node, at: tuple[int, ...]) -> None:

@@ -79,6 +79,12 @@ def _top(run: HostRun, instruction: Instruction[Top], values: Stack, places: Sta
 
 @on_blocks(ValueAt)
 def _value_at(a: ValueAt, places: Stack, x: Stack) -> Stack:
+    """Read the value at each best place, from the block in which the place was found.
+
+    `places` has the place of the best value along dimension `a.dim` of the block, which the result
+    lacks.
+    """
+
     def at(_: int, place: np.ndarray, block: np.ndarray) -> np.ndarray:
         index = np.expand_dims(place.astype(np.int64), a.dim)
         return np.take_along_axis(block, index, a.dim).squeeze(a.dim)

@@ -57,22 +57,24 @@ def _mask_indexed(a: MaskIndexed, value: Stack, indices: Stack) -> Stack:
           index: the index vectors, counted from the device's block.
         """
         # The last dimension has the components of an index, all of which must hit the block.
-        here = np.ones(index.shape[:-1], bool)
-        outside = np.zeros(index.shape[:-1], bool)
+        is_in_block = np.ones(index.shape[:-1], bool)
+        is_outside = np.zeros(index.shape[:-1], bool)
         member = 0
         for (component, digits, size_here, size), margin in a.counted:
-            p = partition_id(digits, position)
-            member += p
+            part = partition_id(digits, position)
+            member += part
             local = index[..., component].astype(np.int64)
-            here &= (local >= 0) & (local < size_here + margin)
-            start = local - margin + p * size_here
+            is_in_block &= (local >= 0) & (local < size_here + margin)
+            start = local - margin + part * size_here
             # An index outside of the whole dimension reads the fill on one member. One that is only
             # in another member's block reads 0 here, because that member has the element.
-            outside |= (start < 0) | (start >= size)
+            is_outside |= (start < 0) | (start >= size)
         # Only the first member fills, because the members' values are summed afterwards.
         fill = a.fill if a.fill is not None and member == 0 else 0
-        result = np.where(_spread(here & ~outside, a.batch_dims, block), block, block.dtype.type(0))
-        return np.where(_spread(outside, a.batch_dims, block), block.dtype.type(fill), result)
+        result = np.where(
+            _spread(is_in_block & ~is_outside, a.batch_dims, block), block, block.dtype.type(0)
+        )
+        return np.where(_spread(is_outside, a.batch_dims, block), block.dtype.type(fill), result)
 
     return map_blocks(mask_block, value, indices)
 

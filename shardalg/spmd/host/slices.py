@@ -143,8 +143,14 @@ def _cut(block: np.ndarray, dim: int, start: int, size: int) -> np.ndarray:
 
 @on_blocks(OwnerSelect)
 def _owner_select(a: OwnerSelect, x: Stack) -> Stack:
+    """Select one place along a sharded dimension: its owner keeps the element, all others have 0.
+
+    The result is a partial sum over the devices along the dimension.
+    """
+
     def own_part(position: int, block: np.ndarray) -> np.ndarray:
-        found = _cut(block, a.dim, a.place, 1)
-        return found if partition_id(a.digits, position) == a.owner else np.zeros_like(found)
+        """Return the device's element at the place, or 0 if another partition is the owner."""
+        element = _cut(block, a.dim, a.place, 1)
+        return element if partition_id(a.digits, position) == a.owner else np.zeros_like(element)
 
     return map_blocks(own_part, x)

@@ -143,12 +143,12 @@ def _all_gathers(step: CheckedInstruction[AllGathers]) -> Result:
     It is checked as one all-gather per dimension, one after another.
     """
     a, operand = step.attributes, step.operand
-    found: list[Goal] = [_own_parts([digits for _, digits in a.along], a.dims)]
+    claims: list[Goal] = [_own_parts([digits for _, digits in a.along], a.dims)]
     for dim, digits in a.along:
-        one = CheckedInstruction(step.mesh, AllGather(dim, digits), (operand,), step.declared)
-        operand, more = _all_gather(one)
-        found += more
-    return operand, found
+        single = CheckedInstruction(step.mesh, AllGather(dim, digits), (operand,), step.declared)
+        operand, gather_claims = _all_gather(single)
+        claims += gather_claims
+    return operand, claims
 
 
 _BY_OTHERS = (ARGMAX, ARGMIN, TOP, USER)
@@ -163,7 +163,7 @@ def _combine(step: CheckedInstruction[AllReduce | ReduceScatter | ReduceScatters
     missing. The digits of the collective are then no longer pending.
     """
     a, operand = step.attributes, step.operand
-    rest = remove_digits(operand.unreduced, a.digits)
+    other_digits = remove_digits(operand.unreduced, a.digits)
     words = f"{a.combine} is the pending combination: {operand.combine}"
     matches = a.combine == operand.combine and a.combine not in _BY_OTHERS
     # A pick has the number on one device and 0 on all others, so a sum returns it, too.
@@ -171,18 +171,22 @@ def _combine(step: CheckedInstruction[AllReduce | ReduceScatter | ReduceScatters
     # Members without an element contribute zero bits, which are not 0 in every item type.
     matches = matches and (has_zero(step.declared.dtype) or a.combine not in (SUM, PICK))
     claims = [
-        ("combine", Decided(words, rest is not None and matches)),
+        ("combine", Decided(words, other_digits is not None and matches)),
         no_pending_changes(operand),
         *members_agree(step, a.digits, ()),
     ]
     # Padding is combined too. A fill stays known only if combining it with itself keeps it.
-    way, dtype = SUM if a.combine == PICK else a.combine, step.declared.dtype
+    combination, dtype = SUM if a.combine == PICK else a.combine, step.declared.dtype
     dims = []
     for span in operand.dims:
         number = fill_number(span.fill, dtype)
-        kept = number is not None and way not in _BY_OTHERS and is_kept(way, number, dtype)
-        dims.append(replace(span, fill=span.fill if kept else None))
-    pending = operand.unreduced if rest is None else rest
+        stays_equal = (
+            number is not None
+            and combination not in _BY_OTHERS
+            and is_kept(combination, number, dtype)
+        )
+        dims.append(replace(span, fill=span.fill if stays_equal else None))
+    pending = operand.unreduced if other_digits is None else other_digits
     return replace(operand, dims=tuple(dims), unreduced=pending), claims
 
 
@@ -214,15 +218,15 @@ def _reduce_scatters(step: CheckedInstruction[ReduceScatters]) -> Result:
     every dimension.
     """
     a = step.attributes
-    result, found = _combine(step)
-    found = [_own_parts([digits for _, digits in a.along], a.dims), *found]
+    result, claims = _combine(step)
+    claims = [_own_parts([digits for _, digits in a.along], a.dims), *claims]
     for dim, digits in a.along:
         size = result.dims[dim].length // parts(digits)
         scatter = ReduceScatter(dim, digits, a.combine)
-        one = CheckedInstruction(step.mesh, scatter, (result,), step.declared)
-        result, more = cut_places(one, partition_number(digits) * size, size)
-        found += more
-    return result, found
+        single = CheckedInstruction(step.mesh, scatter, (result,), step.declared)
+        result, cut_claims = cut_places(single, partition_number(digits) * size, size)
+        claims += cut_claims
+    return result, claims
 
 
 @moves(AllToAll)
@@ -262,13 +266,13 @@ def _all_to_alls(step: CheckedInstruction[AllToAlls]) -> Result:
     They are checked one after another. No two may share a dimension or a digit.
     """
     a = step.attributes
-    found: list[Goal] = [_own_parts([one.digits for one in a.exchanges], a.dims)]
+    claims: list[Goal] = [_own_parts([one.digits for one in a.exchanges], a.dims)]
     operand = step.operand
     for one in a.exchanges:
-        alone = CheckedInstruction(step.mesh, one, (operand,), step.declared)
-        operand, more = _all_to_all(alone)
-        found += more
-    return operand, found
+        single = CheckedInstruction(step.mesh, one, (operand,), step.declared)
+        operand, exchange_claims = _all_to_all(single)
+        claims += exchange_claims
+    return operand, claims
 
 
 @moves(RaggedAllToAll)
@@ -332,34 +336,42 @@ def _halo_result(step: CheckedInstruction[HaloExchange], reading: Reading) -> Re
     """
     a, span = step.attributes, step.operand.dims[step.attributes.dim]
     source, wanted = start_number(reading.source), start_number(reading.wanted)
-    own = PartitionId(canonical(a.digits))
+    own_id = PartitionId(canonical(a.digits))
     # The received block is the device's own block with the sender's partition id in the formula.
-    arriving = span.start.replaced(lambda atom: source if atom == own else None)
-    if not own.digits:  # the only block is number 0: elements of any other block do not exist
+    arriving = span.start.replaced(lambda atom: source if atom == own_id else None)
+    if not own_id.digits:  # the only block is number 0: elements of any other block do not exist
         arriving = span.start + source * span.size
-    here = np.arange(step.mesh.size)
-    # `served` is the sender of each device. A device that receives nothing has its own block, which
-    # counts only if the reading names this block. Otherwise it has none (-1).
-    kept = numbers_at(source, here) == partition_ids(a.digits, here)
-    served, edges = np.where(kept, here, -1), [positions(pairs) for pairs in reading.permutes]
-    inside = all(bool(((0 <= side) & (side < len(here))).all()) for side in edges)
+    devices = np.arange(step.mesh.size)
+    # `sender_of` has the sender of each device. A device that receives nothing has its own block,
+    # which counts only if the reading names this block. Otherwise it has none (-1).
+    keeps_own = numbers_at(source, devices) == partition_ids(a.digits, devices)
+    sender_of, edges = (
+        np.where(keeps_own, devices, -1),
+        [positions(pairs) for pairs in reading.permutes],
+    )
+    are_devices = all(bool(((0 <= side) & (side < len(devices))).all()) for side in edges)
     # A later permute of one reading overwrites the sender, as it overwrites the buffer.
-    for sources, targets in edges if inside else ():
-        served[targets] = sources
-    same_blocks = inside and _senders_match(step, (served, here), reading, (arriving, wanted))
-    there = served >= 0
+    for sources, targets in edges if are_devices else ():
+        sender_of[targets] = sources
+    same_blocks = are_devices and _senders_match(
+        step, (sender_of, devices), reading, (arriving, wanted)
+    )
+    has_sender = sender_of >= 0
     # The permute sends blocks as they are. If sender and receiver had other elements along another
     # dimension, the received rows would be of another part of the tensor.
     others = all(
-        np.array_equal(numbers_at(begin, served[there]), numbers_at(begin, here[there]))
+        np.array_equal(
+            numbers_at(start, sender_of[has_sender]), numbers_at(start, devices[has_sender])
+        )
         for dim, other in enumerate(step.operand.dims)
         if dim != a.dim
-        for begin in start_positions(other)
+        for start in start_positions(other)
     )
     words = "every device receives the wanted elements of the block that it names"
     lower, upper = reading.places
     requested = ((wanted, reading.length), (arriving + lower, upper - lower))
     result = replace(span, start=arriving, wanted=requested, fill=None).part(Number(), span.length)
+    # The result has only the requested elements: those that the device wants and those received.
     claims = [
         ("delivers", Decided(words, bool(same_blocks and others))),
         movement_keeps_meaning(step),

@@ -156,20 +156,21 @@ def _top_or_fold(step: CheckedInstruction[Top | Fold]) -> Result:
     instruction must be the only one. The result has it removed.
     """
     a, operand = step.attributes, step.operand
-    rest = remove_digits(operand.unreduced, a.digits)
+    other_digits = remove_digits(operand.unreduced, a.digits)
     partial, starts = step.operands[: step.count], step.operands[step.count :]
-    waiting = [span.awaits == (a,) and not span.changes for span in partial]
-    waiting += [is_finished(span) for span in starts]
+    is_ready = [span.awaits == (a,) and not span.changes for span in partial]
+    is_ready += [is_finished(span) for span in starts]
     same_dims = {(span.dims, span.unreduced, span.awaits) for span in partial}
-    right = rest is not None and all(waiting) and len(same_dims) == 1
+    is_right = other_digits is not None and all(is_ready) and len(same_dims) == 1
     words = "all partial results of the operator are combined, as its row requires"
     claims: list[Goal] = [
-        ("combine", Decided(words, right)),
+        ("combine", Decided(words, is_right)),
         *members_agree(step, a.digits, ()),
     ]
     # Padding is combined as well, so no fill stays known.
     result = replace(
-        keep_equal_fills(step, None), unreduced=operand.unreduced if rest is None else rest
+        keep_equal_fills(step, None),
+        unreduced=operand.unreduced if other_digits is None else other_digits,
     )
     return replace(result, awaits=operand.awaits[1:]), claims
 

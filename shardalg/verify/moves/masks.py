@@ -113,11 +113,11 @@ def _by_same_indices(step: CheckedInstruction[MaskIndexed]) -> Iterator[Goal]:
     for indices in step.operands[1:]:
         *spanned, components = indices.dims
         rows = list(zip(step.attributes.batch_dims, spanned, strict=True))
-        alike = [_place(step.operand.dims[dim]) == _place(span) for dim, span in rows]
-        whole = _is_whole(components)
-        complete = not (indices.awaits or indices.unreduced or indices.viewed)
+        has_sharding = [_place(step.operand.dims[dim]) == _place(span) for dim, span in rows]
+        is_whole = _is_whole(components)
+        is_complete = not (indices.awaits or indices.unreduced or indices.viewed)
         words = "the indices are the gather's, and have the layout of its value"
-        yield "selected", Decided(words, all(alike) and whole and complete)
+        yield "selected", Decided(words, all(has_sharding) and is_whole and is_complete)
 
 
 def _is_whole(span: DimensionContents) -> bool:
@@ -214,7 +214,7 @@ def chosen_part(step: CheckedInstruction[Choose], number: int) -> Result:
     end = a.ends[number]
     # In the concatenation, the tensors follow each other in the order of the operands, so this one
     # has the elements from `end - size` to `end`.
-    inside = within(start_number(a.start) + X, end - a.sizes[number], end)
+    is_in_operand = within(start_number(a.start) + X, end - a.sizes[number], end)
     span, place, result = (
         step.operand.dims[a.dim],
         start_number(a.start) + X,
@@ -222,11 +222,11 @@ def chosen_part(step: CheckedInstruction[Choose], number: int) -> Result:
     )
     claims = list(all_existing_wanted(step, span))
     exists = within(span.start + X, 0, span.size)
-    there = equal(place, result.start + X)
-    alike = All((there, implies(inside, exists), implies(exists, inside)))
+    is_same_place = equal(place, result.start + X)
+    is_right = All((is_same_place, implies(is_in_operand, exists), implies(exists, is_in_operand)))
     words = f"exactly the elements that exist of {span.size} are chosen of operand {number}"
     # Places of the result without an element may hold anything.
-    goal = implies(result.exists(result.start + X), alike)
+    goal = implies(result.exists(result.start + X), is_right)
     claim = step.claim(words, goal, unknowns=(("x", span.length),))
     span = replace(span, fill="pick", wanted=())
     return with_dim(step.operand, a.dim, span), [*claims, ("mask", claim)]

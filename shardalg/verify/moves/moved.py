@@ -95,8 +95,11 @@ def agreement(
     """
     if (span.start, span.length, span.wanted) == (declared.start, declared.length, ()):
         return
-    here = within(declared.start + X, 0, declared.size)
-    shown = All(
+    is_declared = within(declared.start + X, 0, declared.size)
+    is_held = All(
         (equal(span.start, declared.start), less(X, span.length), span.exists(declared.start + X))
     )
-    yield "delivers", step.claim(words, implies(here, shown), unknowns=(("x", declared.length),))
+    yield (
+        "delivers",
+        step.claim(words, implies(is_declared, is_held), unknowns=(("x", declared.length),)),
+    )

@@ -119,20 +119,21 @@ def operands_ready(op: CheckedOperator[Apply]) -> Iterator[Goal]:
     # The claims about rows compare every read of an operand with an index map. Nothing compares the
     # reads of other operands, so only a whole value on every device is certain to be right.
     mapped = {number for rule in rules(op.signature) or () for number in rule.operands}
-    complete = all(
+    is_complete = all(
         not (contents.awaits or contents.viewed) and (number in mapped or is_replicated(contents))
         for number, contents in enumerate(op.operands)
     )
-    own = dict(op.signature.params)
+    node_params = dict(op.signature.params)
     # Blocks need other sizes, for example in `slice_sizes`. Any other changed parameter would make
     # another operator of it.
-    restated = all(
-        n in RESTATED & own.keys() and _same_structure(v, own[n]) for n, v in op.apply.params
+    has_right_params = all(
+        n in RESTATED & node_params.keys() and _same_structure(v, node_params[n])
+        for n, v in op.apply.params
     )
-    same = op.apply.primitive == op.signature.primitive and restated
+    is_own = op.apply.primitive == op.signature.primitive and has_right_params
     yield (
         "emitted",
-        Decided(f"{op.signature.primitive} runs on complete operands", complete and same),
+        Decided(f"{op.signature.primitive} runs on complete operands", is_complete and is_own),
     )
 
 
@@ -184,20 +185,22 @@ def emission_claim(op: CheckedOperator[Apply], emission: Emission) -> Goal:
     """
     # Operators that differ in these parameters alone may have equal rows of RULES. The claims about
     # rows would then not find the difference.
-    declared, own = dict(op.apply.params), dict(op.signature.params)
-    wanted = own | dict(emission.params)
-    other = [
+    declared, node_params = dict(op.apply.params), dict(op.signature.params)
+    wanted_params = node_params | dict(emission.params)
+    differences = [
         name
         for name in (*PROMISES, "mode", "is_shifted")
-        if declared.get(name, own.get(name)) != wanted.get(name)
+        if declared.get(name, node_params.get(name)) != wanted_params.get(name)
         and not (name in PROMISES and declared.get(name) is False)
     ]
     if emission.boxed:
-        other.append("its starts")
-    if _hidden_sizes(op.signature, declared) != _hidden_sizes(op.signature, own):
-        other.append("slice_sizes")
+        differences.append("its starts")
+    if _hidden_sizes(op.signature, declared) != _hidden_sizes(op.signature, node_params):
+        differences.append("slice_sizes")
     words = f"{op.signature.primitive} has the mode and the promises of the emission"
-    return "emitted", Decided(f"{words}{', not in ' if other else ''}{', '.join(other)}", not other)
+    return "emitted", Decided(
+        f"{words}{', not in ' if differences else ''}{', '.join(differences)}", not differences
+    )
 
 
 def _hidden_sizes(signature: Signature, params: Mapping[str, Plain]) -> list[int]:

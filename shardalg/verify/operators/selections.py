@@ -75,16 +75,22 @@ def _window_claim(run: LocalOperator, guard: Guard, shift: IndexShift) -> Intege
     assert name is not None, "a guard is on a loop"
     (window,) = (v for v in guard.index.variables if v in run.rule.extents)
     block, extent, width = run.blocks[name], run.rule.extents[name], run.rule.extents[window]
-    own = partition_number(run.digits[name]) * block
+    block_start = partition_number(run.digits[name]) * block
     t, w, x = Number.of("t"), Number.of("w"), Number.of("x")
     local = t + partition_number(run.digits[name]) * (shift.sign * block) + shift.more
-    first = dict(run.wider).get(name, 0)  # a window of one place or none has no margin
-    here, there = equal(own + x, t + w), equal(own - first + x, local + w)
+    margin = dict(run.wider).get(name, 0)  # a window of one place or none has no margin
+    is_global_place, is_local_place = (
+        equal(block_start + x, t + w),
+        equal(block_start - margin + x, local + w),
+    )
     runs = run.local.extents[name]
-    # Starts outside this range are clamped or dropped by the operator.
-    reached = within(local, 0, runs - width + 1)
-    goal = All((implies(reached, All((implies(here, there), implies(there, here)))),
-                implies(Not(reached), Not(here))))  # fmt: skip
+    # The operator clamps or drops starts outside of this range.
+    is_reached = within(local, 0, runs - width + 1)
+    same_places = All(
+        (implies(is_global_place, is_local_place), implies(is_local_place, is_global_place))
+    )
+    outside = Not(is_global_place)
+    goal = All((implies(is_reached, same_places), implies(Not(is_reached), outside)))
     words = f"a window of {width} at start t of {name} has the same place x of the block"
     unknowns = (("t", extent - width + 1), ("w", width), ("x", block))
     return IntegerClaim(words, run.mesh, goal, unknowns)

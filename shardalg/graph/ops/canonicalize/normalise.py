@@ -472,9 +472,9 @@ class _GraphRewriter:
         for position, steps in change.operands:
             for step in steps:
                 # A pad reads the number with which it pads as its second operand.
-                more = [self._zero(step.operands[1])] if step.primitive == "pad" else []
-                given = [operands[position], *more]
-                operands[position] = self._add(node, step, given, step.primitive)
+                fill = [self._zero(step.operands[1])] if step.primitive == "pad" else []
+                step_operands = [operands[position], *fill]
+                operands[position] = self._add(node, step, step_operands, step.primitive)
         if change.cut is None:
             return change.signature, operands
         return change.cut, [self._add(node, change.signature, operands, node.primitive)]
@@ -531,10 +531,10 @@ class _GraphRewriter:
           kind: the first word of the name.
           source: the source line of the node, or "".
         """
-        at = f"@{own_line(source)}" if source else ""
+        suffix = f"@{own_line(source)}" if source else ""
         while True:
-            number = self._counts[kind, at] = self._counts.get((kind, at), 0) + 1
-            name = f"{kind}:{number}{at}"
+            number = self._counts[kind, suffix] = self._counts.get((kind, suffix), 0) + 1
+            name = f"{kind}:{number}{suffix}"
             if name not in self._names:
                 self._names.add(name)
                 return name

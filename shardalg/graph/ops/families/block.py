@@ -92,9 +92,9 @@ def top_k(signature: Signature) -> tuple[Rule, ...]:
     """
     rank = len(signature.operands[0].shape)
     axis = signature.param("axis", -1) % rank
-    read = ["l" if d == axis else f"d{d}" for d in range(rank)]
-    write = ["K" if d == axis else f"d{d}" for d in range(rank)]
-    row = blocks(signature, [read], [write] * len(signature.results), 1)
+    read_loops = ["l" if d == axis else f"d{d}" for d in range(rank)]
+    result_loops = ["K" if d == axis else f"d{d}" for d in range(rank)]
+    row = blocks(signature, [read_loops], [result_loops] * len(signature.results), 1)
     return (replace(row, combine=TOP),)
 
 

@@ -150,10 +150,10 @@ def rounds_whole(signature: Signature) -> bool:
     >>> [rounds_whole(Signature("dot_general", (), (a, a), (n,))) for a in (x, n)]
     [True, False]
     """
-    given = signature.results[0].dtype
-    whole = given == "bool" or given.startswith(("int", "uint"))
+    result_type = signature.results[0].dtype
+    is_integer = result_type == "bool" or result_type.startswith(("int", "uint"))
     floats = ("float", "bfloat", "complex")
-    return whole and any(value.dtype.startswith(floats) for value in signature.operands)
+    return is_integer and any(value.dtype.startswith(floats) for value in signature.operands)
 
 
 @lru_cache

@@ -102,15 +102,17 @@ def dot_loops(signature: Signature, numbers: Plain, groups: tuple[int, ...] = ()
     batch, contracting = letters("b", len(batched[0])), letters("k", len(contracted[0]))
     # Batch and contracting loops are shared by both operands, so they get their names first. Every
     # other dimension has a loop of its own, m on the left and n on the right.
-    maps, free = [], []
-    for letter, side, own in (("m", 0, ()), ("n", 1, groups)):
+    maps, free_loops = [], []
+    for letter, side, group_dims in (("m", 0, ()), ("n", 1, groups)):
         dims = (*batched[side], *contracted[side])
-        known = dict(zip(dims, (*batch, *contracting), strict=True)) | dict.fromkeys(own, "g")
-        rest = [d for d in range(len(signature.operands[side].shape)) if d not in known]
-        free.append(letters(letter, len(rest)))
-        known |= dict(zip(rest, free[-1], strict=True))
-        maps.append(tuple(known[d] for d in sorted(known)))
-    left, right = free
+        loop_of = dict(zip(dims, (*batch, *contracting), strict=True)) | dict.fromkeys(
+            group_dims, "g"
+        )
+        free_dims = [d for d in range(len(signature.operands[side].shape)) if d not in loop_of]
+        free_loops.append(letters(letter, len(free_dims)))
+        loop_of |= dict(zip(free_dims, free_loops[-1], strict=True))
+        maps.append(tuple(loop_of[d] for d in sorted(loop_of)))
+    left, right = free_loops
     return DotLoops(tuple(maps), batch, left, right, contracting)
 
 
@@ -131,13 +133,15 @@ def _product(
     `("m", "n")`, and sums over `k`.
     """
     tensors = zip((*signature.operands, *signature.results), (*maps, result), strict=True)
-    extents = {name: n for value, own in tensors for name, n in zip(own, value.shape, strict=True)}
+    extents = {
+        name: n for value, loops in tensors for name, n in zip(loops, value.shape, strict=True)
+    }
     # The loops of the result come first.
     order = dict.fromkeys((*result, *extents))
     return Rule(
         signature.primitive,
         loops=tuple((name, extents[name]) for name in order),
-        terms=(tuple(access(k, own) for k, own in enumerate(maps)),),
+        terms=(tuple(access(k, loops) for k, loops in enumerate(maps)),),
         results=(indices(result),),
         whole=whole,
         **scaling(signature, 0, 1),
@@ -153,20 +157,20 @@ def ragged_dot_general(signature: Signature) -> tuple[Rule, ...]:
     of groups are known only at run time.
     """
     values = record(signature.param("ragged_dot_dimension_numbers"), RAGGED)
-    (at,), groups = values["lhs_ragged_dimensions"], values["rhs_group_dimensions"]
-    found = dot_loops(signature, values["dot_dimension_numbers"], groups)
-    ragged = found.maps[0][at]
+    (ragged_dim,), groups = values["lhs_ragged_dimensions"], values["rhs_group_dimensions"]
+    dot = dot_loops(signature, values["dot_dimension_numbers"], groups)
+    ragged = dot.maps[0][ragged_dim]
     # Group sizes have the dimensions that are more major than the ragged one, then the group.
-    roles = (found.batch, found.left, found.contracting)
-    own = next(names for names in roles if ragged in names)
-    before = () if own is found.batch else found.batch
-    prefix = (*before, *own[: own.index(ragged)], "g")
+    roles = (dot.batch, dot.left, dot.contracting)
+    ragged_group = next(names for names in roles if ragged in names)
+    batch_loops = () if ragged_group is dot.batch else dot.batch
+    prefix = (*batch_loops, *ragged_group[: ragged_group.index(ragged)], "g")
     # JAX also accepts group sizes without the leading ones of these dimensions.
     sizes = prefix[-len(signature.operands[2].shape) :]
-    result = ("g", *found.result) if own is found.contracting else found.result
-    rounded = found.contracting if rounds_whole(signature) else ()
+    result = ("g", *dot.result) if ragged_group is dot.contracting else dot.result
+    rounded = dot.contracting if rounds_whole(signature) else ()
     whole = frozenset({"g", ragged, *rounded})
-    return (_product(signature, (*found.maps, sizes), result, whole),)
+    return (_product(signature, (*dot.maps, sizes), result, whole),)
 
 
 def row_groups(signature: Signature) -> tuple[Rule, ...]:
@@ -205,18 +209,18 @@ def grouped_dot(signature: Signature) -> tuple[Rule, ...]:
     `[m, k], [m, n], [m] -> [g, k, n] sum [m] where g==$t0`, as in a scatter.
     """
     values = record(signature.param("ragged_dot_dimension_numbers"), RAGGED)
-    (at,), groups = values["lhs_ragged_dimensions"], values["rhs_group_dimensions"]
-    found = dot_loops(signature, values["dot_dimension_numbers"], groups)
-    ragged = found.maps[0][at]
-    own = next(names for names in (found.left, found.contracting) if ragged in names)
-    prefix = (*found.batch, *own[: own.index(ragged)], ragged)
+    (ragged_dim,), groups = values["lhs_ragged_dimensions"], values["rhs_group_dimensions"]
+    dot = dot_loops(signature, values["dot_dimension_numbers"], groups)
+    ragged = dot.maps[0][ragged_dim]
+    ragged_group = next(names for names in (dot.left, dot.contracting) if ragged in names)
+    prefix = (*dot.batch, *ragged_group[: ragged_group.index(ragged)], ragged)
     # The operand with the groups may lack the leading dimensions, if all of them have equal groups.
     selecting = prefix[-len(signature.operands[2].shape) :]
-    result = ("g", *found.result) if own is found.contracting else found.result
-    whole = frozenset(found.contracting if rounds_whole(signature) else ())
+    result = ("g", *dot.result) if ragged_group is dot.contracting else dot.result
+    whole = frozenset(dot.contracting if rounds_whole(signature) else ())
     factors = replace(signature, operands=signature.operands[:2])
     # The group is a loop of a factor or of the result alone: the other tensors do not have it.
-    row = _product(factors, found.maps, result, whole)
+    row = _product(factors, dot.maps, result, whole)
     count = signature.param("count")
     symbol = Symbol("$t0", 2, indices(selecting), count - 1, DROP)
     loops = tuple(dict((*row.loops, ("g", count))).items())
