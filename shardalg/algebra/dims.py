@@ -254,12 +254,12 @@ def from_data(data: Data) -> Expr:
     if _bits(data) > LONGEST:
         raise SymbolError(f"the size {data!r:.80} makes numbers of more than {LONGEST} bits.")
     try:
-        made = _made(data)
+        size = _made(data)
     except (ZeroDivisionError, ValueError) as error:
         raise SymbolError(f"the size {data!r:.80} is none: {error}.") from None
-    if isinstance(made, sympy.Basic) and not made.is_finite:
-        raise SymbolError(f"the size {data!r:.80} is {made}, no number.")
-    return made
+    if isinstance(size, sympy.Basic) and not size.is_finite:
+        raise SymbolError(f"the size {data!r:.80} is {size}, no number.")
+    return size
 
 
 def _made(data: Data) -> Expr:

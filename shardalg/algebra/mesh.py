@@ -417,13 +417,13 @@ class Mesh:
         except MeshError:
             pass
         # Some digit belongs to another mesh: write the others as axes all the same.
-        found: list[str] = []
+        texts: list[str] = []
         for digit in digits:
             try:
-                found += [repr(ref) for ref in self.axis_refs(digit)]
+                texts += [repr(ref) for ref in self.axis_refs(digit)]
             except MeshError:
-                found.append(f"d//{digit.stride}%{digit.size}")
-        return found
+                texts.append(f"d//{digit.stride}%{digit.size}")
+        return texts
 
 
 def _axis_digits(pairs: tuple[tuple[str, int], ...]) -> dict[str, Digit]:

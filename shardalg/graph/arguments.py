@@ -100,8 +100,8 @@ def planned_arguments(
     if nested_paths:
         raise LoweringError(
             f"the plan was made for pytrees ({nested_paths[0]} is an array inside one), and a "
-            "plan file does not store their types. Pass the arguments too: plan.lower(fn=train_step, "
-            "args=(params, batch)). Shapes and types are enough."
+            "plan file does not store their types. Pass the arguments too: "
+            "plan.lower(fn=train_step, args=(params, batch)). Shapes and types are enough."
         )
     types = [graph.values[v].type for v in graph.arguments]
     # No argument is inside a pytree, as checked above. One struct per argument therefore has the

@@ -472,9 +472,9 @@ def by_word(move: Callable[..., Sequence[Any]], *operands: Any) -> list[Any]:
     >>> padded.shape, bool((padded[1:] == keys).all())
     ((4,), True)
     """
-    like = next(filter(is_key, operands), None)
-    if like is None:
+    key_operand = next(filter(is_key, operands), None)
+    if key_operand is None:
         return list(move(*operands))
-    each = [words(x) if is_key(x) else [x] * len(words(like)) for x in operands]
-    moved = [move(*given) for given in zip(*each, strict=True)]
-    return [of_words(parts, like) for parts in zip(*moved, strict=True)]
+    words_of_operands = [words(x) if is_key(x) else [x] * len(words(key_operand)) for x in operands]
+    results_of_word = [move(*arguments) for arguments in zip(*words_of_operands, strict=True)]
+    return [of_words(parts, key_operand) for parts in zip(*results_of_word, strict=True)]

@@ -66,12 +66,12 @@ class Sources:
           caller: the line of the calling equation. The traceback of a cached call ends at the call,
             so that the user's line is the caller's.
         """
-        found = self._tracebacks.get(id(traceback))
-        if found is None:
-            found = self._tracebacks[id(traceback)] = self._innermost(traceback)
-        if not found or (found in self._foreign and caller):
-            return f"{own_line(caller)} ({found})" if found else caller
-        return found
+        user_line = self._tracebacks.get(id(traceback))
+        if user_line is None:
+            user_line = self._tracebacks[id(traceback)] = self._innermost(traceback)
+        if not user_line or (user_line in self._foreign and caller):
+            return f"{own_line(caller)} ({user_line})" if user_line else caller
+        return user_line
 
     def scope(self, name_stack: Any) -> tuple[int, tuple[str, ...]]:
         """Return the flags of a name stack and the user's named scopes, outermost first.

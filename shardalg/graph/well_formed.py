@@ -26,10 +26,10 @@ def _problems(graph: Graph) -> Iterator[str]:
     Later checks rely on earlier ones, so they do not run after a fault.
     """
     checks = _wrong_numbers, _wrong_types, _wrong_order, _wrong_regions, _wrong_region_arguments
-    for wrong in checks:
-        found = list(wrong(graph))
-        yield from found
-        if found:
+    for find_faults in checks:
+        faults = list(find_faults(graph))
+        yield from faults
+        if faults:
             return
 
 

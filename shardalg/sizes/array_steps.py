@@ -265,14 +265,14 @@ def blocks(shape: tuple[int, ...], most: int = BLOCK) -> Iterator[Index]:
     if not shape:
         yield ()
         return
-    inside = math.prod(shape[1:])
+    row_size = math.prod(shape[1:])
     # Consecutive rows are contiguous in memory, so a block has as many of them as fit. A single row
     # that is too large is divided by the recursion.
-    rows = max(1, most // max(1, inside))
+    rows = max(1, most // max(1, row_size))
     for start in range(0, shape[0], rows):
-        own = slice(start, min(start + rows, shape[0]))
-        for rest in blocks(shape[1:], most) if inside > most else ((),):
-            yield (own, *rest)
+        row_range = slice(start, min(start + rows, shape[0]))
+        for other_ranges in blocks(shape[1:], most) if row_size > most else ((),):
+            yield (row_range, *other_ranges)
 
 
 class _StepSchedule:

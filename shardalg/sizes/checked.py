@@ -49,6 +49,10 @@ class Checked:
     """
 
     def __init__(self, facts: Iterable[Fact], known: Mapping[str, Number]) -> None:
+        """Substitute the known sizes, and store the facts that are still open.
+
+        `never` is True if a fact is false at all sizes.
+        """
         checks = dict.fromkeys(Fact(f.formula.subs(known), f.relation) for f in facts)
         # With some sizes known, a fact may already be decided.
         numbers = [f for f in checks if f.formula.number is not None]

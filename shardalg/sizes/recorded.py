@@ -249,9 +249,9 @@ def _sign_answer(difference: Formula, strict: bool, outcome: bool) -> Answer:
     # not (d > 0) is -d >= 0, and not (d >= 0) is -d > 0.
     if not outcome:
         difference, strict = -difference, not strict
-    found = primitive(difference)
-    known = found.number is not None or is_positive(found)
-    return outcome, () if known else (Fact(found, POSITIVE if strict else NONNEGATIVE),)
+    formula = primitive(difference)
+    is_decided = formula.number is not None or is_positive(formula)
+    return outcome, () if is_decided else (Fact(formula, POSITIVE if strict else NONNEGATIVE),)
 
 
 def _is_equal(a: Compared, b: Compared) -> Answer:

@@ -156,18 +156,19 @@ class FieldTests:
 
     def _fields_test(self, cls: type) -> Test:
         """Return the test that a value is of a dataclass and that all its fields are valid."""
-        rows = declared_fields(cls)
+        fields = declared_fields(cls)
 
         # Many locals and instructions share their shardings and attributes. The program keeps these
         # alive during the tests, so an `id` stays unique.
-        known: dict[int, bool] = {}
+        results: dict[int, bool] = {}
 
         def test(value: object) -> bool:
-            if id(value) not in known:
-                known[id(value)] = type(value) is cls and all(
-                    self.fits(getattr(value, n), h) for n, h in rows
+            """Return whether a value is of the class, with valid fields."""
+            if id(value) not in results:
+                results[id(value)] = type(value) is cls and all(
+                    self.fits(getattr(value, n), h) for n, h in fields
                 )
-            return known[id(value)]
+            return results[id(value)]
 
         return test
 

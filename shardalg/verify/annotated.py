@@ -160,12 +160,14 @@ class SiteLayouts:
         """
         for local, contents in held if self.layouts else ():
             if contents.value in self.layouts:
-                made = self.program.locals[local]
-                wanted = layout_contents(made.sharding, made.sharding.shard_shape, contents.value)
+                local_type = self.program.locals[local]
+                expected = layout_contents(
+                    local_type.sharding, local_type.sharding.shard_shape, contents.value
+                )
                 # A local that holds other elements than its sharding says, as a halo does, is no
                 # copy of the site's value.
-                if border_contents(contents) == wanted:
-                    self.layouts[contents.value][made.sharding] = None
+                if border_contents(contents) == expected:
+                    self.layouts[contents.value][local_type.sharding] = None
 
     def claims(self) -> Iterator[Claim]:
         """Yield one claim per annotated site.

@@ -234,13 +234,13 @@ def members_agree(
         if dim in dims:
             yield from all_existing_wanted(step, span)
             continue
-        for own in start_positions(span):
+        for start in start_positions(span):
             # The other member is an unknown of the claim, so one claim is about all members.
-            other = on_member(own, digits, MEMBER)
-            if other != own:
+            other = on_member(start, digits, MEMBER)
+            if other != start:
                 words = f"members agree on dimension {dim}"
                 members = ((MEMBER, digits),)
-                yield "delivers", step.claim(words, equal(other, own), members=members)
+                yield "delivers", step.claim(words, equal(other, start), members=members)
 
 
 def crosses(attributes: Attributes, digits: Digits) -> bool:

@@ -459,9 +459,13 @@ class Verifier:
             return True
         # `origin` is the graph value that a local is a block of. A collective reads one value and
         # computes another one, the node's result. A reshard has the same value at both ends.
-        made = [self.program.locals[result].origin for result in instruction.results]
-        read = [self.program.locals[operand].origin for operand in instruction.operands]
-        return node.primitive in USER_COLLECTIVES and made == list(node.results) and made != read
+        result_values = [self.program.locals[result].origin for result in instruction.results]
+        operand_values = [self.program.locals[operand].origin for operand in instruction.operands]
+        return (
+            node.primitive in USER_COLLECTIVES
+            and result_values == list(node.results)
+            and result_values != operand_values
+        )
 
     def sharding(self, local: int) -> Sharding:
         """Return the sharding that the program declares for a local."""

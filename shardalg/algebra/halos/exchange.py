@@ -252,15 +252,15 @@ class Exchange:
         start, end = self._clipped
         source = self._sources(number)
         lower, upper = start - block * self.block, end - block * self.block
-        moved = (source >= 0) & (np.maximum(lower, 0) < np.minimum(upper, self.block))
-        own = moved & (source == self._positions)
-        targets = np.flatnonzero(moved & ~own)
+        receives = (source >= 0) & (np.maximum(lower, 0) < np.minimum(upper, self.block))
+        keeps_own = receives & (source == self._positions)
+        targets = np.flatnonzero(receives & ~keeps_own)
         # A block that several devices want takes as many permutes: a source sends once in each.
         permutes = []
         for members in once_each(source[targets].tolist(), targets.tolist()):
             pairs = tuple((int(source[t]), int(t)) for t in members)
             permutes.append(Permute(pairs, *piece(lower[members], upper[members], self.block)))
-        return Round(number, *layout, tuple(permutes), bool(own.any()))
+        return Round(number, *layout, tuple(permutes), bool(keeps_own.any()))
 
     def picture(self) -> DimensionDrawing:
         """Return the data of the drawing that `draw` makes.

@@ -37,16 +37,16 @@ def assignments(text: str, what: str, example: str) -> dict[str, int]:
     {'B': 8, 'S': 64}
     """
     pairs = [part.strip() for part in text.split(",") if part.strip()]
-    found: dict[str, int] = {}
+    size_of: dict[str, int] = {}
     for pair in pairs:
         name, equals, size = (part.strip() for part in pair.partition("="))
         # A repeated name could be a typing error, so the last one does not win silently.
-        if not (name and equals and _is_number(size)) or name in found:
+        if not (name and equals and _is_number(size)) or name in size_of:
             raise NotationError(
                 f"{what}: {pair!r} in {text!r}; write NAME=SIZE, each name once, as in {example}."
             )
-        found[name] = int(size)
-    return found
+        size_of[name] = int(size)
+    return size_of
 
 
 def mesh_of(text: str) -> Mesh:

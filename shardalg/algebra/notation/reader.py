@@ -112,10 +112,10 @@ class Reader:
         """
         if self.word(close):
             return ()
-        found = [read()]
+        items = [read()]
         while self.expect(",", close) == ",":
-            found.append(read())
-        return tuple(found)
+            items.append(read())
+        return tuple(items)
 
     def numbers(self, what: str, close: str) -> tuple[int, ...]:
         """Read numbers separated by commas, up to the word `close`; return them, at least one.

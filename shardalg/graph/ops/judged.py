@@ -42,13 +42,13 @@ def check_operators(graph: Graph) -> None:
     for node in graph.nodes:
         if node.primitive not in CALLS:
             checked.setdefault(regions[node.region], {})[node.signature] = node.source
-    found: list[str] = []
+    faults: list[str] = []
     with jax.enable_x64(True):
         for axes, signatures in checked.items():
-            found += _faults_in_regions(axes, signatures)
-    if found:
+            faults += _faults_in_regions(axes, signatures)
+    if faults:
         raise PlanFileError(
-            f"the saved graph is damaged: {'; '.join(found[:5])}. Plan the function again."
+            f"the saved graph is damaged: {'; '.join(faults[:5])}. Plan the function again."
         )
 
 

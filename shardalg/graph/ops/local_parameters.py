@@ -436,41 +436,44 @@ def _gather(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     turns index 6 into 2. Index 3 becomes -1, which is outside of the block: the result is masked
     with zero (`Emission.owned`), and the sum over both devices is right.
     """
-    n, split = numbers(signature), sharded_loops(rule, blocks)
+    roles, split = numbers(signature), sharded_loops(rule, blocks)
     if not split:
         return Emission()
-    windows = n.window_of(len(signature.operands[0].shape))
+    windows = roles.window_of(len(signature.operands[0].shape))
     sizes = enumerate(signature.param("slice_sizes"))
-    local = tuple(blocks[f"w{d}"] if d in windows else size for d, size in sizes)
-    params: Params = (("slice_sizes", local), *UNSORTED)
-    found = selections(rule, n.selected, split)
-    if not found:
+    window_sizes = tuple(blocks[f"w{d}"] if d in windows else size for d, size in sizes)
+    params: Params = (("slice_sizes", window_sizes), *UNSORTED)
+    run_time_dims = selections(rule, roles.selected, split)
+    if not run_time_dims:
         return Emission(params)
     # If windows have several elements, the block has a margin in front (`_margins`). A window that
     # overlaps two blocks then reads a part from each device, and zeros elsewhere.
-    wide = any(one.width for one in found)
+    has_windows = any(selected_dim.width for selected_dim in run_time_dims)
     # Without a fill value, and with windows, invalid indices are clipped to the block here. A mask
     # deletes the elements that such an index reads.
     fill = None if isinstance(rule.init, Access) else rule.init
-    if fill is None or wide:
+    if fill is None or has_windows:
         params = (*params, ("mode", "CLIP"))
     rank = len(signature.results[0].shape)
-    batch_dims = tuple(d for d in range(rank) if d not in n.window)
-    owned = tuple((one.component, one.loop, one.symbol.high + 1) for one in found)
-    if wide:
+    batch_dims = tuple(d for d in range(rank) if d not in roles.window)
+    owned = tuple(
+        (selected_dim.component, selected_dim.loop, selected_dim.symbol.high + 1)
+        for selected_dim in run_time_dims
+    )
+    if has_windows:
         # The local gather clips, so starts that drop a read along a whole dimension are masked too.
-        cut = {one.dim for one in found}
+        split_dims = {selected_dim.dim for selected_dim in run_time_dims}
         # The name `$t1` is the start in dimension 1; `$t` alone has no dimension.
         for symbol in rule.symbols:
             dim = int(symbol.name[2:] or -1)
-            if symbol.mode == DROP and dim not in cut:
-                owned += ((n.selected.index(dim), "", symbol.high + 1),)
-    shifts = tuple(one.shift(drops=False) for one in found)
+            if symbol.mode == DROP and dim not in split_dims:
+                owned += ((roles.selected.index(dim), "", symbol.high + 1),)
+    shifts = tuple(selected_dim.shift(drops=False) for selected_dim in run_time_dims)
     return Emission(
         params=params,
         shifts=shifts,
         owned=owned,
-        margins=_margins(found),
+        margins=_margins(run_time_dims),
         batch_dims=batch_dims,
         fill=fill,
     )

@@ -211,13 +211,13 @@ def operands_along(rule: Rule, loop: str) -> dict[int, int | None] | None:
     >>> operands_along(row, "d0"), operands_along(row, "d1")
     ({0: 0, 1: 0}, {0: 1, 1: None})
     """
-    found: dict[int, int | None] = {}
+    dim_of_operand: dict[int, int | None] = {}
     for operand, dims in sorted(rule.operands.items()):
         places = [(d, index) for d, index in enumerate(dims) if loop in index.variables]
         if len(places) > 1 or any(index != Index.of(loop) for _, index in places):
             return None
-        found[operand] = places[0][0] if places else None
-    return found
+        dim_of_operand[operand] = places[0][0] if places else None
+    return dim_of_operand
 
 
 def number_along(

@@ -94,8 +94,8 @@ def prefix_dims(numbers: Any, rank: int) -> tuple[int, ...] | None:
     if dim in batch:
         return None
     free = [d for d in range(rank) if d not in (*batch, *contracting)]
-    own = contracting if dim in contracting else free
-    return (*batch, *own[: list(own).index(dim)])
+    role_dims = contracting if dim in contracting else free
+    return (*batch, *role_dims[: list(role_dims).index(dim)])
 
 
 def grouped_dot(x: Any, w: Any, group: Any, **params: Any) -> Any:

@@ -251,9 +251,9 @@ def _permute(
     Nodes count in the order of the names. This version of JAX may count in mesh order instead (see
     `sorts_permutes`).
     """
-    named = sorted(_axes(equation), key=lambda axis: (*place.order, axis).index(axis))
-    if len(named) > 1 and sorts_permutes():
-        equation = equation.replace(params={**equation.params, "axis_name": tuple(named)})
+    axis_names = sorted(_axes(equation), key=lambda axis: (*place.order, axis).index(axis))
+    if len(axis_names) > 1 and sorts_permutes():
+        equation = equation.replace(params={**equation.params, "axis_name": tuple(axis_names)})
     return _collective(builder, equation, operands, place)
 
 
@@ -423,9 +423,9 @@ def manual(
         )
     repeated = sorted({name for name in names if names.count(name) > 1})
     if not names or repeated:
+        fault = f"{repeated[0]!r} twice" if repeated else "no axis"
         raise TraceError(
-            f"manual(fn, {axes!r}) names {f'{repeated[0]!r} twice' if repeated else 'no axis'}. Name "
-            "each manual axis once: manual(fn, ('L',))."
+            f"manual(fn, {axes!r}) names {fault}. Name each manual axis once: manual(fn, ('L',))."
         )
     blocks = PartitionSpec(names)
     both_specs = (

@@ -173,11 +173,11 @@ def _named_sizes(error: BaseException) -> list[str]:
 
     This is the last function of the user in the traceback of the error.
     """
-    sources, found = Sources(), []
+    sources, names = Sources(), []
     # The traceback goes from the outer to the inner calls, so the last function of the user
     # replaces the names of the earlier ones.
     for frame, _ in walk_tb(error.__traceback__):
         if sources.file(frame.f_code.co_filename):
-            seen = {n: frame.f_globals.get(n) for n in frame.f_code.co_names} | frame.f_locals
-            found = sorted(n for n, v in seen.items() if getattr(v, "free_symbols", None))
-    return found
+            variables = {n: frame.f_globals.get(n) for n in frame.f_code.co_names} | frame.f_locals
+            names = sorted(n for n, v in variables.items() if getattr(v, "free_symbols", None))
+    return names

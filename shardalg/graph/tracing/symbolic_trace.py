@@ -44,7 +44,7 @@ def dependent_sizes(jaxpr_at: JaxprTracer, hints: Mapping[str, int]) -> frozense
     try:
         dims = export.symbolic_shape(", ".join(hints))
         symbolic = _operators(jaxpr_at(dict(zip(hints, dims, strict=True))))
-        plain = _operators(jaxpr_at(hints))
+        at_numbers = _operators(jaxpr_at(hints))
     # JAX and the user's function may raise anything for sizes without numbers.
     except Exception:
         return None
@@ -61,7 +61,7 @@ def dependent_sizes(jaxpr_at: JaxprTracer, hints: Mapping[str, int]) -> frozense
         (name, [tuple(number_of.get(size, size) for size in shape) for shape in shapes])
         for name, shapes in symbolic
     ]
-    return frozenset(number_of.values()) if at_hints == plain else None
+    return frozenset(number_of.values()) if at_hints == at_numbers else None
 
 
 def _operators(jaxpr: Any) -> list[tuple[str, list[tuple[Any, ...]]]]:
@@ -70,13 +70,13 @@ def _operators(jaxpr: Any) -> list[tuple[str, list[tuple[Any, ...]]]]:
     Scalars are left out: a size as a value is a constant at numbers, and computed from a symbolic
     dimension. The sizes are those of the results, and those in parameters, as lengths of loops.
     """
-    found = []
+    operators = []
     for equation in equations(jaxpr):
         shapes = [tuple(getattr(out.aval, "shape", ())) for out in equation.outvars]
         if any(shapes):
             sizes = tuple(_sizes(list(equation.params.values())))
-            found.append((equation.primitive.name, [*shapes, sizes]))
-    return found
+            operators.append((equation.primitive.name, [*shapes, sizes]))
+    return operators
 
 
 def _sizes(part: Any) -> Iterator[Any]:

@@ -26,7 +26,7 @@ def lemma(name: str) -> Lemma:
     >>> lemma("radix_injective").text()
     'q*m + r with 0 <= r < m determines q and r'
     """
-    found = {known.name: known for known in LEMMAS}
-    if name not in found:
-        raise ProofError(f"no lemma {name!r}; the lemmas are {', '.join(found)}.")
-    return found[name]
+    lemma_of = {each.name: each for each in LEMMAS}
+    if name not in lemma_of:
+        raise ProofError(f"no lemma {name!r}; the lemmas are {', '.join(lemma_of)}.")
+    return lemma_of[name]

@@ -313,10 +313,10 @@ def devices_of(
         return Devices(mesh.size, None)
     # Without common coordinates, concrete sizes still allow a formula in one position.
     digits = [d for s in operands for _, row in s.split_places for d in row]
-    found = space(mesh, digits, symbolic=symbolic)
-    if found is None and symbolic:
+    coordinates = space(mesh, digits, symbolic=symbolic)
+    if coordinates is None and symbolic:
         raise Unprovable(MESHES_DIFFER)
-    return Devices(mesh.size, found)
+    return Devices(mesh.size, coordinates)
 
 
 def _check_one_mesh(shardings: Iterable[Sharding]) -> None:

@@ -115,8 +115,9 @@ def lift(graph: Graph, argument_dims: Sequence[Shape], second: Retrace | None = 
     difference = compare(lifted, second, aligned=names.aligned) if second else None
     if difference is not None and difference.kind == "size":
         raise SymbolError(
-            f"a size is not what its loops say ({difference.source or 'unknown line'}): {difference}. "
-            "Two hints are equal by accident, or Python code decided on a size: give other hints."
+            f"a size is not what its loops say ({difference.source or 'unknown line'}): "
+            f"{difference}. Two hints are equal by accident, or Python code decided on a size: "
+            "give other hints."
         )
     return lifted
 

@@ -271,12 +271,14 @@ def _below(sizes: Sequence[Size]) -> dict[str, int]:
     >>> _below((Size("B", 8), Size("S", 16), Size("T", 2)))
     {'B': 7, 'S': 15, 'T': 2}
     """
-    found: dict[str, int] = {}
+    second_sizes: dict[str, int] = {}
     for size in sizes:
-        room = range(size.hint - 1, 1, -1)
-        free = (n for n in room if all(gcd(n, other) == 1 for other in found.values()))
-        found[size.name] = next(free, max(2, size.hint - 1))
-    return found
+        candidates = range(size.hint - 1, 1, -1)
+        coprime = (
+            n for n in candidates if all(gcd(n, other) == 1 for other in second_sizes.values())
+        )
+        second_sizes[size.name] = next(coprime, max(2, size.hint - 1))
+    return second_sizes
 
 
 def _text(point: Mapping[str, int]) -> str:

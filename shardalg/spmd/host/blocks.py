@@ -114,12 +114,12 @@ def groups(digits: Digits, size: int) -> list[list[int]]:
     >>> groups((Digit(2, 2),), 8), groups((), 2)
     ([[0, 2], [1, 3], [4, 6], [5, 7]], [[0], [1]])
     """
-    found: dict[int, list[int]] = {}
+    members_of: dict[int, list[int]] = {}
     for position in range(size):
         # Members of a group have the same position once the group's digits are set to 0.
-        rest = position - sum(digit.at(position) * digit.stride for digit in digits)
-        found.setdefault(rest, []).append(position)
-    return [sorted(group, key=lambda p: partition_id(digits, p)) for group in found.values()]
+        base_position = position - sum(digit.at(position) * digit.stride for digit in digits)
+        members_of.setdefault(base_position, []).append(position)
+    return [sorted(group, key=lambda p: partition_id(digits, p)) for group in members_of.values()]
 
 
 def by_word(simulate: Callable[..., Sequence[Stack]], *stacks: Stack) -> list[Stack]:

@@ -193,6 +193,11 @@ class AllToAll(Collective):
         return self.split_dim, self.digits
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape:
+        """Return the shape of the block after the exchange.
+
+        One dimension is divided by the number of devices of a group, and another one multiplied by
+        it.
+        """
         n, arriving = parts(self.digits), self.arriving or self.digits
         # Only the order may differ: along other digits a piece would have no receiver in the group.
         if sorted(self.digits) != sorted(arriving):

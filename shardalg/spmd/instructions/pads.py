@@ -106,17 +106,20 @@ class Regroup(Attributes):
         >>> Regroup(((1, (5,)), (2, (4, 3)))).shape((5, 1, 6))
         (5, 2, 3)
         """
-        found: list[int] = []
+        new_shape: list[int] = []
         for (count, sizes), first in zip(self.groups, self.held_dims, strict=True):
-            taken, before = before[:count], before[count:]
+            group_sizes, before = before[:count], before[count:]
             if len(sizes) == count == 1:
-                found += taken
+                new_shape += group_sizes
                 continue
             # A run of elements in row-major order is a block only if all dimensions behind `first`
             # are whole and those before it have one element.
-            whole = sizes[first + 1 :]
-            found += [1] * first + [math.prod(taken) // math.prod(whole), *whole]
-        return tuple(found)
+            minor_sizes = sizes[first + 1 :]
+            new_shape += [1] * first + [
+                math.prod(group_sizes) // math.prod(minor_sizes),
+                *minor_sizes,
+            ]
+        return tuple(new_shape)
 
     @property
     def held_dims(self) -> tuple[int, ...]:

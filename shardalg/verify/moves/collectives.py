@@ -83,8 +83,8 @@ def _arrives(
     """
     digits = step.attributes.digits
     # A place of the result without an element may hold anything.
-    here = within(declared.start + place, 0, declared.size)
-    goal = implies(here, equal(arriving + X, declared.start + place))
+    is_element = within(declared.start + place, 0, declared.size)
+    goal = implies(is_element, equal(arriving + X, declared.start + place))
     words = f"place {place} receives element {arriving}+x"
     members = ((MEMBER, digits),)
     return "delivers", step.claim(words, goal, unknowns=(("x", length),), members=members)

@@ -66,21 +66,29 @@ def _join(step: CheckedInstruction[Join]) -> Result:
     """
     a, (operand, carried) = step.attributes, step.operands
     span = operand.dims[a.dim]
-    wanted = next(iter(operand.awaits), None)
+    required_scan = next(iter(operand.awaits), None)
     carry = ExclusiveScan(
-        a.dim, getattr(wanted, "digits", ()), a.combine, getattr(wanted, "reverse", False)
+        a.dim,
+        getattr(required_scan, "digits", ()),
+        a.combine,
+        getattr(required_scan, "reverse", False),
     )
     # The total of a block is the last place of its prefix, or the first place if the prefix runs
     # backwards. Only totals of this very prefix make the combination right.
     end = span.start + (0 if carry.reverse else span.length - 1)
-    last = with_dim(operand, a.dim, replace(span, start=end, length=1, fill=None))
+    block_totals = with_dim(operand, a.dim, replace(span, start=end, length=1, fill=None))
     # Contents are compared as whole values, so that no other start, fill or pending change of the
     # totals can pass unseen.
-    same = carried == replace(last, changes=(carry,)) and operand.awaits == (carry,)
+    has_right_totals = carried == replace(block_totals, changes=(carry,)) and operand.awaits == (
+        carry,
+    )
     block = -(-span.size // parts(carry.digits))
-    same = same and (span.start, span.length) == (partition_number(carry.digits) * block, block)
-    words = f"the carry is made of the last places of the earlier blocks: {wanted}"
-    claims: list[Goal] = [("combine", Decided(words, carry == wanted and same))]
+    has_right_totals = has_right_totals and (span.start, span.length) == (
+        partition_number(carry.digits) * block,
+        block,
+    )
+    words = f"the carry is made of the last places of the earlier blocks: {required_scan}"
+    claims: list[Goal] = [("combine", Decided(words, carry == required_scan and has_right_totals))]
     return replace(keep_equal_fills(step, None), awaits=()), claims
 
 

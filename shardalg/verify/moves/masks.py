@@ -53,8 +53,8 @@ def _offset(step: CheckedInstruction[Offset]) -> Result:
     if step.attributes.component is None:
         return result, claims
     words = "the shifted component is one of whole indices"
-    whole = bool(dims) and _is_whole(dims[-1])
-    return result, [*claims, ("selected", Decided(words, whole))]
+    is_whole = bool(dims) and _is_whole(dims[-1])
+    return result, [*claims, ("selected", Decided(words, is_whole))]
 
 
 @moves(FirstMember)

@@ -87,8 +87,8 @@ def _scatter(known: KnownValues, node: Node) -> Node | None:
     repeats one number. It must not combine updates by a function of the user.
     """
     update = node.signature.operands[2].shape
-    whole = len(numbers(node.signature).window) == len(node.signature.results[0].shape)
-    if not whole or applies_code(node.signature):
+    writes_all_dims = len(numbers(node.signature).window) == len(node.signature.results[0].shape)
+    if not writes_all_dims or applies_code(node.signature):
         return None
     clips = scatter_mode(node.signature.param("mode")) == CLIP
     return _pad(known, node, node.operands[2], _starts(known, node, update, clips=clips))

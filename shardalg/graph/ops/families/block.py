@@ -80,8 +80,8 @@ def sort(signature: Signature) -> tuple[Rule, ...]:
     shape = signature.operands[0].shape
     axis = signature.param("dimension")
     loops = ["L" if d == axis else f"d{d}" for d in range(len(shape))]
-    every = [loops] * len(signature.operands)
-    return (blocks(signature, every, every, levels(shape[axis])),)
+    loops_of_operands = [loops] * len(signature.operands)
+    return (blocks(signature, loops_of_operands, loops_of_operands, levels(shape[axis])),)
 
 
 def top_k(signature: Signature) -> tuple[Rule, ...]:

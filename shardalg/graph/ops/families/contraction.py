@@ -63,9 +63,9 @@ def dot_general(signature: Signature) -> tuple[Rule, ...]:
     b are batch loops, k contracting, m and n non-contracting. If the sum of floats is converted to
     integers, k is whole: truncation does not distribute over partial sums.
     """
-    found = dot_loops(signature, signature.param("dimension_numbers"))
-    whole = frozenset(found.contracting if rounds_whole(signature) else ())
-    return (_product(signature, found.maps, found.result, whole),)
+    loops = dot_loops(signature, signature.param("dimension_numbers"))
+    whole = frozenset(loops.contracting if rounds_whole(signature) else ())
+    return (_product(signature, loops.maps, loops.result, whole),)
 
 
 @dataclass(frozen=True)
