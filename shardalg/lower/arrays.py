@@ -111,17 +111,33 @@ class ArrayBorder:
         return here or array.sharding.device_set == self.inner.device_set
 
     def placed(self, array: Any) -> jax.Array:
-        """Return the array padded and sharded; an array that already is so is returned itself."""
+        """Return the array padded and sharded as the program reads it.
+
+        An array that already has this shape and sharding is returned itself.
+
+        Args:
+          array: an array of JAX or NumPy, or a function from an index to a block.
+        """
+        # An array in the host's memory is sent block by block, padded on the way.
         blocks = self.blocks(array)
         if blocks is not None:
             return blocks.placed(self.padded_shape, self.inner)
+        # An array on devices may have its padding from an earlier call.
         if np.shape(array) == self.padded_shape:
             return put(array, self.inner)
+        # Otherwise a compiled program pads it on the devices.
         return _padder(self.padded_shape, self.inner)(put(array, self.outer))
 
     def blocks(self, array: Any) -> Blocks | None:
-        """Return the blocks of an array in the host's memory; None if it is on devices already."""
+        """Return a reader of blocks of an array in the host's memory.
+
+        None if the array is on devices already, and can move between them without the host.
+
+        Args:
+          array: an array of JAX or NumPy, or a function from an index to a block.
+        """
         item = item_type(self.dtype)
+        # A function's blocks have shapes of the user's making, so they are checked.
         if callable(array):
             return Blocks(self.path, self.sharding.shape, item, array, checked=True)
         if isinstance(array, jax.Array):
@@ -130,8 +146,8 @@ class ArrayBorder:
             # Random keys have no numpy type; JAX itself moves them between devices.
             if stays or jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
                 return None
-        held = np.asarray(array)
-        return Blocks(self.path, held.shape, item, held.__getitem__)
+        in_host_memory = np.asarray(array)
+        return Blocks(self.path, in_host_memory.shape, item, in_host_memory.__getitem__)
 
     def true(self, array: Any) -> Any:
         """Return an array without its padding.
@@ -158,8 +174,12 @@ class ArrayBorder:
         return array if self.seen is None else _seen(array, self.inner)
 
     def leave(self, array: jax.Array) -> jax.Array:
-        """Return the array without padding; an even result is returned itself."""
+        """Return a result of the program as the user gets it: without padding.
+
+        An even result has no padding and is returned itself.
+        """
         array = self.handed(array)
+        # XLA does not shard arrays without elements, so this one gets its sharding here.
         if self.is_empty:
             return put(_strip(array, shape=self.sharding.shape), self.outer)
         if self.sharding.is_even:
@@ -174,7 +194,8 @@ def without_empty(
 ) -> Callable[..., list[Array]]:
     """Return a function that takes and returns only the arrays that have elements.
 
-    It calls `function`, for which it creates the empty arguments, and leaves out the empty results.
+    JAX refuses to shard an array of size 0. The returned function calls `function`, for which it
+    creates the empty arguments, and leaves out the empty results.
 
     Args:
       function: the function that a device runs, from all argument blocks to all result blocks.
@@ -182,9 +203,10 @@ def without_empty(
     """
 
     def run(*blocks: Array) -> list[Array]:
+        """Call `function`; the blocks and the results are those with elements, in order."""
         given = iter(blocks)
-        made = function(*(b.block() if b.is_empty else next(given) for b in arguments))
-        return [x for b, x in zip(results, made, strict=True) if not b.is_empty]
+        all_results = function(*(b.block() if b.is_empty else next(given) for b in arguments))
+        return [x for b, x in zip(results, all_results, strict=True) if not b.is_empty]
 
     return run
 
@@ -194,15 +216,20 @@ def with_empty(
     arguments: Sequence[ArrayBorder],
     results: Sequence[ArrayBorder],
 ) -> Callable[..., list[Array]]:
-    """Return a function like `function`, with the arguments and results that have no elements.
+    """Return a function that takes and returns all arrays, also those without elements.
 
-    `function` takes and returns only global arrays with elements.
+    It reverses `without_empty`: empty arguments are dropped, and empty results are created.
+
+    Args:
+      function: a function that takes and returns only global arrays with elements.
+      arguments, results: the descriptions of all arguments and results.
     """
 
     def run(*arrays: Array) -> list[Array]:
+        """Call `function` without the empty arrays; return all results in order."""
         given = zip(arguments, arrays, strict=True)
-        made = iter(function(*(x for b, x in given if not b.is_empty)))
-        return [_empty(b.padded_shape, b.dtype) if b.is_empty else next(made) for b in results]
+        non_empty = iter(function(*(x for b, x in given if not b.is_empty)))
+        return [_empty(b.padded_shape, b.dtype) if b.is_empty else next(non_empty) for b in results]
 
     return run
 
@@ -248,9 +275,11 @@ def border_in_other_order(
       mesh: the program's mesh.
       run, user: axes of the program's mesh, and of the user's mesh.
     """
+    # The position in the program's mesh of each device of the other order. With it, both kinds of
+    # axes name the devices in the other order.
     places = sharding.mesh.places(mesh)
-    there = {"run": run.turned(places), "user": user.turned(places)}
-    return replace(border(plain.path, plain.dtype, sharding, **there), seen=plain.inner)
+    axes = {"run": run.turned(places), "user": user.turned(places)}
+    return replace(border(plain.path, plain.dtype, sharding, **axes), seen=plain.inner)
 
 
 def on_axes(plain: ArrayBorder, axes: Axes) -> ArrayBorder:
@@ -309,6 +338,9 @@ def place(
     """Return the flattened arguments, checked, and sharded as their `borders` say.
 
     Args:
+      graph: the planned function, whose pytree of arguments the call must have.
+      borders: for each leaf, its name, shape, type and shardings.
+      args: the user's arguments.
       padded: whether uneven arguments are padded to blocks of equal size.
 
     Raises:
@@ -349,7 +381,7 @@ def _difference(got: Any, planned: Any, where: str) -> str:
     Args:
       where: path of both structures in the whole pytree, such as "[0]['w']".
     """
-    # The data of a node are, for example, the keys of a dictionary.
+    # A node has a kind (dict, tuple, ...) and data, for example the keys of a dictionary.
     (kind, data), (planned_kind, planned_data) = _node(got), _node(planned)
     children, planned_children = got.children(), planned.children()
     is_same_node = kind is planned_kind and data == planned_data
@@ -359,6 +391,7 @@ def _difference(got: Any, planned: Any, where: str) -> str:
         for key, one, other in zip(keys, children, planned_children, strict=True):
             if one != other:
                 return _difference(one, other, f"{where}[{key!r}]")
+    # The two nodes themselves differ: in their data, or in their kind or number of children.
     place = f"at {where}" if where else "in all"
     if kind is planned_kind and data != planned_data:
         # Long data are cut to the surroundings of the first difference.
@@ -394,9 +427,13 @@ def _check(pairs: Sequence[tuple[ArrayBorder, Any]]) -> None:
     """Raise unless each array exists, has the planned shape and type, and can be sharded.
 
     Masked arrays of numpy are refused too. An array can be sharded if this process, or the plan's
-    devices together, hold all of it.
+    devices together, hold all of it. Each kind of fault is one LoweringError that names all arrays
+    with it.
 
     XLA ends the process where an array is given again that a call has consumed (jaxlib 0.10.2).
+
+    Args:
+      pairs: per argument, its description in the plan and the user's array.
     """
     # Deleted arrays are checked before other properties, because XLA aborts the process on them.
     gone = [b.path for b, x in pairs if isinstance(x, jax.Array) and x.is_deleted()]
@@ -411,25 +448,27 @@ def _check(pairs: Sequence[tuple[ArrayBorder, Any]]) -> None:
             f"{', '.join(masked)} is a masked array of numpy, whose mask JAX does not take. Pass "
             "its data, or what its filled(value) gives."
         )
-    far = [f"  {b.path}: laid out as {x.sharding}" for b, x in pairs if not b.reaches(x)]
-    if far:
+    # A process cannot read the devices of another one, so such blocks cannot be moved.
+    unreachable = [f"  {b.path}: laid out as {x.sharding}" for b, x in pairs if not b.reaches(x)]
+    if unreachable:
         raise LoweringError(
             "arrays that lie on other devices than the plan's, some of other processes:\n"
-            + "\n".join(far)
+            + "\n".join(unreachable)
             + "\nPass what every process has whole, or a function that gives the block of a place."
         )
-    bad = []
+    misfits = []
     for b, x in pairs:
         if not b.fits(x):
             try:
                 got = str(jax.typeof(x))
             except TypeError:  # no array: its value tells the user more
                 got = f"{x!r:.40}, a {type(x).__name__}"
-            bad.append(f"  {b.path}: got {got}, planned for {b.dtype}{list(b.sharding.shape)}")
-    if bad:
+            misfits.append(f"  {b.path}: got {got}, planned for {b.dtype}{list(b.sharding.shape)}")
+    if misfits:
         raise LoweringError(
-            "arguments of other shapes or item types than planned:\n" + "\n".join(bad) + "\nPass "
-            "arrays as planned, or plan again for these."
+            "arguments of other shapes or item types than planned:\n"
+            + "\n".join(misfits)
+            + "\nPass arrays as planned, or plan again for these."
         )
 
 

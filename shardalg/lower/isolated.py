@@ -143,14 +143,17 @@ def table(rows: Sequence[Alone]) -> Table:
 def instruction_kinds(lowered: Lowered, seconds: Mapping[int, float]) -> list[InstructionKind]:
     """Return the collectives and contractions of a program; equal ones are one group.
 
+    Each group has its first instruction, its executions in a step, and its predicted seconds.
+
     Args:
       seconds: predicted seconds by the `id` of the instruction; empty if nothing is predicted.
     """
     found: dict[Any, InstructionKind] = {}
-    sent = combined_all_reduces(lowered.program.block)
+    messages = combined_all_reduces(lowered.program.block)
     for step in walk(lowered.program):
-        # All-reduces that the compiler combines are one message: they are timed together.
-        group = sent.get(id(step.instruction), (step.instruction,))
+        # All-reduces that the compiler combines are one message: they are timed together. The first
+        # of them has the whole message in `messages`, the others have an empty one.
+        group = messages.get(id(step.instruction), (step.instruction,))
         kind = _kind(lowered, step.instruction) if group else None
         if kind is None:
             continue
@@ -158,6 +161,8 @@ def instruction_kinds(lowered: Lowered, seconds: Mapping[int, float]) -> list[In
         operations = []
         for each in group:
             attributes, node = each.attributes, each.node
+            # A collective is described by its attributes. `Apply` runs an operator of the graph, so
+            # the operator's signature describes it.
             operation: Any = attributes
             if type(attributes) is Apply and node is not None:
                 operation = lowered.graph.nodes[node].signature
@@ -186,9 +191,11 @@ def instruction_kinds(lowered: Lowered, seconds: Mapping[int, float]) -> list[In
 def _kind(lowered: Lowered, instruction: Instruction) -> str | None:
     """Return "contraction" or the kind of collective; None for other instructions.
 
-    A permute in which every device keeps its own block sends nothing, so it counts as another one.
+    A contraction is a matrix product or a convolution. A permute in which every device keeps its
+    own block sends nothing, so it counts as another instruction.
     """
     attributes = instruction.attributes
+    # `Apply` runs an operator of the graph on a device's blocks.
     if type(attributes) is Apply and instruction.node is not None:
         graph = lowered.graph
         return CONTRACTION if contracts(graph.nodes[instruction.node].signature) else None
@@ -198,10 +205,10 @@ def _kind(lowered: Lowered, instruction: Instruction) -> str | None:
 
 
 def _time_alone(lowered: Lowered, group: InstructionKind, repeats: int) -> Alone:
-    """Time a group's first instruction on blocks of ones.
+    """Time a group's first instruction on blocks of ones, without the rest of the program.
 
     Args:
-      group: equal instructions of the program.
+      group: equal instructions of the program, of which only the first is executed.
       repeats: number of timed runs.
     """
     locals_ = lowered.program.locals
@@ -214,12 +221,13 @@ def _time_alone(lowered: Lowered, group: InstructionKind, repeats: int) -> Alone
 
         The instructions become JAX operations, by the function in `EMIT` for each kind.
         """
-        env = dict(zip(operands, blocks, strict=True))
-        made = (
-            EMIT[type(one.attributes)](emitter, one, *(env[v] for v in one.operands))
+        block_of = dict(zip(operands, blocks, strict=True))
+        result_lists = (
+            EMIT[type(one.attributes)](emitter, one, *(block_of[v] for v in one.operands))
             for one in group.first
         )
-        return [result for results in made for result in results]
+        # All results are returned, so that the compiler removes no work.
+        return [result for results in result_lists for result in results]
 
     mesh, names = lowered.run.mesh, lowered.run.all_names
     # A leading dimension over the devices makes one global array of the devices' equal blocks.
@@ -228,6 +236,7 @@ def _time_alone(lowered: Lowered, group: InstructionKind, repeats: int) -> Alone
     for t in types:
         ones = partial(jnp.ones, (mesh.size, *t.shape), item_type(t.dtype))
         blocks.append(jax.jit(ones, out_shardings=layout)())
+    # Devices of the CPU platform are parts of one host, and share its cores.
     shared = mesh.devices.flat[0].platform == "cpu"
     # The time of an empty program is the cost of a call, which the step pays only once.
     group_time, empty_time = (
@@ -250,16 +259,22 @@ def _compile(
 ) -> Callable[[], Any]:
     """Compile a function of blocks for all devices, and return a function that calls it.
 
+    The returned function takes no arguments: it runs the compiled program on `blocks`.
+
     Args:
+      mesh: JAX's mesh.
       names: all axes of the mesh.
+      function: the function that each device runs, from its blocks to a list of results.
       blocks: arguments, each a global array with the devices' blocks stacked.
     """
 
     def on_blocks(*stacked: Any) -> list[Any]:
+        """Call `function` without the leading dimension, of size 1 on each device."""
         return [x[None] for x in function(*(x[0] for x in stacked))]
 
     spec = PartitionSpec(names)
     mapped = jax.shard_map(on_blocks, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    # Compilation happens here, so that it is no part of the time of a call.
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         run = jax.jit(mapped).lower(*blocks).compile()
     return lambda: run(*blocks)
@@ -365,8 +380,16 @@ class OneShard:
         return jax.jit(body(emitter)).lower(*self._structs).compile()
 
     def measure(self, repeats: int = 20) -> ShardMeasurement:
-        """Measure the program's times on blocks of ones, and its memory."""
+        """Return the program's times on blocks of ones, its memory in bytes, and its flops.
+
+        Flops are those that XLA counts in the compiled program, nan if it does not count them.
+
+        Args:
+          repeats: number of timed runs.
+        """
+        # Values of ones suffice: the time does not depend on the numbers.
         blocks = [jax.device_put(jnp.ones(s.shape, s.dtype), self.device) for s in self._structs]
+        # A CPU device shares the cores of this process, so that waiting is told apart from work.
         shared = self.device.platform == "cpu"
         timing = time_repeatedly(lambda: self.compiled(*blocks), repeats, shared=shared)
         stats = self.compiled.memory_analysis()

@@ -49,10 +49,12 @@ def with_pallas_prices(graph: Graph) -> Graph:
 def with_given_prices(graph: Graph, prices: Mapping[str, KernelPrice]) -> Graph:
     """Return the graph in which kernels have the prices that the user gave.
 
-    Prices that the user gave for an earlier plan of the graph are removed.
+    A price is the flops and bytes of an operator that the planner cannot look into. Prices that the
+    user gave for an earlier plan of the graph are removed.
 
     Args:
-      prices: the price of each kernel, by the name that `target_of` returns.
+      prices: the price of each kernel, by the name that `target_of` returns. It may depend on the
+        shapes of the operands.
 
     Raises:
       StrategyError: no operator of the function has the name of a target.
@@ -69,8 +71,10 @@ def with_given_prices(graph: Graph, prices: Mapping[str, KernelPrice]) -> Graph:
         target = target_of(node)
         if target is not None and target in prices:
             unused.discard(target)
+            # Several calls of one kernel may have operands of different shapes.
             price = prices[target].at(*(value.shape for value in node.signature.operands))
             found[node.index] = Price(price.flops, price.bytes, True, GIVEN)
+    # A name without a kernel is probably misspelt, and its price would have no effect.
     if unused:
         known = sorted({*filter(None, map(target_of, graph.nodes_of(OPAQUE)))})
         raise StrategyError(
@@ -103,19 +107,27 @@ def _callback_name(signature: Signature) -> str:
 
 
 def unpriced(graph: Graph) -> tuple[str, ...]:
-    """Return a text for each kernel without a price: its kind, its name and its source line."""
-    found: dict[str, None] = {}
+    """Return a text for each kernel without a price, such as "ffi_call 'attention' at model.py:7".
+
+    The planner counts no flops and bytes for these kernels.
+    """
+    # A dictionary keeps the order of the program, and has equal texts (calls in a loop) once.
+    texts: dict[str, None] = {}
     for node in graph.nodes_of(OPAQUE):
         target = target_of(node)
         if target is not None and price_of(node.signature) is None:
-            at = f" at {node.source}" if node.source else ""
-            found[f"{node.primitive} {target!r}{at}"] = None
-    return tuple(found)
+            place = f" at {node.source}" if node.source else ""
+            texts[f"{node.primitive} {target!r}{place}"] = None
+    return tuple(texts)
 
 
 def without_given_prices(graph: Graph) -> Graph:
-    """Return the graph without the prices that the user gave."""
+    """Return the graph without the prices that the user gave; the same graph if it has none.
+
+    A price is one of the parameters of a kernel's node.
+    """
     nodes = list(graph.nodes)
+    # An unchanged graph is returned itself, so that callers can compare by `is`.
     is_same = True
     for node in graph.nodes_of(OPAQUE):
         price = price_of(node.signature)
@@ -130,11 +142,14 @@ def without_given_prices(graph: Graph) -> Graph:
 
 
 def _with_prices(graph: Graph, prices: Mapping[int, Price]) -> Graph:
-    """Return the graph with these prices as parameters of nodes.
+    """Return the graph in which the nodes of kernels have these prices as a parameter.
+
+    A price that a node already has is replaced.
 
     Args:
       prices: the price of each kernel, by node index.
     """
+    # The same graph is returned if nothing changes.
     if not prices:
         return graph
     nodes = list(graph.nodes)
@@ -147,9 +162,14 @@ def _with_prices(graph: Graph, prices: Mapping[int, Price]) -> Graph:
 
 
 def _pallas_price(params: Mapping[str, Any]) -> Price:
-    """Return the flops and bytes of a Pallas call, from the parameters of its jaxpr equation."""
-    found = [*_operations(params["jaxpr"])]
-    multiplies = any(flops and is_product for flops, is_product in found)
+    """Return the flops and bytes of a Pallas call, from the parameters of its jaxpr equation.
+
+    The user's `cost_estimate=` is used if there is one. Otherwise the kernel's own operators count,
+    once for each step of its grid. The price also says whether the kernel multiplies matrices.
+    """
+    operations = [*_operations(params["jaxpr"])]
+    # Chips have another flops rate for products of matrices.
+    multiplies = any(flops and is_product for flops, is_product in operations)
     estimate = params.get("cost_estimate")
     if estimate is not None:
         return Price(int(estimate.flops), int(estimate.bytes_accessed), multiplies, "cost_estimate")
@@ -157,9 +177,10 @@ def _pallas_price(params: Mapping[str, Any]) -> Price:
     # A grid size may be an array whose value only the run knows. A price is a number, so such a
     # size counts as one step.
     grid = [size if isinstance(size, int) else 1 for size in mapping.grid]
-    flops = sum(count for count, _ in found) * math.prod(grid)
-    moved = sum(_block_bytes(block, grid) for block in mapping.block_mappings)
-    return Price(flops, moved, multiplies, "kernel")
+    flops = sum(count for count, _ in operations) * math.prod(grid)
+    # Bytes are those of the blocks that are copied between memory and the chip's cores.
+    copied_bytes = sum(_block_bytes(block, grid) for block in mapping.block_mappings)
+    return Price(flops, copied_bytes, multiplies, "kernel")
 
 
 def _operations(jaxpr: Any, times: int = 1) -> Iterator[tuple[int, bool]]:
@@ -178,21 +199,27 @@ def _operations(jaxpr: Any, times: int = 1) -> Iterator[tuple[int, bool]]:
             cases = [[*_operations(case, times)] for case in params["branches"]]
             yield from max(cases, key=lambda case: sum(flops for flops, _ in case))
             continue
-        inner = [p for p in params.values() if hasattr(p, "eqns") or hasattr(p, "jaxpr")]
-        for body in inner:
+        # Loops and calls have their bodies among the parameters, as jaxprs. A scan has its trip
+        # count as `length`; for a `while` it is unknown.
+        bodies = [p for p in params.values() if hasattr(p, "eqns") or hasattr(p, "jaxpr")]
+        for body in bodies:
             yield from _operations(body, times * int(params.get("length") or 1))
-        if not inner:
+        if not bodies:
             signature = _signature(equation)
             if signature is not None and (flops := signature_flops(signature)):
                 yield flops * times, contracts(signature)
 
 
 def _signature(equation: Any) -> Signature | None:
-    """Return the signature of a kernel's equation; None if it reads or writes a reference."""
-    # Equations on references are loads and stores, which count as no arithmetic.
+    """Return a jaxpr equation of a kernel as primitive, parameters, operand and result types.
+
+    None if the equation reads or writes a reference to memory, which counts as no arithmetic.
+    """
+    # The two entries are the types of the operands and the types of the results.
     ends: list[list[ValueType]] = []
     for variables in (equation.invars, equation.outvars):
         types: list[Any] = [getattr(variable, "aval", None) for variable in variables]
+        # A reference has another class. Names are compared, so that JAX need not be imported.
         if any(type(t).__name__ != "ShapedArray" for t in types):
             return None
         ends.append([ValueType(tuple(map(int, t.shape)), t.dtype.name) for t in types])
@@ -226,17 +253,23 @@ def _block_bytes(block: Any, grid: Sequence[int]) -> int:
 def _axes_read(jaxpr: Any, rank: int) -> list[int]:
     """Return the grid axes on which the results of a block's index map depend, in order.
 
+    For example, the index map (i, j) -> (j, 0) -> [1]. A block is fetched again only if one of
+    these axes advances.
+
     Args:
+      jaxpr: the index map, from the position in the grid to the index of the block.
       rank: the number of grid axes, which are the first arguments of the index map.
     """
-    depends = {variable: {axis} for axis, variable in enumerate(jaxpr.invars[:rank])}
+    axes_of_variable = {variable: {axis} for axis, variable in enumerate(jaxpr.invars[:rank])}
 
-    def axes_of(atoms: Sequence[Any]) -> set[int]:
+    def read_axes(atoms: Sequence[Any]) -> set[int]:
+        """Return the grid axes on which any of these operands depends."""
         # A literal has the attribute `val` and no hash.
         variables = [atom for atom in atoms if not hasattr(atom, "val")]
-        return set().union(*(depends.get(variable, set()) for variable in variables))
+        return set().union(*(axes_of_variable.get(variable, set()) for variable in variables))
 
+    # Results of an equation depend on all axes of its operands. A jaxpr defines values before uses.
     for equation in jaxpr.eqns:
-        of = axes_of(equation.invars)
-        depends.update((variable, of) for variable in equation.outvars)
-    return sorted(axes_of(jaxpr.outvars))
+        axes = read_axes(equation.invars)
+        axes_of_variable.update((variable, axes) for variable in equation.outvars)
+    return sorted(read_axes(jaxpr.outvars))

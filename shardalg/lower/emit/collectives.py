@@ -60,21 +60,32 @@ def all_to_alls(x: Array, names: tuple[str, ...], a: AllToAlls) -> Array:
 
     Each split dimension is cut into one piece per member. The numbers of the pieces become leading
     dimensions, in the order of the exchanges, and together give the number of the receiver.
+
+    For example, exchanges among 2 and 4 members of a block (6, 8, 5), split along 0 and 1: the
+    pieces are (2, 4, 3, 2, 5), and are sent as 8 pieces (3, 2, 5).
+
+    Args:
+      x: one device's block.
+      names: the mesh axes of all exchanges.
+      a: the exchanges, each with its split and its concatenated dimension.
     """
-    sizes: list[int] = []
+    counts: list[int] = []
     sent = x
     # The last exchange is cut first, so that the first one's piece numbers are the major ones.
     for one in reversed(a.exchanges):
         count = parts(one.digits)
-        dim = one.split_dim + len(sizes)
+        # Each earlier cut has added a leading dimension.
+        dim = one.split_dim + len(counts)
         cut = sent.reshape(
             *sent.shape[:dim], count, sent.shape[dim] // count, *sent.shape[dim + 1 :]
         )
-        lead = jnp.moveaxis(cut, dim, 0)
-        sent = _by_member(lead, one.digits, one.arriving or one.digits)
-        sizes.insert(0, count)
-    arrived = exchange_pieces(sent.reshape(-1, *sent.shape[len(sizes) :]), names)
-    blocks = arrived.reshape(*sizes, *sent.shape[len(sizes) :])
+        pieces_first = jnp.moveaxis(cut, dim, 0)
+        # The arriving digits may have another order, in which the receivers are then numbered.
+        sent = _by_member(pieces_first, one.digits, one.arriving or one.digits)
+        counts.insert(0, count)
+    # One leading dimension has a piece for every receiver; afterwards one from every sender.
+    arrived = exchange_pieces(sent.reshape(-1, *sent.shape[len(counts) :]), names)
+    blocks = arrived.reshape(*counts, *sent.shape[len(counts) :])
     return _side_by_side(blocks, [one.concat_dim for one in a.exchanges])
 
 
@@ -162,7 +173,14 @@ def _permute(
 def _halo_exchange(
     emitter: Emitter, instruction: Instruction[HaloExchange], *xs: Array
 ) -> list[Array]:
-    """Emit each permute once; select every result from the received blocks and the own block."""
+    """Return the blocks that a device reads from its neighbours, one for each reading.
+
+    Each permute is emitted once. Every result is then selected from the received blocks and the
+    device's own block, because the source of a block depends on the device's position.
+
+    Args:
+      xs: the device's blocks of the operands.
+    """
     a, names = instruction.attributes, emitter.axes.all_names
     arrived = []
     for edges in a.permutes:
@@ -176,6 +194,7 @@ def _halo_exchange(
             sent = jnp.where(_is_on(emitter, senders), xs[other], sent)
         pairs = [(source, target) for source, target, _ in edges]
         arrived.append(lax.ppermute(sent, names, pairs))
+    # A reading names, per position in the mesh, the permute whose block the device reads.
     return [
         _select_block(emitter, a.digits, reading, xs[reading.operand], arrived)
         for reading in a.readings
@@ -226,12 +245,20 @@ def _all_gather(emitter: Emitter, instruction: Instruction[AllGather], x: Array)
 
 
 def all_gather(x: Array, names: tuple[str, ...], dim: int, *, tiled: bool) -> Array:
-    """Return the blocks of all members of the group, concatenated along a dimension."""
+    """Return the blocks of all members of the group, concatenated along a dimension.
+
+    For example, blocks (4, 3) of 2 members with `dim` 1 -> (4, 6).
+
+    Args:
+      names: mesh axes along which the members differ.
+      tiled: whether XLA concatenates the blocks; False is faster on CPU.
+    """
     if not x.size:  # XLA gathers no empty arrays
         return jnp.concatenate([x] * lax.axis_size(names), dim)
     if tiled or dim == 0:
         return lax.all_gather(x, names, axis=dim, tiled=True)
-    # A leading dimension is fast on CPU; the transpose is local.
+    # A leading dimension is fast on CPU; the transpose is local. The members' dimension moves to
+    # the place before `dim`, and the reshape merges both.
     blocks = jnp.moveaxis(lax.all_gather(x, names, axis=0, tiled=False), 0, dim)
     merged = blocks.shape[dim] * blocks.shape[dim + 1]
     return blocks.reshape(*x.shape[:dim], merged, *x.shape[dim + 1 :])
@@ -239,18 +266,21 @@ def all_gather(x: Array, names: tuple[str, ...], dim: int, *, tiled: bool) -> Ar
 
 @emits(AllGathers)
 def _all_gathers(emitter: Emitter, instruction: Instruction[AllGathers], x: Array) -> list[Array]:
-    """Gather the blocks of all devices in one collective, and concatenate them along dimensions.
+    """Gather the blocks of a group in one collective, and concatenate them along dimensions.
 
-    The instruction names these dimensions.
+    The instruction has the dimensions, each with the digits (parts of mesh axes) that shard it.
     """
     a = instruction.attributes
     names = emitter.axes.names(a.digits)
+    # A group of one device has nothing to gather.
     if not names:
         return [x]
     if not x.size:  # XLA gathers no empty arrays
         for dim, digits in a.along:
             x = jnp.concatenate([x] * parts(digits), dim)
         return [x]
+    # The gather adds one leading dimension of members, the first digits major. It is split into one
+    # dimension for each gathered dimension of the block.
     counts = [parts(digits) for _, digits in a.along]
     blocks = lax.all_gather(x, names, axis=0, tiled=False).reshape(*counts, *x.shape)
     return [_side_by_side(blocks, a.dims)]
@@ -264,15 +294,26 @@ def _all_reduce(emitter: Emitter, instruction: Instruction[AllReduce], x: Array)
 
 
 def _combine_over_devices(x: Array, names: tuple[str, ...], combine: str) -> Array:
-    """Return the elementwise combination of the blocks of all devices along the mesh axes."""
+    """Return the elementwise combination of the blocks of all devices along the mesh axes.
+
+    Args:
+      x: one device's block.
+      combine: "sum", "max", "min", "and", "or", ..., or "pick", in which only one device has the
+        element and all others have 0.
+    """
+    # JAX's collectives take no booleans. As 0 and 1, "and" is a minimum and "or" a maximum.
     if x.dtype == jnp.bool_ and combine in _OF_BOOL:
         return _OF_BOOL[combine](x.astype(jnp.uint8), names).astype(jnp.bool_)
+    # The sum of the bits with zeros is exact; a sum of numbers would turn -0 into 0.
     if combine == "pick":
         return as_bits(x, lambda bits: lax.psum(bits, names))
+    # Between devices, the extremum of floating-point numbers needs care for nan and -0.
     if combine in EXTREMA and jnp.issubdtype(x.dtype, jnp.floating):
         return extremum(x, names, combine)
+    # XLA has a collective for these, but it orders no complex numbers between devices.
     if combine in _DIRECT and (combine == "sum" or x.dtype.kind != "c"):
-        return _DIRECT[combine](x, names)  # XLA orders no complex numbers between devices
+        return _DIRECT[combine](x, names)
+    # Any other combination is computed on each device from all blocks.
     return combine_blocks(lax.all_gather(x, names, axis=0, tiled=False), combine)
 
 
@@ -355,9 +396,14 @@ def combine_blocks(blocks: Array, combine: str) -> Array:
 def _reduce_scatter(
     emitter: Emitter, instruction: Instruction[ReduceScatter], x: Array
 ) -> list[Array]:
-    """Emit a reduce-scatter along one dimension, by any combination."""
+    """Return a device's piece of the combination of all blocks of its group.
+
+    The combination may be a sum or another one. The block is cut along the instruction's dimension
+    into one piece for each member.
+    """
     a = instruction.attributes
     names = emitter.axes.names(a.digits)
+    # A group of one device has nothing to combine.
     if not names:
         return [x]
     if a.combine not in ("sum", "pick") or x.dtype == jnp.bool_:
@@ -368,8 +414,10 @@ def _reduce_scatter(
         ]
 
     def send(x: Array) -> Array:
+        """Return the device's piece of the sum."""
         if emitter.tiled or a.dim == 0:
             return lax.psum_scatter(x, names, scatter_dimension=a.dim, tiled=True)
+        # On CPU, a scatter along another dimension than the first is slow.
         return _send_and_add_pieces(pieces(x, a.dim, parts(a.digits)), names)
 
     # A pick adds bits, which keeps the sign of -0.
@@ -432,18 +480,24 @@ def _all_to_all(emitter: Emitter, instruction: Instruction[AllToAll], x: Array) 
 def _ragged_all_to_all(
     emitter: Emitter, instruction: Instruction[RaggedAllToAll], *operands: Array
 ) -> list[Array]:
-    """Emit a ragged all-to-all; on one device its slices are copied."""
+    """Return the output rows after an exchange in which devices send slices of unequal lengths.
+
+    The operands are those of `lax.ragged_all_to_all`: rows, output, and per receiver the start and
+    the length of its slice and the row at which it is written; then the received lengths.
+    """
     names = emitter.axes.names(instruction.attributes.digits)
     if names:
         return [lax.ragged_all_to_all(*operands, axis_name=names)]
     # A group of one device has no axis to name, so its slices are written without a collective.
-    rows, into, starts, sizes, targets, _ = operands
-    place = jnp.arange(len(into))
+    rows, output, starts, sizes, targets, _ = operands
+    row_numbers = jnp.arange(len(output))
     for start, size, target in zip(starts, sizes, targets, strict=True):
-        is_written = (place >= target) & (place < target + size)
-        moved = rows.at[place - target + start].get(mode="clip")
-        into = jnp.where(is_written.reshape(-1, *[1] * (into.ndim - 1)), moved, into)
-    return [into]
+        # Sizes are known at run time only, so a mask over all output rows replaces a slice. Output
+        # row `target + i` receives row `start + i`; rows outside of the mask read any row.
+        is_written = (row_numbers >= target) & (row_numbers < target + size)
+        moved = rows.at[row_numbers - target + start].get(mode="clip")
+        output = jnp.where(is_written.reshape(-1, *[1] * (output.ndim - 1)), moved, output)
+    return [output]
 
 
 @emits(AllToAlls)

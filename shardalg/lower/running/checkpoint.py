@@ -89,13 +89,16 @@ def _words(array: jax.Array) -> jax.Array:
 
     For example, float64 of shape (3,) becomes integers of shape (3, 2).
     """
+    # XLA cannot reinterpret the bits of a complex number, but it can for its two parts.
     if array.dtype.kind == "c":
         return _words(jnp.stack([array.real, array.imag], -1))
     bits = jax.dtypes.itemsize_bits(array.dtype)
+    # Items of less than a byte, such as int4, are whole numbers: different numbers stay different.
     if array.dtype == jnp.bool_ or bits < 8:
         return array.astype(jnp.uint8).astype(jnp.uint32)
-    whole = jnp.dtype(f"uint{min(bits, 32)}")
-    return lax.bitcast_convert_type(array, whole).astype(jnp.uint32)
+    # 64-bit items become two words each, in a new last dimension; shorter items one word.
+    word_type = jnp.dtype(f"uint{min(bits, 32)}")
+    return lax.bitcast_convert_type(array, word_type).astype(jnp.uint32)
 
 
 _LIST = "shardalg.json"
@@ -118,10 +121,11 @@ class StoredArray:
 
     @property
     def _words(self) -> tuple[int, ...]:
-        key = item_type(self.border.dtype)
-        if not jax.dtypes.issubdtype(key, jax.dtypes.prng_key):
+        """Shape of the integers of one random key, such as (2,); () if the items are no keys."""
+        item = item_type(self.border.dtype)
+        if not jax.dtypes.issubdtype(item, jax.dtypes.prng_key):
             return ()
-        return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), key)).shape
+        return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), item)).shape
 
     @property
     def kind(self) -> list[Any]:
@@ -139,14 +143,17 @@ class StoredArray:
 
     @property
     def wanted(self) -> Any:
-        """The restore arguments for orbax."""
+        """Orbax's restore arguments: the sharding and the padded shape that the plan needs."""
         import orbax.checkpoint as ocp
 
         inner = self.border.inner
+        # A spec may have fewer entries than the array has dimensions. The entries of the words of
+        # random keys, which are replicated, come after one entry for each dimension.
         spec = [*inner.spec] + [None] * (len(self.border.padded_shape) - len(inner.spec))
-        words = [None] * len(self._words)
+        words_spec = [None] * len(self._words)
+        # Without `strict`, orbax cuts or pads an array that was saved with another padding.
         return ocp.ArrayRestoreArgs(
-            sharding=NamedSharding(inner.mesh, PartitionSpec(*spec, *words)),
+            sharding=NamedSharding(inner.mesh, PartitionSpec(*spec, *words_spec)),
             global_shape=(*self.border.padded_shape, *self._words),
             strict=False,
         )
@@ -168,6 +175,9 @@ class StoredArray:
 def save(path: str | Path, borders: Sequence[ArrayBorder], state: Any) -> None:
     """Write the pytree `state` into a new folder.
 
+    All processes call this together, and each writes the blocks of its own devices. Process 0
+    writes the list of arrays last, so that an interrupted checkpoint has no list.
+
     Args:
       borders: for each leaf, its shardings in the user's call and in the program.
 
@@ -176,18 +186,20 @@ def save(path: str | Path, borders: Sequence[ArrayBorder], state: Any) -> None:
     """
     ocp, folder = _orbax(), Path(path).absolute()
     arrays = _arrays(borders, state)
-    taken = folder.exists()
+    folder_exists = folder.exists()
     # All processes look before one of them writes: otherwise a late process would find the new
     # folder and refuse it.
     multihost_utils.sync_global_devices("shardalg checkpoint: the folder is looked at")
-    if taken:
+    if folder_exists:
         raise CheckpointError(f"{folder} exists, and nothing is overwritten: name a new folder.")
     leaves = jax.tree.leaves(state)
-    held = [(a, x) for a, x in zip(arrays, leaves, strict=True) if not a.border.is_empty]
+    # Orbax does not store arrays without elements.
+    pairs = [(a, x) for a, x in zip(arrays, leaves, strict=True) if not a.border.is_empty]
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as writer:
-        made = {a.name: a.stored(x) for a, x in held}
-        writer.save(folder / _ARRAYS, args=ocp.args.PyTreeSave(made))
-    digests = {a.name: a.digest(made[a.name]) for a, _ in held}
+        stored = {a.name: a.stored(x) for a, x in pairs}
+        writer.save(folder / _ARRAYS, args=ocp.args.PyTreeSave(stored))
+    # A digest is computed by all processes together, so it is outside of the condition below.
+    digests = {a.name: a.digest(stored[a.name]) for a, _ in pairs}
     if jax.process_index() == 0:
         kinds = {a.name: a.kind for a in arrays}
         content = {"schema": _SCHEMA, "arrays": kinds, "digests": digests, "files": _files(folder)}
@@ -197,6 +209,8 @@ def save(path: str | Path, borders: Sequence[ArrayBorder], state: Any) -> None:
 
 def load(path: str | Path, borders: Sequence[ArrayBorder], state: Any) -> Any:
     """Return the state in a folder, as a pytree with the structure of `state`.
+
+    The arrays have the shardings of this plan; the plan that saved them may have had others.
 
     Args:
       borders: for each leaf, its shardings in the user's call and in the program.
@@ -208,41 +222,50 @@ def load(path: str | Path, borders: Sequence[ArrayBorder], state: Any) -> Any:
     ocp, folder = _orbax(), Path(path).absolute()
     arrays = _arrays(borders, state)
     digests = _read_digests(folder, arrays)
-    kept = [a for a in arrays if not a.border.is_empty]
-    asked = ocp.args.PyTreeRestore(
-        item={a.name: 0 for a in kept}, restore_args={a.name: a.wanted for a in kept}
+    # Arrays without elements are not in the files; they are created below.
+    stored_arrays = [a for a in arrays if not a.border.is_empty]
+    # Orbax needs a pytree of the stored structure; its leaves, here 0, have no meaning.
+    restore_args = ocp.args.PyTreeRestore(
+        item={a.name: 0 for a in stored_arrays},
+        restore_args={a.name: a.wanted for a in stored_arrays},
     )
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         try:
-            found = reader.restore(folder / _ARRAYS, args=asked) if kept else {}
+            found = reader.restore(folder / _ARRAYS, args=restore_args) if stored_arrays else {}
         except Exception as error:  # orbax passes on errors of tensorstore of various classes
             raise CheckpointError(
                 f"{folder} cannot be read: {error}. Load another checkpoint."
             ) from error
-    changed = [a.name for a in kept if a.digest(found[a.name]) != digests.get(a.name)]
+    # A file may be whole and of the right size, with a flipped bit. The digest shows this.
+    changed = [a.name for a in stored_arrays if a.digest(found[a.name]) != digests.get(a.name)]
     if changed:
         raise CheckpointError(
             f"{folder}: {', '.join(changed[:_NAMED])} {'is' if len(changed) == 1 else 'are'} not "
             "what was saved: bits changed in its files. Load another checkpoint."
         )
-    made = [a.empty() if a.border.is_empty else a.loaded(found[a.name]) for a in arrays]
-    return jax.tree.unflatten(jax.tree.structure(state), made)
+    loaded = [a.empty() if a.border.is_empty else a.loaded(found[a.name]) for a in arrays]
+    return jax.tree.unflatten(jax.tree.structure(state), loaded)
 
 
 def _arrays(borders: Sequence[ArrayBorder], state: Any) -> list[StoredArray]:
-    """Return the arrays of a state, named by their paths in its pytree."""
+    """Return one `StoredArray` for each leaf of a state, named by its path in the pytree.
+
+    For example, "['layers'][0]". CheckpointError if the plan has another number of arrays.
+    """
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
     if len(paths) != len(borders):
         raise CheckpointError(
             f"a state of {len(paths)} arrays, and the plan's has {len(borders)}. Pass the argument "
             "of the plan whose number is given."
         )
+    # A state that is one array has an empty path.
     names = (jax.tree_util.keystr(path) or "state" for path in paths)
     return [StoredArray(name, b) for name, b in zip(names, borders, strict=True)]
 
 
 def _orbax() -> Any:
     """Return the module `orbax.checkpoint`; raise CheckpointError if it is not installed."""
+    # Orbax is an optional dependency. Its namespace may also come from another of its packages.
     if find_spec("orbax") is None or find_spec("orbax.checkpoint") is None:
         raise CheckpointError(
             "checkpoints need orbax: pip install 'shardalg[checkpoint]' (orbax-checkpoint)."
@@ -259,25 +282,36 @@ def _files(folder: Path) -> dict[str, int]:
 
 
 def _read_digests(folder: Path, arrays: Sequence[StoredArray]) -> Mapping[str, str]:
-    """Return the digests of the arrays that a folder has.
+    """Return the digest of each array that a checkpoint has, by the array's name.
+
+    Files and arrays are checked first: an incomplete file would make orbax fail without a reason.
+
+    Args:
+      folder: the checkpoint.
+      arrays: the arrays of the plan.
 
     Raises:
       CheckpointError: a file is missing or has another size, or the arrays are not these.
     """
     content = _read_list(folder)
-    there = _files(folder)
+    found_sizes = _files(folder)
     for file, size in content["files"].items():
-        if there.get(file) != size:
-            what = f"has {there[file]} of {size} bytes" if file in there else "is missing"
-            raise CheckpointError(f"{folder}: its file {file} {what}. Load another checkpoint.")
+        if found_sizes.get(file) != size:
+            is_there = file in found_sizes
+            fault = f"has {found_sizes[file]} of {size} bytes" if is_there else "is missing"
+            raise CheckpointError(f"{folder}: its file {file} {fault}. Load another checkpoint.")
     _check_kinds(folder, content["arrays"], {a.name: a.kind for a in arrays})
     return content["digests"]
 
 
 def _read_list(folder: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint's list; raise CheckpointError if it is not complete."""
+    """Return the content of a checkpoint's list: its arrays, digests and files.
+
+    CheckpointError if the list is missing, of another version, or without any entry.
+    """
     try:
         content = json.loads((folder / _LIST).read_text())
+        # A list of another form has no such dictionaries, and raises an error that is caught below.
         parts = [content[name].keys() for name in ("arrays", "digests", "files")]
         if content["schema"] != _SCHEMA or not any(parts):
             raise ValueError(f"schema {content['schema']}")
@@ -291,7 +325,12 @@ def _read_list(folder: Path) -> dict[str, Any]:
 def _check_kinds(
     folder: Path, stored: Mapping[str, list[Any]], planned: Mapping[str, list[Any]]
 ) -> None:
-    """Raise CheckpointError unless all arrays have the planned item types and true shapes."""
+    """Raise CheckpointError unless all arrays have the planned item types and true shapes.
+
+    Args:
+      stored, planned: [item type, shape without padding] of each array, by name.
+    """
+    # An array that only one side has differs from None. The message names a few differences only.
     names = [n for n in {**stored, **planned} if stored.get(n) != planned.get(n)]
     if names:
         rows = [f"  {n}: {_kind(stored.get(n))}, planned {_kind(planned.get(n))}" for n in names]
@@ -302,4 +341,5 @@ def _check_kinds(
 
 
 def _kind(kind: list[Any] | None) -> str:
+    """Return an item type and a shape as text, such as "float32[8, 4]"."""
     return "not there" if kind is None else f"{kind[0]}{kind[1]}"

@@ -41,15 +41,23 @@ def parse_groups(text: str, n_devices: int) -> Groups:
 
 
 def _parse_groups(text: str, n_devices: int) -> Groups:
-    """Return the groups that a text lists; raise ValueError if its form is unknown."""
+    """Return the groups of partition ids that the text of a `replica_groups` attribute lists.
+
+    XLA has three forms: `{{0,1},{2,3}}`, `[2,2]<=[4]` and `mesh['a'=2,'b'=2] {'a'}`.
+    ValueError for any other form.
+    """
+    # Without a list, XLA means one group of all devices.
     if text in ("", "{}"):
         return [list(range(n_devices))]
+    # Form 1 lists the members of each group.
     if text.startswith("{{"):
         return [[int(n) for n in g.split(",")] for g in re.findall(r"\{([\d,]+)\}", text)]
-    # For example, `[2,4]<=[8]` has 2 groups of 4 devices, in the order of the text after `<=`.
+    # Form 2 lists all devices after `<=`, and before it the number and the size of the groups. For
+    # example, `[2,4]<=[8]` cuts the list 0 to 7 into 2 groups of 4 devices.
     iota = re.match(r"\[(\d+),(\d+)\]<=(.*)$", text)
     if iota:
         return _device_list(iota[3]).reshape(int(iota[1]), int(iota[2])).tolist()
+    # Form 3 names the axes of a mesh along which the members of a group differ.
     named = re.match(r"@?mesh\[([^\]]*)\](.*)$", text)
     if not named:
         raise ValueError("the form is unknown")
@@ -57,35 +65,46 @@ def _parse_groups(text: str, n_devices: int) -> Groups:
 
 
 def _device_list(text: str) -> np.ndarray:
-    """Return the devices of text such as `[2,4]T(1,0)`: 0, 1, ... reshaped, transposed, flat."""
+    """Return the devices, in order, that a text such as `[2,4]T(1,0)` lists.
+
+    The text means the numbers 0, 1, ... as an array of the given shape, transposed and then
+    flattened. For example, `[2,3]T(1,0)` -> 0, 3, 1, 4, 2, 5.
+    """
     match = re.match(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
     if not match:
         raise ValueError(f"{text[:40]!r} is no list of devices")
     shape = [int(n) for n in match[1].split(",")]
-    numbers = np.arange(np.prod(shape)).reshape(shape)
-    order = [int(n) for n in match[2].split(",")] if match[2] else range(len(shape))
-    return numbers.transpose(order).reshape(-1)
+    device_grid = np.arange(np.prod(shape)).reshape(shape)
+    # The part `T(...)` is optional: without it the dimensions keep their order.
+    dim_order = [int(n) for n in match[2].split(",")] if match[2] else range(len(shape))
+    return device_grid.transpose(dim_order).reshape(-1)
 
 
 def _groups_along_axes(axes: str, rest: str) -> Groups:
     """Return groups along axes and sub-axes: `mesh['a'=2,'b'=4], device_ids=([8]) {'b':(1)2}`.
 
+    The members of a group differ along these axes only. They are device numbers.
+
     Args:
       axes: text inside of `mesh[...]`. rest: text after it.
     """
     mesh = Mesh([(name, int(size)) for name, size in re.findall(r"'([^']+)'=(\d+)", axes)])
+    # The device ids say which device has each position of the mesh; by default it is the position.
     ids = re.search(r"device_ids=\(?(\[[\d,]+\](?:T\([\d,]+\))?)", rest)
     devices = _device_list(ids[1]) if ids else np.arange(mesh.size)
-    chosen = re.findall(r"\{([^}]*)\}", rest)[-1]
+    # The last braces name the axes of the groups.
+    axes_text = re.findall(r"\{([^}]*)\}", rest)[-1]
     digits = []
-    for name, pre, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", chosen):
+    for name, pre_size, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", axes_text):
         digit = mesh.digit(name)
         # The sub-axis 'b':(2)4 has 2 parts above it and the size 4. In a 'b' of size 16, one step
         # along it is 16/(2*4) = 2 steps of 'b'.
-        if pre:
-            digit = Digit(digit.stride * digit.size // (int(pre) * int(size)), int(size))
+        if pre_size:
+            digit = Digit(digit.stride * digit.size // (int(pre_size) * int(size)), int(size))
         digits.append(digit)
-    return [[int(devices[p]) for p in g] for g in digit_groups(tuple(digits), mesh.size)]
+    # The digits give groups of positions in the mesh, which become device numbers.
+    position_groups = digit_groups(tuple(digits), mesh.size)
+    return [[int(devices[position]) for position in group] for group in position_groups]
 
 
 def group_axes(groups: Sequence[Sequence[int]], mesh: Mesh) -> tuple[str, ...] | None:
@@ -128,12 +147,18 @@ def _digits_of(members: Sequence[int]) -> Digits:
 
 
 def _split_at_axes(digit: Digit, mesh: Mesh) -> list[Digit]:
-    """Return `digit` cut at the borders of the mesh axes that it covers, major first."""
+    """Return `digit` cut at the borders of the mesh axes that it covers, major first.
+
+    A digit covers the strides from its own stride to stride * size. For example, the mesh
+    X=2, Y=4 has the digits X = (stride 4, size 2) and Y = (stride 1, size 4). The digit
+    (stride 2, size 4) covers 2 to 8, and is cut at 4: (4, 2) of X and (2, 2) of Y.
+    """
     pieces = []
     for name in mesh.axis_names:
         axis = mesh.digit(name)
         low = max(digit.stride, axis.stride)
         high = min(digit.stride * digit.size, axis.stride * axis.size)
+        # The digit and the axis have the range from `low` to `high` in common; it may be empty.
         if low < high:
             pieces.append(Digit(low, high // low))
     return pieces
@@ -235,18 +260,24 @@ def split_top(text: str) -> list[str]:
     """
     pieces, start = [], 0
     for index, char, depth in _depths(text):
+        # At depth 0 no bracket is open, so the comma ends a piece.
         if char == "," and depth == 0:
             pieces.append(text[start:index].strip())
             start = index + 1
+    # An empty text has no pieces, and a comma at the end starts none.
     last = text[start:].strip()
     return [*pieces, last] if last else pieces
 
 
 def _depths(text: str) -> Iterator[tuple[int, str, int]]:
-    """Yield (index, character, bracket depth after it) of commas and brackets outside of quotes."""
+    """Yield (index, character, bracket depth after it) of commas and brackets outside of quotes.
+
+    For example, "a(b,c)" -> (1, "(", 1), (3, ",", 1), (5, ")", 0).
+    """
     depth = 0
     for match in _MARKS.finditer(text):
         char = match[0]
+        # A match that begins with a quote is a whole string; brackets inside of it do not count.
         if char[0] != '"':
             depth += (char in _OPEN) - (char in _CLOSE)
             yield match.start(), char, depth
@@ -261,18 +292,25 @@ def _bracket_end(text: str) -> int:
 
 
 def parse_leaves(text: str) -> tuple[Leaf, ...]:
-    """Return the item type and dimensions of each array in HLO text; layouts are left out.
+    """Return (item type, dimensions) of each array in the HLO text of a type.
+
+    Memory layouts, such as `{1,0}`, are left out. A tuple, also a nested one, gives its arrays in
+    order.
 
     >>> parse_leaves("(bf16[2,3]{1,0:T(8,128)}, s32[])")
     (('bf16', (2, 3)), ('s32', ()))
     """
     text = text.strip()
+    # Parentheses mean a tuple, whose elements may be tuples again.
     if text.startswith("("):
         return tuple(leaf for part in split_top(text[1:-1]) for leaf in parse_leaves(part))
     match = _ARRAY.match(text)
+    # A type without dimensions, such as `token`, counts as a scalar.
     if not match:
         return ((text.split("[")[0], ()),)
-    return ((match[1], tuple(int(n.lstrip("<=")) for n in match[2].split(",") if n.strip())),)
+    # A dimension of dynamic size is written as its upper bound: `f32[<=8]`.
+    dims = tuple(int(n.lstrip("<=")) for n in match[2].split(",") if n.strip())
+    return ((match[1], dims),)
 
 
 def parse(text: str) -> HloModule:
@@ -289,6 +327,7 @@ def parse(text: str) -> HloModule:
     shapes: dict[tuple[str, str], str] = {}
     entry = current = ""
     for number, line in enumerate(text.splitlines(), 1):
+        # A computation begins with a line that is not indented; its instructions follow, indented.
         header = _COMPUTATION.match(line)
         if header and not line.startswith(("HloModule", " ")):
             current = header[2]
@@ -305,10 +344,12 @@ def parse(text: str) -> HloModule:
                     f"line {number} of the HLO text cannot be read, {error}: {line.strip()[:120]}\n"
                     "Pass the whole of compiled.as_text(), or of a dump."
                 ) from None
+            # An operand `param#1` is an element that no line defines; it is added before its user.
             for operand in instruction.operands:
                 _add_element(computations[current], operand, shapes)
             computations[current][instruction.name] = instruction
             shapes[current, instruction.name] = rest
+            # The first group of `_INSTRUCTION` is the word ROOT.
             if match[1]:
                 roots[current] = instruction
     if not entry:
@@ -322,21 +363,41 @@ def parse(text: str) -> HloModule:
 def _add_element(found: Computation, name: str, shapes: Mapping[tuple[str, str], str]) -> None:
     """Add the element of a tuple that an operand such as `param#1` names, as an instruction.
 
-    Newer versions of XLA write it in place of a `get-tuple-element`.
+    Newer versions of XLA write it in place of a `get-tuple-element`, which is added here. Nothing
+    is added for an operand of another form.
+
+    Args:
+      found: the instructions of the computation so far, by name; the element is added to it.
+      name: name of the operand.
+      shapes: text that begins with an instruction's type, by (computation, name).
     """
     base, mark, index = name.partition("#")
+    # Other operands have no "#". An element that another operand names too is in `found` already.
     if not mark or name in found or base not in found or not index.isdigit():
         return
     computation = found[base].computation
+    # The type of the element is one of the types in the parentheses of the tuple's type.
     text = shapes[computation, base]
-    parts = split_top(text[1 : _bracket_end(text) - 1]) if text.startswith("(") else []
-    if int(index) < len(parts):
-        leaves, where = parse_leaves(parts[int(index)]), {"index": index}
-        found[name] = HloInstruction(name, "get-tuple-element", leaves, (base,), where, computation)
+    element_types = split_top(text[1 : _bracket_end(text) - 1]) if text.startswith("(") else []
+    if int(index) < len(element_types):
+        leaves, attributes = parse_leaves(element_types[int(index)]), {"index": index}
+        found[name] = HloInstruction(
+            name, "get-tuple-element", leaves, (base,), attributes, computation
+        )
 
 
 def _instruction(name: str, text: str, computation: str) -> HloInstruction:
-    """Return the instruction of a line; `text` is the line after `name =`."""
+    """Return the instruction of a line of HLO text, such as `f32[8] add(%a, %b), metadata={..}`.
+
+    Args:
+      name: the instruction's name.
+      text: the line after `name =`: type, opcode, operands in parentheses, attributes.
+      computation: name of the computation with the line.
+
+    Raises:
+      ValueError: the line is cut short.
+    """
+    # The type of a tuple is in parentheses and has spaces; any other type ends at the first space.
     end = _bracket_end(text) if text.startswith("(") else text.index(" ")
     shape, text = text[:end], text[end:].strip()
     opcode, rest = text[: text.index("(")], text[text.index("(") :]
@@ -348,6 +409,7 @@ def _instruction(name: str, text: str, computation: str) -> HloInstruction:
         name,
         opcode,
         parse_leaves(shape),
+        # An operand may have its type before its name: `f32[8] %a`.
         tuple(re.sub(r"^.*%", "", o) for o in split_top(inner)) if has_operands else (),
         _attributes(rest[end:].lstrip(", ")),
         computation,
@@ -416,15 +478,21 @@ def _walk(
 
 
 def _callees(instruction: HloInstruction) -> list[str]:
-    """Return the computations that an instruction runs, except the condition of a loop."""
-    a = instruction.attributes
+    """Return the names of the computations that an instruction runs.
+
+    The condition of a loop is left out: it runs once more than the body.
+    """
+    attributes = instruction.attributes
+    # XLA stores the names under other attributes for each opcode. A conditional has either a pair
+    # of branches or a list of them. Fusions and asynchronous calls have `calls`.
     keys = {
         "while": ("body",),
         "call": ("to_apply",),
         "conditional": ("true_computation", "false_computation", "branch_computations"),
     }.get(instruction.opcode, ("calls",))
-    found = ",".join(a[key] for key in keys if key in a)
-    return [name.strip().lstrip("%") for name in found.strip("{}").split(",") if name.strip()]
+    # A list is written as `{%first, %second}`.
+    names = ",".join(attributes[key] for key in keys if key in attributes)
+    return [name.strip().lstrip("%") for name in names.strip("{}").split(",") if name.strip()]
 
 
 def trip_count(module: HloModule, loop: HloInstruction) -> int | None:
@@ -463,15 +531,20 @@ def _constant(
 ) -> int | None:
     """Return the number of a value in a computation if it is constant, else None.
 
-    A value that enters by the loop's tuple is looked up outside of the loop.
+    Args:
+      computation, name: the value's computation, and its name there.
+      loop: the `while` instruction whose body or condition is `computation`; None outside of loops.
     """
     instruction = module.computations[computation].get(name)
     if instruction is None:
         return None
     if instruction.opcode == "constant":
         return int(instruction.literal) if instruction.literal.lstrip("-").isdigit() else None
+    # These operators do not change the number.
     if instruction.opcode in ("copy", "convert", "bitcast", "reshape"):
         return _constant(module, computation, instruction.operands[0], loop)
+    # A loop has one parameter, its tuple. An element of it has the number that the tuple has before
+    # the loop starts, so the search continues there. Only one loop is left in this way.
     if instruction.opcode == "get-tuple-element" and loop is not None:
         start = module.computations[loop.computation].get(loop.operands[0])
         if start is not None and start.opcode == "tuple":

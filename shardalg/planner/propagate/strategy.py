@@ -55,12 +55,12 @@ class Strategy:
         return card(f"Strategy on {self.mesh!r}.", Table(("what", "layout"), shown))
 
     def __post_init__(self) -> None:
-        """Raise StrategyError unless the mesh is one of shardalg's or of JAX's."""
-        # JAX's classes are told by name, so that this module need not import JAX.
-        if type(self.mesh).__name__ in ("Mesh", "AbstractMesh") and hasattr(
-            self.mesh, "axis_types"
-        ):
-            return  # a mesh of JAX, which `plan` reads
+        """Raise StrategyError unless the mesh is one of shardalg's or of JAX's, or None."""
+        # JAX's classes are recognised by name, so that this module need not import JAX. Only JAX's
+        # meshes have `axis_types`; shardalg's class has the same name.
+        has_jax_name = type(self.mesh).__name__ in ("Mesh", "AbstractMesh")
+        if has_jax_name and hasattr(self.mesh, "axis_types"):
+            return  # `plan` converts it
         if not isinstance(self.mesh, Mesh | None):
             raise StrategyError(
                 f"mesh is a {type(self.mesh).__name__}, {self.mesh!r:.80}, not a shardalg.Mesh. "
@@ -163,18 +163,27 @@ def resolve(graph: Graph, strategy: Strategy, first_mesh: Mesh | None = None) ->
 def _read_values(
     reader: _SpecReader, given: Mapping[str, object]
 ) -> tuple[tuple[int, Sharding], ...]:
-    """Return (value, sharding) for each named value; the reader collects the faults."""
-    known = {value.name: value.index for value in reader.graph.values} if given else {}
+    """Return (value index, sharding) for each value that the user's strategy names.
+
+    A name that no value has is a fault. Faults are added to `reader.faults`, so that one error
+    lists them all.
+
+    Args:
+      given: specs by the name of the value, in any form that a strategy takes.
+    """
+    # A large graph has many values, so the table is built only if a name must be looked up.
+    index_of = {value.name: value.index for value in reader.graph.values} if given else {}
     found = []
     for name, spec in given.items():
-        if name not in known:
-            near = get_close_matches(name, known, 1)
+        if name not in index_of:
+            near = get_close_matches(name, index_of, 1)
             hint = f" Did you mean {near[0]!r}?" if near else " plan.shardings() lists them."
             reader.faults.append(f"no value of the function is called {name!r}.{hint}")
             continue
-        layout = reader.read(spec, known[name], name)
+        # The reader returns None for a spec that does not fit, and notes the fault.
+        layout = reader.read(spec, index_of[name], name)
         if layout is not None:
-            found.append((known[name], layout))
+            found.append((index_of[name], layout))
     return tuple(found)
 
 
@@ -189,13 +198,16 @@ def check_fit(graph: Graph, annotations: Annotations, first_mesh: Mesh | None = 
         regions of another mesh, or a site without a name whose layout is not the one it carries.
     """
     mesh, faults = annotations.mesh, []
+    # A site is a place in the function at which the user annotates a value: its node's result.
     sites = [graph.nodes[site.node].results[0] for site in graph.sites]
     given = (annotations.arguments, annotations.results, annotations.sites)
+    # Each list of layouts has one entry per value, None for a value without an annotation.
     for layouts, values in zip(given, (graph.arguments, graph.results, sites), strict=True):
         shapes = [graph.values[value].type.shape for value in values]
-        same = [s is None or s.shape == n for s, n in zip(layouts, shapes, strict=False)]
-        if len(layouts) != len(shapes) or not all(same):
+        fits = [s is None or s.shape == n for s, n in zip(layouts, shapes, strict=False)]
+        if len(layouts) != len(shapes) or not all(fits):
             faults.append(f"{len(layouts)} shardings do not fit values of the shapes {shapes[:8]}")
+    # Named values are given by index, and an index may be out of range.
     for value, sharding in annotations.values:
         if not 0 <= value < len(graph.values) or sharding.shape != graph.values[value].type.shape:
             faults.append(f"{sharding!r} does not fit value {value}")
@@ -204,10 +216,11 @@ def check_fit(graph: Graph, annotations: Annotations, first_mesh: Mesh | None = 
     reader = _SpecReader(graph, mesh)
     # A site in another device order has its axes on the plan's mesh. It gets its own order back
     # before it is compared with the spec that it carries.
-    turned = {number: order for side, number, order in annotations.orders if side == "sites"}
+    own_orders = {number: order for side, number, order in annotations.orders if side == "sites"}
     for number, (site, layout) in enumerate(zip(graph.sites, annotations.sites, strict=False)):
-        if layout is not None and number in turned:
-            layout = replace(layout, mesh=turned[number])
+        if layout is not None and number in own_orders:
+            layout = replace(layout, mesh=own_orders[number])
+        # A site with a name takes any layout; one without has the layout that its function gives.
         if site.name is None and layout != _read_site(reader, site, {}, first_mesh or mesh):
             faults.append(f"{layout!r} is not the sharding of the site, which carries {site.spec}")
     if faults:
@@ -217,17 +230,21 @@ def check_fit(graph: Graph, annotations: Annotations, first_mesh: Mesh | None = 
 def layout_of(graph: Graph, mesh: Mesh, value: int, spec: object) -> Sharding:
     """Return a spec, in any form that a strategy takes, as a sharding of one value.
 
+    Args:
+      value: index of the value in the graph.
+
     Raises:
-      StrategyError: it does not fit the value.
+      StrategyError: the spec does not fit the value.
     """
-    reader, kind = _SpecReader(graph, mesh), graph.values[value]
-    made = reader.read(spec, value, kind.name)
-    if made is None:
+    reader, described = _SpecReader(graph, mesh), graph.values[value]
+    sharding = reader.read(spec, value, described.name)
+    if sharding is None:
+        # The reader takes None as "no annotation", without a fault. Here it is one.
         faults = reader.faults or [
-            f"{kind.name} {kind.type!r}: None is not a sharding; P() replicates"
+            f"{described.name} {described.type!r}: None is not a sharding; P() replicates"
         ]
         raise StrategyError(f"the spec does not fit on {mesh!r}: {faults[0]}")
-    return made
+    return sharding
 
 
 def _flat(prefix: object, tree: Any, paths: Sequence[str], what: str) -> list[object]:
@@ -267,17 +284,26 @@ class _SpecReader:
     faults: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        """Create the memo of specs that were read already."""
         self._known: dict[object, Sharding] = {}
 
     def of_border(self, spec: object, value: int, name: str) -> Sharding | None:
-        """Return an argument's or a result's sharding as `read` does; partial sums are a fault."""
-        found = self.read(spec, value, name)
-        if found is not None and found.unreduced:
+        """Return the sharding that a spec means for an argument or a result of the function.
+
+        None if there is no spec, or if it does not fit. Partial sums are a fault: they are allowed
+        inside of a function only. Faults are added to `self.faults`.
+
+        Args:
+          value: index of the value in the graph.
+          name: name of the value in a message.
+        """
+        sharding = self.read(spec, value, name)
+        if sharding is not None and sharding.unreduced:
             self.faults.append(
-                f"{name} {self.graph.values[value].type!r}: {found.text()} has partial sums, which "
-                "a plan neither takes nor returns. Leave out the unreduced axes."
+                f"{name} {self.graph.values[value].type!r}: {sharding.text()} has partial sums, "
+                "which a plan neither takes nor returns. Leave out the unreduced axes."
             )
-        return found
+        return sharding
 
     def read(
         self, spec: object, value: int, name: str, *, added: tuple[int, ...] = ()
@@ -342,7 +368,14 @@ _READERS: Mapping[str, Callable[[Any, Mesh, tuple[int, ...]], Sharding]] = {
 
 
 def _unknown_sites(sites: Sequence[Site], given: Mapping[str, object]) -> list[str]:
-    """Return a fault for each name in a strategy that no site of the function has."""
+    """Return a message for each name in a strategy that no site of the function has.
+
+    A site is a place that the function names with `sa.annotate(value, name)`.
+
+    Args:
+      given: the strategy's specs, by name.
+    """
+    # Several sites may share a name, for example in the layers of a model.
     names = list(dict.fromkeys(site.name for site in sites if site.name))
     faults = []
     for name in given:
@@ -354,41 +387,63 @@ def _unknown_sites(sites: Sequence[Site], given: Mapping[str, object]) -> list[s
 
 
 def _other_regions(graph: Graph, mesh: Mesh) -> Iterator[str]:
-    """Yield a fault for each manual region that was traced for axes of other sizes."""
+    """Yield a message for each axis of a `shard_map` that has another size on the given mesh.
+
+    The body of a `shard_map` is traced on one device's blocks, so its shapes fit one size of each
+    axis only.
+    """
     for node in graph.nodes:
         for name, size in node.signature.param("axes") if node.primitive == "shard_map" else ():
+            # A mesh of symbols has sizes that are not known yet, which never equal a number.
             if mesh.shape.get(name) != size or mesh.symbolic:
                 here = "a symbol" if mesh.symbolic else mesh.shape.get(name, "missing")
-                at = node.source or "an unknown line"
-                yield f"the shard_map at {at} is traced for {name}={size}, here {name} is {here}"
+                line = node.source or "an unknown line"
+                yield f"the shard_map at {line} is traced for {name}={size}, here {name} is {here}"
 
 
 def _read_site(
     reader: _SpecReader, site: Site, given: Mapping[str, object], first_mesh: Mesh
 ) -> Sharding | None:
-    """Return a site's sharding: the strategy's spec for its name, or the spec that it carries."""
+    """Return a site's sharding: the strategy's spec for its name, or the spec that it carries.
+
+    None if there is neither. A spec that does not fit is a fault of the reader.
+
+    Args:
+      site: an annotation in the function, such as `with_sharding_constraint`.
+      given: the strategy's specs, by the name of the site.
+      first_mesh: the mesh on which the function was planned first.
+    """
     node = reader.graph.nodes[site.node]
+    # The strategy is the later decision, so it overrides the function.
     spec = given.get(site.name) if site.name is not None else None
     # A strategy's spec has no entries for the dimensions that `vmap` added; a site's own spec has.
-    added = () if spec is None else reader.graph.added_dims(site)
+    added_dims = () if spec is None else reader.graph.added_dims(site)
     if spec is None and site.spec is not None:
         spec = _own_spec(reader, site, first_mesh)
-    at = f" at {node.source}" if node.source else ""
-    name = f"site {site.name or '(no name)'}{at}"
-    return reader.read(spec, node.results[0], name, added=added)
+    place = f" at {node.source}" if node.source else ""
+    name = f"site {site.name or '(no name)'}{place}"
+    return reader.read(spec, node.results[0], name, added=added_dims)
 
 
 def _own_spec(reader: _SpecReader, site: Site, first_mesh: Mesh) -> object:
-    """Return the spec that a site carries: axes by name, or a sharding on its own mesh."""
+    """Return the spec that a site carries: a tuple of axis names, or a sharding on its own mesh.
+
+    A `NamedSharding` in the function has a mesh of its own. Its spec is a tuple of names if the
+    plan's mesh is the same or replaces it, and a `Sharding` on the other mesh otherwise.
+
+    Args:
+      first_mesh: the mesh on which the function was planned first.
+    """
     # A site lists its open dimensions beside its spec; `Sharding.from_axes` reads "?" for them.
     spec = site.spec or ()
-    free = [(*axes, "?") if i in site.unspecified_dims else axes for i, axes in enumerate(spec)]
-    entries = tuple(axes or None for axes in free)
+    open_dims = site.unspecified_dims
+    with_marks = [(*axes, "?") if dim in open_dims else axes for dim, axes in enumerate(spec)]
+    entries = tuple(axes or None for axes in with_marks)
     if site.mesh is None:
         return entries
     # A spec on the mesh on which the function was planned first means axes by name on every mesh.
-    other, axes = Mesh(*site.mesh), {name for names in spec for name in names}
-    if not is_another(other, reader.mesh, axes=axes, first_mesh=first_mesh):
+    own_mesh, axis_names = Mesh(*site.mesh), {name for names in spec for name in names}
+    if not is_another(own_mesh, reader.mesh, axes=axis_names, first_mesh=first_mesh):
         return entries
     shape = reader.graph.values[reader.graph.nodes[site.node].results[0]].type.shape
-    return Sharding.from_axes(entries, other, shape)
+    return Sharding.from_axes(entries, own_mesh, shape)

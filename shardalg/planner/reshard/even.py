@@ -183,22 +183,23 @@ class EvenBlocks:
         return bound(self.shape, state, self.goal)
 
     def onward(self, state: State, _: Cost) -> Iterator[Reached]:
-        """Yield the moves from a state with sums to reduce, or the whole route to the goal.
+        """Yield (price, next state, moves) for the ways on from a state of the search.
 
-        The route is yielded once no sum is left that must be reduced.
+        A state is (digits of each dimension, digits of pending sums). The whole route to the goal
+        is yielded at once if no sum is left to reduce, and single moves otherwise.
         """
         if state[1] == self.goal[1]:
-            way = _moves(self.shape, state, self.goal, self.digits)
+            route = _moves(self.shape, state, self.goal, self.digits)
             # The price is (elements sent, number of moves that send).
-            price = sum([step.sent for step in way]), sum([step.sent > 0 for step in way])
-            yield price, self.goal, way
+            price = sum([step.sent for step in route]), sum([step.sent > 0 for step in route])
+            yield price, self.goal, route
             return
         steps = list(additions(self.shape, state, self.goal))
         # Slices by digits that the goal has in a dimension cost nothing, and less is reduced after
         # them.
         used = {d for digits in state[0] for d in digits} | set(state[1])
-        for dim, wanted in enumerate(self.goal[0]):
-            extra = tuple(d for d in wanted if d not in used)
+        for dim, goal_digits in enumerate(self.goal[0]):
+            extra = tuple(d for d in goal_digits if d not in used)
             for end in range(1, len(extra) + 1):
                 steps += _slice(self.shape, state, dim, extra[:end])
         # If sums stay pending, no permute is possible later: all-to-alls are tried here, too.
@@ -225,50 +226,66 @@ class Linked(EvenBlocks):
         return self.links.least_seconds(bound(self.shape, state, self.goal))
 
     def onward(self, state: State, _: Cost) -> Iterator[Reached]:
-        """Yield every next move that fits, with its seconds."""
-        held = local_elements(self.shape, state[0])
+        """Yield ((seconds, whether it sends), next state, [move]) for every next move that fits.
+
+        A state is (digits of each dimension, digits of pending sums).
+        """
+        block_elements = local_elements(self.shape, state[0])
         for step in self.steps(state):
             # Blocks stay within `fitting`, so that no path needs more memory than both of its ends.
             if step.state != state and local_elements(self.shape, step.state[0]) <= self.fitting:
-                seconds = self.links.seconds(step.move, held) if step.sent else 0
+                seconds = self.links.seconds(step.move, block_elements) if step.sent else 0
                 yield (seconds, bool(step.sent)), step.state, [step]
 
     def steps(self, state: State) -> Iterator[SearchStep]:
-        """Yield every next move, with the elements that it sends."""
+        """Yield every move that is possible in a state, with the state after it and its price.
+
+        A state is (digits of each dimension, digits of pending sums). The price is the number of
+        elements that a device sends.
+        """
         shape, (dims, pending) = self.shape, state
+        # Reductions of pending sums: all-reduces and reduce-scatters.
         yield from additions(shape, state, self.goal)
         yield from self.scattered(state)
-        used = [*pending, *(d for held in dims for d in held)]
+        # A slice along a digit that shards nothing yet only drops elements that a device has.
+        used = [*pending, *(d for digits in dims for d in digits)]
         free = [d for d in self.digits if not any(overlap(d, u) for u in used)]
-        for dim, held in enumerate(dims):
+        for dim, digits in enumerate(dims):
             for digit in free:
                 yield from _slice(shape, state, dim, (digit,))
-            # A gather removes the minor digits of a dimension and leaves the first `keep` digits.
-            for keep in range(len(held)):
-                way = MoveSequence(shape, *state)
-                way.add(AllGather(dim, held[keep:]), with_row(dims, dim, held[:keep]), "all_gather")
-                yield from way.steps
+            # A gather removes the minor digits of a dimension and leaves the first `count` digits.
+            for count in range(len(digits)):
+                sequence = MoveSequence(shape, *state)
+                gather = AllGather(dim, digits[count:])
+                sequence.add(gather, with_row(dims, dim, digits[:count]), "all_gather")
+                yield from sequence.steps
+        # All-to-alls move digits from one dimension to another.
         yield from _swaps(shape, state, EVERY_ORDER)
         # A permute would move partial sums out of the groups that add them.
-        for wanted in self.permuted_dims(dims) if not pending else ():
-            way = MoveSequence(shape, *state)
-            way.permute(wanted)
-            yield from way.steps
+        for new_dims in self.permuted_dims(dims) if not pending else ():
+            sequence = MoveSequence(shape, *state)
+            sequence.permute(new_dims)
+            yield from sequence.steps
 
     def scattered(self, state: State) -> Iterator[SearchStep]:
-        """Yield reduce-scatters along several digits at once, which use the links of them all."""
+        """Yield reduce-scatters along several digits at once, which use the links of them all.
+
+        Those along one digit come from `additions`. Blocks must stay even.
+        """
         dims, pending = state
-        todo = tuple(d for d in pending if d not in self.goal[1])
+        # Sums that the goal leaves pending are not reduced.
+        to_reduce = tuple(d for d in pending if d not in self.goal[1])
         # The order of the digits matters: they become the minor digits of the dimension. With many
         # digits there would be too many orders to try.
-        for count in range(2, min(len(todo), EVERY_ORDER) + 1):
-            for digits, dim in product(permutations(todo, count), range(len(dims))):
-                cut = dims[dim] + digits
-                if self.shape[dim] % parts(cut) == 0:
-                    rest = tuple(d for d in pending if d not in digits)
-                    way = MoveSequence(self.shape, dims, rest)
-                    way.add(ReduceScatter(dim, digits), with_row(dims, dim, cut), "reduce_scatter")
-                    yield from way.steps
+        for count in range(2, min(len(to_reduce), EVERY_ORDER) + 1):
+            for digits, dim in product(permutations(to_reduce, count), range(len(dims))):
+                new_digits = dims[dim] + digits
+                if self.shape[dim] % parts(new_digits) == 0:
+                    still_pending = tuple(d for d in pending if d not in digits)
+                    sequence = MoveSequence(self.shape, dims, still_pending)
+                    scatter = ReduceScatter(dim, digits)
+                    sequence.add(scatter, with_row(dims, dim, new_digits), "reduce_scatter")
+                    yield from sequence.steps
 
     def permuted_dims(self, dims: Dims) -> Iterator[Dims]:
         """Yield shardings that one collective permute can reach from `dims`.
@@ -406,30 +423,45 @@ class MoveSequence:
         A slice sends nothing. It is possible along digits that no dimension uses, if a dimension
         already has the major digits of `wanted`.
         """
-        for dim, digits in enumerate(wanted):
-            held = self.dims[dim]
-            more = digits[len(held) :] if digits[: len(held)] == held else ()
-            used = [d for digits in self.dims for d in digits]
-            if more and not any(overlap(new, d) for new in more for d in used):
-                block = tile(self.shape[dim], parts(digits))
-                move = DynamicSlice(dim, more, block)
-                self.add(move, with_row(self.dims, dim, digits))
+        for dim, wanted_digits in enumerate(wanted):
+            digits = self.dims[dim]
+            # Only minor digits can be added: a block is cut into smaller blocks.
+            is_prefix = wanted_digits[: len(digits)] == digits
+            added = wanted_digits[len(digits) :] if is_prefix else ()
+            # Devices that differ along a used digit hold different elements, which a slice needs.
+            used = [d for each in self.dims for d in each]
+            if added and not any(overlap(new, d) for new in added for d in used):
+                block = tile(self.shape[dim], parts(wanted_digits))
+                move = DynamicSlice(dim, added, block)
+                self.add(move, with_row(self.dims, dim, wanted_digits))
 
     def swap(self, *swaps: Swap) -> None:
-        """Append one all-to-all; several exchanges must not share a dimension."""
-        dims, found = self.dims, []
+        """Append one all-to-all, which moves minor digits from dimensions to other dimensions.
+
+        Args:
+          swaps: per exchange, (dimension that loses the digits, dimension that gets them, digits,
+            the same digits in the order in which they arrive). No two share a dimension.
+        """
+        dims, exchanges = self.dims, []
         for source, target, leaving, arriving in swaps:
+            # The leaving digits are the last, most minor ones; arriving ones become the most minor.
             dims = with_row(dims, source, dims[source][: len(dims[source]) - len(leaving)])
             dims = with_row(dims, target, dims[target] + arriving)
             # Equal moves must be equal values, so an unchanged order has one form: ().
             order = () if leaving == arriving else arriving
-            found.append(AllToAll(target, source, leaving, order))
-        move = found[0] if len(found) == 1 else AllToAlls(tuple(found))
+            exchanges.append(AllToAll(target, source, leaving, order))
+        # Several exchanges are sent as one collective.
+        move = exchanges[0] if len(exchanges) == 1 else AllToAlls(tuple(exchanges))
         self.add(move, dims, "all_to_all")
 
     def permute(self, dims: Dims) -> None:
-        """Append a permute, without its pairs of positions: a price does not need them."""
-        changed = {d for a, b in zip(self.dims, dims, strict=True) if a != b for d in (*a, *b)}
+        """Append a permute, after which the dimensions have the digits `dims`.
+
+        The permute has no (source, target) pairs yet: a price does not need them.
+        """
+        # A permute is named by the digits of all dimensions that change.
+        pairs = zip(self.dims, dims, strict=True)
+        changed = {d for old, new in pairs if old != new for d in (*old, *new)}
         # Digits of one collective must not overlap, so the prime pieces of both sides replace them.
         if any(overlap(a, b) for a, b in combinations(changed, 2)):
             changed = set(primes(tuple(changed)))
@@ -443,14 +475,17 @@ class MoveSequence:
         the goal, it is first gathered until only the leading digits that agree remain, and then
         sliced.
         """
+        # Slices come first, because gathers then send smaller blocks.
         self.slices(goal)
-        for dim, (held, wanted) in enumerate(zip(self.dims, goal, strict=True)):
+        for dim, (digits, goal_digits) in enumerate(zip(self.dims, goal, strict=True)):
+            # `same` counts the leading digits that agree. A slice past the end is (), never equal.
             same = 0
-            while held[same : same + 1] == wanted[same : same + 1] != ():
+            while digits[same : same + 1] == goal_digits[same : same + 1] != ():
                 same += 1
-            if same < len(held):
-                move = AllGather(dim, held[same:])
-                self.add(move, with_row(self.dims, dim, held[:same]), "all_gather")
+            if same < len(digits):
+                move = AllGather(dim, digits[same:])
+                self.add(move, with_row(self.dims, dim, digits[:same]), "all_gather")
+        # After the gathers, no dimension has other digits than the goal: the rest is added.
         self.slices(goal)
 
 
@@ -542,25 +577,31 @@ def is_direct(shape: Shape, start: State, goal: State) -> bool:
 
 
 def additions(shape: Shape, state: State, goal: State) -> Iterator[SearchStep]:
-    """Yield the all-reduces and reduce-scatters of sums that the goal does not leave pending."""
+    """Yield the all-reduces and reduce-scatters of sums that the goal does not leave pending.
+
+    Each step has its move, the state after it, and the elements that a device sends. A state is
+    (digits of each dimension, digits of pending sums).
+    """
     dims, pending = state
-    local = local_elements(shape, dims)
-    todo = tuple(d for d in pending if d not in goal[1])
+    block_elements = local_elements(shape, dims)
+    to_reduce = tuple(d for d in pending if d not in goal[1])
     # An all-reduce along two digits of m and n devices sends 2*(1 - 1/(m*n)) of the block, less
-    # than two all-reduces. Along one digit it leaves the others to a reduce-scatter.
-    for digits in dict.fromkeys([todo, *((digit,) for digit in todo)]) if todo else ():
-        rest = tuple(d for d in pending if d not in digits)
-        price = step_wire_bytes("all_reduce", group_size=parts(digits), local_bytes=local)
-        yield SearchStep(AllReduce(digits), (dims, rest), price)
-    for digit in todo:
-        rest = tuple(d for d in pending if d != digit)
-        price = step_wire_bytes("reduce_scatter", group_size=digit.size, local_bytes=local)
+    # than two all-reduces. Along one digit it leaves the others to a reduce-scatter. With a single
+    # digit both are the same move, which the dictionary has once.
+    single_digits = [(digit,) for digit in to_reduce]
+    for digits in dict.fromkeys([to_reduce, *single_digits]) if to_reduce else ():
+        still_pending = tuple(d for d in pending if d not in digits)
+        price = step_wire_bytes("all_reduce", group_size=parts(digits), local_bytes=block_elements)
+        yield SearchStep(AllReduce(digits), (dims, still_pending), price)
+    # A reduce-scatter shards any dimension further that stays even.
+    for digit in to_reduce:
+        still_pending = tuple(d for d in pending if d != digit)
+        price = step_wire_bytes("reduce_scatter", group_size=digit.size, local_bytes=block_elements)
         for dim, size in enumerate(shape):
             digits = (*dims[dim], digit)
             if size % parts(digits) == 0:
-                yield SearchStep(
-                    ReduceScatter(dim, (digit,)), (with_row(dims, dim, digits), rest), price
-                )
+                after = with_row(dims, dim, digits), still_pending
+                yield SearchStep(ReduceScatter(dim, (digit,)), after, price)
 
 
 def _slice(shape: Shape, state: State, dim: int, digits: Digits) -> Iterator[SearchStep]:

@@ -81,19 +81,21 @@ class Path:
     wire_elements: Any
 
     def seconds(self, source: Sharding, links: Links) -> float:
-        """Return the seconds of all collectives of the path.
-
-        A `Retile` sends its margin in one permute.
+        """Return the seconds that all collectives of the path take, one after the other.
 
         Args:
           source: the sharding before the first step.
+          links: the speeds of the mesh axes' links.
         """
-        total, held = 0.0, math.prod(source.shard_shape)
+        total, block_elements = 0.0, math.prod(source.shard_shape)
         for step in self.steps:
             if step.wire_elements:
-                sent = step.wire_elements if isinstance(step.attributes, Retile) else held
+                # `links.seconds` expects the elements of a device's block before the collective. A
+                # `Retile` instead permutes only the margin of the block, its wire elements.
+                is_retile = isinstance(step.attributes, Retile)
+                sent = step.wire_elements if is_retile else block_elements
                 total += links.seconds(step.attributes, sent)
-            held = math.prod(step.layout.shard_shape)
+            block_elements = math.prod(step.layout.shard_shape)
         return total
 
 
@@ -176,13 +178,15 @@ def _path_over_meshes(
 
     Such digits come from another mesh over the same devices. A permute of the
     source, of the target, or of both replaces them by axes of the mesh. The path between the
-    permutes is an ordinary one.
+    permutes is an ordinary one: source -> first -> last -> target.
     """
     if source.parts == target.parts and not source.unreduced:
         # With equally many parts per dimension, blocks only change devices: one permute does it.
         return _permute_path(source, target)
+    # `first` and `last` have the same blocks as source and target, on axes of the mesh.
     first = source if _on_mesh(source) else _on_own_mesh(source, target)
     last = target if _on_mesh(target) else _on_own_mesh(target, first)
+    # A side that is on axes already needs no permute.
     paths = [_permute_path(source, first)] if first is not source else []
     paths.append(reshard_path(first, last, links, padded, joined))
     paths += [_permute_path(last, target)] if last is not target else []
@@ -219,6 +223,7 @@ def _on_mesh(sharding: Sharding) -> bool:
 
 @lru_cache(maxsize=1 << 12)
 def _is_of_axes(mesh: Mesh, digit: Digit) -> bool:
+    """Return whether a digit of device positions consists of axes or sub-axes of the mesh."""
     try:
         return bool(mesh.axis_refs(digit))
     except MeshError:
@@ -281,6 +286,9 @@ class _MeshDigits:
     def move(self, move: Move, before: Dims, after: Dims) -> Move:
         """Return the move with each digit written as an axis or sub-axis of the mesh.
 
+        The search uses smaller digits than the axes. A permute also gets its (source, target)
+        pairs here, because the search does not need them.
+
         Args:
           before, after: the digits of each dimension before and after the move.
         """
@@ -292,6 +300,7 @@ class _MeshDigits:
         if isinstance(move, AllGathers | ReduceScatters):
             along = tuple([(dim, self.digits(digits)) for dim, digits in move.along])
             return replace(move, along=along)
+        # All other moves run along one tuple of digits.
         digits = self.digits(move.digits)
         if isinstance(move, CollectivePermute):
             pairs = _permutation(before, after, self.source.mesh.size)
@@ -309,7 +318,13 @@ class _MeshDigits:
 
 
 def reshard_price(source: Sharding, target: Sharding, padded: bool = True) -> Any:
-    """Return the elements that a device sends on `reshard_path`, without a search if possible.
+    """Return the elements that a device sends to reshard a value, along the cheapest path.
+
+    All links count as equally fast. The cheapest path is that of `reshard_path`; the search for it
+    is avoided if a formula gives the same number.
+
+    Args:
+      padded: whether blocks may be padded on the path.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 2, "y": 4})
@@ -319,11 +334,13 @@ def reshard_price(source: Sharding, target: Sharding, padded: bool = True) -> An
     """
     if source.dims == target.dims and source.unreduced == target.unreduced:
         return 0
+    # For a direct chain of moves, the lower bound of the elements sent is exact: no search.
     if is_direct(source.shape, *_common_states(source, target)):
-        # The bound is exact for direct chains.
         return reshard_bound(source, target)
+    # Digits of another mesh need permutes, which only `reshard_path` adds.
     if not (_on_mesh(source) and _on_mesh(target)):
         return reshard_path(source, target, None, padded).wire_elements
+    # The price needs the moves only, not their instructions and shardings.
     return sum([hop.sent for hop in path_moves(source, target, None, padded)])
 
 
@@ -397,16 +414,22 @@ def nearest(
     padded: bool = True,
     joined: bool = True,
 ) -> Sharding:
-    """Return the sharding from which a move to `target` sends the fewest bytes.
+    """Return the one of `sources` from which a reshard to `target` sends the fewest bytes.
 
-    On unequal links it is the one of the fewest seconds.
+    With `links`, it is the source of the fewest seconds. Ties go to the first source.
+
+    Args:
+      sources: shardings in which the devices hold the value.
+      links: the speeds of the mesh axes, if they are unequal; None if all are equally fast.
+      padded, joined: see `reshard_path`.
     """
+    # Moves never create partial sums, so some sources cannot reach a target that has them.
     sources = usable(sources, target)
     if len(sources) == 1:
         return sources[0]
     if links is not None:
-        ways = {source: reshard_path(source, target, links, padded, joined) for source in sources}
-        return min(sources, key=lambda source: ways[source].seconds(source, links))
+        paths = {source: reshard_path(source, target, links, padded, joined) for source in sources}
+        return min(sources, key=lambda source: paths[source].seconds(source, links))
     return min(sources, key=lambda source: reshard_price(source, target, padded=padded))
 
 
@@ -431,8 +454,13 @@ def _search_state(sharding: Sharding, pieces: Mapping[Digit, Digits] | None) -> 
     if pieces is None:
         # The order of pending digits has no meaning. One order makes equal states equal.
         return sharding.dims, tuple(sorted(pending, reverse=True)) if len(pending) > 1 else pending
-    dims = tuple(tuple(p for d in digits for p in pieces[d]) for digits in sharding.dims)
-    return dims, tuple(sorted((p for d in pending for p in pieces[d]), reverse=True))
+
+    def cut(digits: Digits) -> Digits:
+        """Return the pieces of the digits in order."""
+        return tuple(piece for digit in digits for piece in pieces[digit])
+
+    # The digits of a dimension keep their order: it decides which block a device holds.
+    return tuple(map(cut, sharding.dims)), tuple(sorted(cut(pending), reverse=True))
 
 
 @lru_cache(maxsize=1 << 12)
@@ -449,14 +477,19 @@ def _refinement(digits: frozenset[Digit]) -> Mapping[Digit, Digits] | None:
 def _pieces(digit: Digit, cuts: list[int]) -> Digits:
     """Return a digit split at the cuts inside it, major piece first.
 
-    The digit is returned whole if the cuts do not nest, as cuts at 2 and at 3 of a digit of size 6.
+    For example, the digit (stride 1, size 8) with a cut at 4 -> (4, 2) and (1, 4). The digit is
+    returned whole if the cuts do not nest, as cuts at 2 and at 3 of a digit of size 6.
+
+    Args:
+      cuts: device strides, the largest first.
     """
     low, top = digit.stride, digit.stride * digit.size
     # A cut must leave whole digits on both sides.
-    inside = [c for c in cuts if low < c < top and c % low == 0 and top % c == 0]
-    bounds = list(pairwise([top, *inside, low]))
-    if all(a % b == 0 for a, b in bounds):
-        return tuple(Digit(b, a // b) for a, b in bounds)
+    inner_cuts = [c for c in cuts if low < c < top and c % low == 0 and top % c == 0]
+    # Between two neighbouring cuts, the lower one is a piece's stride and their ratio its size.
+    bounds = list(pairwise([top, *inner_cuts, low]))
+    if all(high % stride == 0 for high, stride in bounds):
+        return tuple(Digit(stride, high // stride) for high, stride in bounds)
     return (digit,)
 
 
@@ -479,9 +512,11 @@ def order_permute(source: Sharding, target: Sharding, mesh: Mesh) -> CollectiveP
 
     by_block = []
     for sharding in (source, target):
+        # The holders of block 0, 1, ..., as positions in the sharding's own mesh.
+        holders = _by_block(sum(_plain_digits(sharding.dims), ()), mesh.size)
+        # The same devices have other positions in `mesh`, in which the permute is written.
         position = sharding.mesh.places(mesh)
-        held = _by_block(sum(_plain_digits(sharding.dims), ()), mesh.size)
-        by_block.append(position[np.array(held)].tolist())
+        by_block.append(position[np.array(holders)].tolist())
     return CollectivePermute(_axes(mesh), _pairs(*by_block))
 
 
@@ -489,19 +524,28 @@ def order_permute(source: Sharding, target: Sharding, mesh: Mesh) -> CollectiveP
 def _permutation(source: Dims, target: Dims, positions: int) -> tuple[tuple[int, int], ...]:
     """Return the (source, target) positions: the r-th holder of a block sends to its r-th receiver.
 
-    Digits that neither layout has are the major digits of r, so that no block is sent along them.
+    Both layouts have equally many blocks, and each block has several holders if some digits shard
+    nothing. Digits that neither layout has are the major digits of r, so that no block is sent
+    along them.
+
+    Args:
+      source, target: the digits of each dimension before and after the permute.
+      positions: the number of devices.
 
     >>> _permutation(((Digit(4, 2),),), ((Digit(1, 2),),), 8)[:4]  # from X to Z of (X, Y, Z)
     ((0, 0), (4, 1), (2, 2), (6, 3))
     """
-    ends = [sum(_plain_digits(dims), ()) for dims in (source, target)]
-    cuts = {cut for d in (*ends[0], *ends[1]) for cut in (d.stride, d.stride * d.size)}
-    order = sorted(cuts, reverse=True)
-    free = [complement(canonical(digits), positions) or () for digits in ends]
-    pieces = [[piece for digit in digits for piece in _pieces(digit, order)] for digits in free]
+    block_digits = [sum(_plain_digits(dims), ()) for dims in (source, target)]
+    # The free digits of a layout shard no dimension: devices that differ in them hold copies. They
+    # are cut at the borders of all used digits, so that equal parts of both layouts are equal
+    # digits.
+    cuts = {cut for d in sum(block_digits, ()) for cut in (d.stride, d.stride * d.size)}
+    cuts_down = sorted(cuts, reverse=True)
+    free = [complement(canonical(digits), positions) or () for digits in block_digits]
+    pieces = [[piece for digit in digits for piece in _pieces(digit, cuts_down)] for digits in free]
     # Devices that differ in these digits alone hold copies on both sides, and exchange nothing.
     shared = tuple([piece for piece in pieces[0] if piece in pieces[1]])
-    return _pairs(*(_by_block(digits, positions, shared) for digits in ends))
+    return _pairs(*(_by_block(digits, positions, shared) for digits in block_digits))
 
 
 def _pairs(senders: Sequence[int], receivers: Sequence[int]) -> tuple[tuple[int, int], ...]:
@@ -540,13 +584,16 @@ def _by_block(digits: Digits, positions: int, first: Digits = ()) -> tuple[int, 
 
 
 def _merge_hops(moves: Iterable[Hop], links: Links | None) -> list[Hop]:
-    """Return the moves with consecutive ones of one kind on one dimension merged.
+    """Return the moves of a path; successive moves of one kind on one dimension become one move.
 
-    Moves on unequally fast links stay separate.
+    For example, all-gathers of one dimension along Y and then X become one along both. Moves on
+    unequally fast links stay separate. A `Hop` has a move, its sent elements, and the state after
+    it.
     """
     out: list[Hop] = []
     for hop in moves:
         both = (out[-1].move, hop.move) if out else None
+        # A merged collective runs at the speed of its slowest link.
         may_merge = both and (links is None or links.are_equally_slow(both))
         merged = _merge_moves(*both) if both and may_merge else None
         # Gathers of n and then m blocks send (n-1)*b + (m-1)*n*b = (n*m-1)*b, the price of one
@@ -559,15 +606,20 @@ def _merge_hops(moves: Iterable[Hop], links: Links | None) -> list[Hop]:
 
 
 def _merge_moves(first: Move, second: Move) -> Move | None:
-    """Return one collective of one dimension for two moves, or None if they do not merge."""
+    """Return one collective that has the effect of two successive moves; None if there is none.
+
+    Only moves of one kind merge, and only on the same dimension.
+    """
     match first, second:
+        # A scatter or slice adds the minor digits of its dimension, so those of `second` are last.
         case ReduceScatter(), ReduceScatter() if first.dim == second.dim:
             return ReduceScatter(first.dim, first.digits + second.digits, first.combine)
         case DynamicSlice(), DynamicSlice() if first.dim == second.dim:
             return DynamicSlice(first.dim, first.digits + second.digits, second.block)
         case AllGather(), AllGather() if first.dim == second.dim:
-            # The first gather removes the minor digits.
+            # The first gather removes the minor digits, so they come last in the merged one.
             return AllGather(first.dim, second.digits + first.digits)
+        # An all-reduce has no dimension: partial sums are added in any order.
         case AllReduce(), AllReduce():
             return AllReduce(first.digits + second.digits, first.combine)
     return None
@@ -612,17 +664,21 @@ def _join_gathers(
 
 
 def _join_moves(first: Move, second: Move) -> AllGathers | ReduceScatters | None:
-    """Return one collective of several dimensions for two moves, or None if they do not join."""
+    """Return one collective of several dimensions for two successive moves.
+
+    None unless both are gathers or both are reduce-scatters. The first may be joined already.
+    """
     match first, second:
         case AllGather() | AllGathers(), AllGather():
-            along = _along(first)
-            # The first gather of a dimension removes the minor digits.
-            along[second.dim] = second.digits + along.get(second.dim, ())
-            return AllGathers(tuple(along.items()))
+            digits_of_dim = _along(first)
+            # The first gather of a dimension removes the minor digits, so they come last.
+            digits_of_dim[second.dim] = second.digits + digits_of_dim.get(second.dim, ())
+            return AllGathers(tuple(digits_of_dim.items()))
         case ReduceScatter() | ReduceScatters(), ReduceScatter():
-            along = _along(first)
-            along[second.dim] = along.get(second.dim, ()) + second.digits
-            return ReduceScatters(tuple(along.items()), second.combine)
+            digits_of_dim = _along(first)
+            # A reduce-scatter adds minor digits, so those of the second come last.
+            digits_of_dim[second.dim] = digits_of_dim.get(second.dim, ()) + second.digits
+            return ReduceScatters(tuple(digits_of_dim.items()), second.combine)
     return None
 
 

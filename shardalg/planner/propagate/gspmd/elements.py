@@ -77,10 +77,15 @@ class Element:
 def elements(graph: Graph, place: Places) -> dict[int, list[Element]]:
     """Return, for each loop and conditional, the elements of the tuple that it takes in HLO.
 
-    The order of a loop's elements is HLO's: carries, stacked outputs, stacked inputs, constants.
+    In HLO a `while` has one operand, a tuple of all values that the loop reads or writes. The order
+    of a loop's elements is HLO's: carries, stacked outputs, stacked inputs, constants.
 
     Args:
-      place: creates the place of an element that is no value of the graph.
+      graph: the traced function; its region arguments tie a value outside to one in a body.
+      place: creates a number for an entry of a tuple, which is no value of the graph.
+
+    Returns:
+      Lists of elements by the index of the loop's or conditional's node.
     """
     # A manual region has no tuple: XLA has its body in the computation around it.
     ties: dict[int, list[RegionArgument]] = defaultdict(list)
@@ -89,14 +94,16 @@ def elements(graph: Graph, place: Places) -> dict[int, list[Element]]:
             ties[tie.call].append(tie)
     found: dict[int, list[Element]] = {}
     for node in graph.nodes:
+        # The bodies of a node have one kind, except the condition and the body of a `while`.
         kinds = {graph.regions[body].kind for body in node.bodies}
         if "cond" in kinds:
             found[node.index] = [*_of_branches(graph, node.index, place)]
         elif kinds & {"scan", "while"}:
-            made = _Loop(graph, node.index, place)
+            loop = _Loop(graph, node.index, place)
+            # Several ties make one element: a carry has an initial value, a next and a final one.
             for tie in ties[node.index]:
-                made.read(tie)
-            found[node.index] = made.elements()
+                loop.read(tie)
+            found[node.index] = loop.elements()
     return found
 
 
@@ -181,27 +188,37 @@ class _Loop:
         of its body (`roots`). A body reads or writes one layer of "xs" and "ys", so the whole stack
         has a place in the body, too (`stacks`).
         """
-        kept = []
+        tensors = []
         for element in sorted(self.found, key=lambda e: ORDER.index(e.kind)):
-            name = element.outer if element.outer is not None else element.result
-            assert name is not None  # a stack that is written has a result
-            shape = self.graph.values[name].type.shape
+            # A place is named after the value outside of the loop that it belongs to.
+            value = element.outer if element.outer is not None else element.result
+            assert value is not None  # a stack that is written has a result
+            shape = self.graph.values[value].type.shape
             # A scalar has no dimension to shard.
             if not shape:
                 continue
-            element.tuples = [self.place(name, shape)]
-            element.loop = self.place(name, shape)
+            element.tuples = [self.place(value, shape)]
+            element.loop = self.place(value, shape)
             for body in self.bodies:
-                element.parameters[body] = self.place(name, shape)
-            element.roots[self.body] = self.place(name, shape)
+                element.parameters[body] = self.place(value, shape)
+            element.roots[self.body] = self.place(value, shape)
             if element.kind in ("xs", "ys"):
-                element.stacks[self.body] = self.place(name, shape)
-            kept.append(element)
-        return kept
+                element.stacks[self.body] = self.place(value, shape)
+            tensors.append(element)
+        return tensors
 
 
 def _of_branches(graph: Graph, call: int, place: Places) -> Iterator[Element]:
-    """Yield the elements of a conditional: operands that some branch uses, then results."""
+    """Yield the elements of a conditional: operands that some branch uses, then results.
+
+    In HLO each branch takes one tuple of operands and returns one tuple of results. An element has
+    a place (a number like that of a value) in each of these tuples. Scalars are left out, because
+    they have no dimension to shard.
+
+    Args:
+      call: index of the conditional's node.
+      place: creates a place for a value of a shape.
+    """
     node = graph.nodes[call]
     # Operand 0 selects the branch, so that no branch has it in its tuple.
     for position, outer in enumerate(node.operands[1:]):
@@ -209,10 +226,12 @@ def _of_branches(graph: Graph, call: int, place: Places) -> Iterator[Element]:
         element = Element("branch", outer=outer)
         for body in node.bodies:
             value = graph.regions[body].arguments[position]
-            # XLA drops a branch's unused operands from its tuple.
+            # XLA drops a branch's unused operands from its tuple. An operand is used, too, if the
+            # branch only returns it.
             if shape and (graph.users[value] or value in graph.regions[body].results):
                 element.inside[body] = value
         if element.inside:
+            # Each branch has a tuple of its own, so one operand has a place in several tuples.
             element.tuples = []
             for body in element.inside:
                 element.tuples.append(place(outer, shape))
@@ -221,11 +240,12 @@ def _of_branches(graph: Graph, call: int, place: Places) -> Iterator[Element]:
     for position, result in enumerate(node.results):
         shape = graph.values[result].type.shape
         if shape:
-            made = Element("made", result=result, loop=place(result, shape))
+            # A result has a place after the conditional and at the end of every branch.
+            element = Element("made", result=result, loop=place(result, shape))
             for body in node.bodies:
-                made.roots[body] = place(result, shape)
-                made.numbers[body] = position
-            yield made
+                element.roots[body] = place(result, shape)
+                element.numbers[body] = position
+            yield element
 
 
 Literal = tuple[float, ValueType]
@@ -233,7 +253,13 @@ Literal = tuple[float, ValueType]
 
 
 def literals(graph: Graph) -> dict[int, dict[Literal, list[int]]]:
-    """Return per region the values that are full of one number, by (number, type of the value)."""
+    """Return the tensors that are full of one number: broadcasts of a literal scalar.
+
+    XLA has equal tensors of one computation only once, so they share a sharding.
+
+    Returns:
+      Per region (a function or loop body), lists of value indices by (number, type of the tensor).
+    """
     numbers = _numbers(graph)
     found: dict[int, dict[Literal, list[int]]] = defaultdict(dict)
     for node in graph.nodes_of(("broadcast_in_dim",)):
@@ -241,28 +267,34 @@ def literals(graph: Graph) -> dict[int, dict[Literal, list[int]]]:
             value = node.results[0]
             key = (numbers[node.operands[0]], graph.values[value].type)
             group = found[node.region]
+            # `equal_key` returns the key of the group that XLA takes for the same number.
             group.setdefault(equal_key(group, key), []).append(value)
     return found
 
 
 def read_literals(graph: Graph) -> dict[int, list[Literal]]:
-    """Return per node the numbers that it reads, each as the full tensor that XLA makes for it."""
+    """Return, by node index, the literal numbers that each elementwise node reads.
+
+    In `x + 1`, XLA makes a tensor of ones with the shape of `x`. A number is therefore given as
+    (number, type of this tensor).
+    """
     numbers = _numbers(graph)
     found: dict[int, list[Literal]] = {}
     for node in graph.nodes:
         shape = graph.values[node.results[0]].type.shape if node.results else ()
+        # Scalars need no tensor; loops, calls and operators of several results read none.
         if not shape or node.bodies or len(node.results) > 1:
             continue
-        here = [
+        tensors = [
             (numbers[v], ValueType(shape, graph.values[v].type.dtype))
             for v in node.operands
             if v in numbers
         ]
         # XLA expands `logistic` to 1 / (1 + exp(-x)), which reads a tensor of ones.
         if node.primitive == "logistic":
-            here.append((1.0, graph.values[node.results[0]].type))
-        if here:
-            found[node.index] = here
+            tensors.append((1.0, graph.values[node.results[0]].type))
+        if tensors:
+            found[node.index] = tensors
     return found
 
 

@@ -106,12 +106,17 @@ class Fixpoint:
         return image.level(role, direction) if self.priorities else image.MERGING_LEVEL
 
     def run(self) -> None:
-        """Run the levels of propagation in order, each with sweeps until no sharding changes."""
+        """Propagate shardings until nothing changes, level by level.
+
+        XLA has levels of aggressiveness: a higher level lets more operators pass shardings on. Each
+        level repeats its sweeps over all computations until none of them changes a sharding.
+        """
         for level in range(image.LAST_LEVEL + 1):
             self._enter(level)
             changed = True
             while changed:
                 changed = False
+                # A span is one XLA computation, for example a loop body.
                 for span in self.index.spans:
                     changed |= self.sweep(span)
 
@@ -141,10 +146,14 @@ class Fixpoint:
         """Mark the steps as due that this level of XLA's propagation adds.
 
         They begin to act at this level, or may change because this level begins to merge shardings.
+        `due_steps` has one byte per step (forward: operands to results), and `due_places` one per
+        operand (backward). A sweep visits the entries with a 1.
         """
         self.level, self.merging = level, level >= image.MERGING_LEVEL
+        # At first, only annotated tensors can pass a sharding on.
         if level == 0:
             self._begin()
+        # A role is a kind of operator, which acts from one level on in each direction.
         for role, (steps, places) in self.index.of_role.items() if level else ():
             if self._level(role, FORWARD) == level:
                 self.due_steps = _bytewise_or(self.due_steps, steps)
@@ -161,8 +170,12 @@ class Fixpoint:
             self.due_places = _bytewise_or(self.due_places, self.retry_places)
 
     def _begin(self) -> None:
-        """Mark the steps with a partitioned tensor as due; no other step changes anything."""
+        """Mark the steps with a partitioned tensor as due; no other step changes anything.
+
+        Each step of a partitioned value is marked in both directions.
+        """
         tiles, index = self.layouts.tiles, self.index
+        # `numbers` has the layout number of each value. A layout of one tile is replicated.
         for value, number in enumerate(self.numbers):
             if tiles[number] > 1:
                 for position in index.steps_of[value]:
@@ -176,15 +189,18 @@ class Fixpoint:
         Args:
           first_step, end: the computation has the steps `first_step` to `end - 1`.
         """
+        # The loop runs for every step of a large model, so attributes are read once.
         due, index, level = self.due_steps, self.index, self.level
         kind_of_step, pick, numbers = index.kind_of_step, index.pick, self.numbers
-        memos, first = self.memos[FORWARD, self.merging], self.first[FORWARD]
+        # `first_levels` has the level at which each kind of step begins to act.
+        memos, first_levels = self.memos[FORWARD, self.merging], self.first[FORWARD]
+        # `find` returns -1 if no step is due. A visit may mark later steps as due.
         changed, position = False, due.find(1, first_step, end)
         while position >= 0:
             due[position] = 0
             kind = kind_of_step[position]
             # `_enter` marks the step as due again when its level begins.
-            if first[kind] > level:
+            if first_levels[kind] > level:
                 pass
             elif position in index.tuple_groups:
                 changed |= self._visit_tuple(index.tuple_groups[position], FORWARD)
@@ -248,9 +264,13 @@ class Fixpoint:
         return bool(outcome.changed)
 
     def _write(self, change: ShardingChange) -> None:
-        """Record a change, and mark all steps and operands as due that it may affect."""
+        """Record a change of a value's sharding, and mark the steps as due that it may affect.
+
+        Values that must share the sharding change with it.
+        """
         value, tiles = change.value, self.layouts.tiles
-        # More tiles at every change, and no more than devices: the sweeps come to an end.
+        # More tiles at every change, and no more than devices: the sweeps come to an end. A change
+        # without a step copies a whole tuple, and may have fewer tiles.
         assert tiles[change.number] > tiles[self.numbers[value]] or change.step is None
         self.numbers[value] = change.number
         self.changes.append(change)
@@ -259,7 +279,8 @@ class Fixpoint:
             due[position] = 1
         for place in self.index.operand_places[value]:
             places[place] = 1
-        # All places of one element of a tuple share its sharding.
+        # All places of one element of a tuple share its sharding. The recursion ends at values that
+        # have it already. Annotated values are fixed.
         for other in self.index.related.get(value, ()):
             if self.numbers[other] != change.number and not self.layouts.fixed[self.numbers[other]]:
                 self._write(change._replace(value=other, step=None, sources=(value,)))
@@ -338,11 +359,14 @@ class Fixpoint:
         if not any(outcome is not None and outcome.changed for outcome in outcomes):
             return False
         for position, outcome in zip(steps, outcomes, strict=True):
+            # A step has two tensors, the element in each tuple: forward, the first is the source.
             source, target = index.tensors[position][:: 1 if direction == FORWARD else -1]
             dims = layouts.dims[self.numbers[source]]
             if outcome is not None and outcome.changed:
-                new, sources = outcome.layouts[0], outcome.sources[0]
-                self._write(ShardingChange(target, new, position, direction, sources, self.level))
+                number, sources = outcome.layouts[0], outcome.sources[0]
+                change = ShardingChange(target, number, position, direction, sources, self.level)
+                self._write(change)
+            # An unrefined element is overwritten with the sharding that it has in the source tuple.
             elif dims != layouts.dims[self.numbers[target]]:
                 number = layouts.number(layouts.shapes[self.numbers[target]], dims)
                 self._write(ShardingChange(target, number, None, "", (), self.level))
@@ -458,15 +482,17 @@ class Fixpoint:
             position, kind = readers[0][0], self.index.kind(readers[0][0])
             # The border of a loop ends the chain. A step to a result of the function has no node.
             leaves = kind.role in BORDERS and self.index.nodes[position] is not None
+            # An operator of several results would let the chain branch.
             if leaves or not (len(kind.results) == 1 or kind.role == image.TUPLE):
                 return None
             chain.append(readers[0])
             # The step into a tuple has one result per place in the tuple; any other step here has
             # one.
-            made = self.index.tensors[position][kind.num_operands :]
-            value = made[-1]
-            if any(self.layouts.tiles[self.numbers[v]] > 1 for v in made):
+            results = self.index.tensors[position][kind.num_operands :]
+            value = results[-1]
+            if any(self.layouts.tiles[self.numbers[v]] > 1 for v in results):
                 return chain
+            # A fixed result without tiles is replicated by the user, and a tuple has other readers.
             if self.layouts.fixed[self.numbers[value]] or kind.role == image.TUPLE:
                 return None
         return None
