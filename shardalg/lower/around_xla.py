@@ -54,7 +54,10 @@ def around_faults(
 ) -> Callable[..., Operands]:
     """Return a function that changes an operator's operands, to work around faults of XLA.
 
-    For most operators it is the identity.
+    It takes the operands and returns as many. For most operators it is the identity.
+
+    Args:
+      instruction: the instruction that runs the operator on a device's blocks.
     """
     # An update of the device's own block at run-time places. XLA would write another device's
     # element for an index that misses the block; a barrier before the block prevents it.
@@ -67,6 +70,7 @@ def around_faults(
         sizes = program.locals[instruction.results[0]].shape
 
         def clamped_starts(x: Array, *starts: Array) -> Operands:
+            """Return the operands with each start in the range that keeps the slice inside."""
             highest = (size - length for size, length in zip(x.shape, sizes, strict=True))
             return x, *(_clip(start, h) for start, h in zip(starts, highest, strict=True))
 
@@ -77,13 +81,22 @@ def around_faults(
 
 
 def _clamped_indices(graph: Graph, instruction: Instruction[Apply], operands: Operands) -> Operands:
-    """Return a gather's operands with clamped indices if its mode clips them, else unchanged."""
-    node, (x, indices) = node_of(graph, instruction).signature, operands
-    param: dict[str, Any] = dict(node.params) | dict(instruction.attributes.params)
-    for component, dim in enumerate(numbers(node).selected if param.get("mode") == "CLIP" else ()):
+    """Return a gather's operands with clamped indices if its mode clips them, else unchanged.
+
+    A start of a slice in the dimension `dim` is clamped to 0 ... size - slice size.
+
+    Args:
+      operands: the array and its indices, whose last dimension has one component per indexed
+        dimension.
+    """
+    signature, (x, indices) = node_of(graph, instruction).signature, operands
+    # On a device's block, some parameters (such as the slice sizes) differ from the graph's.
+    param: dict[str, Any] = dict(signature.params) | dict(instruction.attributes.params)
+    selected_dims = numbers(signature).selected if param.get("mode") == "CLIP" else ()
+    for component, dim in enumerate(selected_dims):
         highest = x.shape[dim] - param["slice_sizes"][dim]
-        part = _clip(indices[..., component], highest)
-        indices = indices.at[..., component].set(part)
+        starts = _clip(indices[..., component], highest)
+        indices = indices.at[..., component].set(starts)
     return x, indices
 
 
@@ -141,17 +154,18 @@ def repeated_collectives(graph: Graph, block: Block) -> dict[int, tuple[int, ...
 
 
 def _readers(block: Block) -> Readers:
-    """Return per local the positions of the instructions that read it.
+    """Return per local value the positions of the instructions that read it.
 
     A result of the block is read at the position after the last instruction.
     """
-    found: dict[int, list[int]] = defaultdict(list)
-    for at, instruction in enumerate(block.instructions):
+    positions: dict[int, list[int]] = defaultdict(list)
+    for position, instruction in enumerate(block.instructions):
+        # An instruction that reads a value twice is one reader.
         for operand in dict.fromkeys(instruction.operands):
-            found[operand].append(at)
+            positions[operand].append(position)
     for result in block.results:
-        found[result].append(len(block.instructions))
-    return found
+        positions[result].append(len(block.instructions))
+    return positions
 
 
 def _equal_to_earlier(graph: Graph, block: Block) -> Iterator[int]:
@@ -286,15 +300,18 @@ def kernel_binding(
 def _without_mesh(value: Any, known: dict[Any, Any]) -> Any:
     """Return a jaxpr whose equations and values name no mesh; anything else as it is.
 
+    The function walks through lists, literals, variables, types and dataclasses, because a kernel's
+    parameters have jaxprs inside of them. An unchanged value is returned itself.
+
     Args:
-      known: the values of the jaxpr that have been made, by the values that they replace.
+      known: the new variables of the jaxpr so far, by the variables that they replace.
     """
     core = jax.extend.core
     # A subclass, such as a named tuple, may have another constructor, so it is not rebuilt here.
     if type(value) in (tuple, list):
         items = [_without_mesh(inner, known) for inner in value]
-        same = all(a is b for a, b in zip(items, value, strict=True))
-        return value if same else type(value)(items)
+        is_unchanged = all(new is old for new, old in zip(items, value, strict=True))
+        return value if is_unchanged else type(value)(items)
     # jax 0.11 has one class for open and closed jaxprs, whose `jaxpr` is itself: avoid a loop.
     if isinstance(value, core.ClosedJaxpr) and value.jaxpr is not value:
         return value.replace(jaxpr=_without_mesh(value.jaxpr, known))
@@ -309,11 +326,12 @@ def _without_mesh(value: Any, known: dict[Any, Any]) -> Any:
     if isinstance(value, jax.core.AbstractValue):
         return _type_without_mesh(value)
     if is_dataclass(value) and not isinstance(value, type):  # a kernel's block mapping has jaxprs
-        mine = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
-        made = {name: _without_mesh(inner, known) for name, inner in mine.items()}
-        return replace(value, **made) if any(made[n] is not mine[n] for n in mine) else value
+        old = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+        new = {name: _without_mesh(inner, known) for name, inner in old.items()}
+        return replace(value, **new) if any(new[name] is not old[name] for name in old) else value
     if not isinstance(value, core.Jaxpr):
         return value
+    # A jaxpr: its variables are replaced first, then each equation loses its mesh (`ctx`).
     lists = ("constvars", "invars", "outvars")
     parts = {name: [_without_mesh(v, known) for v in getattr(value, name)] for name in lists}
     equations = [
@@ -329,11 +347,17 @@ def _without_mesh(value: Any, known: dict[Any, Any]) -> Any:
 
 
 def _type_without_mesh(kind: Any) -> Any:
-    """Return the type of a value, or of a reference's content, without a sharding."""
+    """Return the type of a value, or of a reference's content, without a mesh in its sharding.
+
+    Args:
+      kind: an abstract value of JAX.
+    """
+    # A reference to memory has the type of its content inside.
     if hasattr(kind, "inner_aval"):
         return kind.update(inner_aval=_type_without_mesh(kind.inner_aval))
     if getattr(kind, "sharding", None) is None:
         return kind
+    # JAX takes the mesh of a new type from its context, so the type is made without one.
     with jax.sharding.use_abstract_mesh(NO_MESH):
         return kind.update(sharding=jax.core.ShapedArray(kind.shape, kind.dtype).sharding)
 

@@ -79,12 +79,16 @@ def _inside(places: Iterable[tuple[str, Digit]], digit: Digit) -> list[str]:
 
 
 def used_digits(program: SpmdProgram) -> Iterator[Digit]:
-    """Yield every digit that an instruction, a constant, an argument or a result names."""
+    """Yield every digit that an instruction, a constant, an argument or a result names.
+
+    A digit is a mesh axis or a part of one. A digit may be yielded several times.
+    """
     borders = [*program.argument_shardings, *program.result_shardings]
     borders += [program.locals[index].sharding for index, _ in program.constants]
     for sharding in borders:
         for digits in sharding.dims:
             yield from digits
+    # Instructions that compute on one device, without a collective, have no digits.
     for instruction in instructions(program.block):
         yield from getattr(instruction.attributes, "digits", ())
 
@@ -112,7 +116,13 @@ def run_axes(program: SpmdProgram, jax_mesh: JaxMesh | AbstractMesh) -> Axes:
 def axes_of(mesh: Mesh, digits: set[Digit], jax_mesh: JaxMesh | AbstractMesh) -> Axes:
     """Return the axes of the user's mesh, cut into smaller axes if the digits need it.
 
-    Every digit is then a sequence of neighbouring axes.
+    Every digit is then a sequence of neighbouring axes. For example, on X=8 the digit (stride 2,
+    size 2) cuts X into three axes of size 2.
+
+    Args:
+      mesh: the program's mesh.
+      digits: the parts of device positions that the program names.
+      jax_mesh: the user's mesh, with the same axes.
 
     Raises:
       LoweringError: two digits cut the position at borders of which neither divides the other.
@@ -130,20 +140,21 @@ def axes_of(mesh: Mesh, digits: set[Digit], jax_mesh: JaxMesh | AbstractMesh) ->
                 f"the program cuts the device position of {mesh!r} both at {low} and at {high}, "
                 "and neither divides the other: no mesh has both as axes. Use sub-axes that nest."
             )
-    taken = set(mesh.axis_names)
-    places = [Digit(low, high // low) for low, high in pairwise(borders)][::-1]
+    taken_names = set(mesh.axis_names)
+    # Between two neighbouring borders there is one smaller axis; the major one comes first.
+    pieces = [Digit(low, high // low) for low, high in pairwise(borders)][::-1]
     named = []
-    for place in places:
-        ref = mesh.axis_ref(place)
+    for piece in pieces:
+        ref = mesh.axis_ref(piece)
         name = ref.name if ref.size is None else f"{ref.name}_{ref.pre}_{ref.size}"
         # The mesh may have an axis with the name of a sub-axis already, such as "X_1_2".
         is_sub_axis = ref.size is not None
-        while is_sub_axis and name in taken:
+        while is_sub_axis and name in taken_names:
             name += "_"
-        named.append((name, place))
+        named.append((name, piece))
     # The mesh of these axes has the devices of `jax_mesh`, in the same order; it is abstract if
     # `jax_mesh` is.
-    shape, names = tuple(place.size for _, place in named), tuple(name for name, _ in named)
+    shape, names = tuple(piece.size for _, piece in named), tuple(name for name, _ in named)
     types = (AxisType.Auto,) * len(names)
     mesh_of_axes: JaxMesh | AbstractMesh
     if isinstance(jax_mesh, AbstractMesh):
@@ -169,18 +180,18 @@ def host_devices(n: int) -> list[jax.Device]:
     """
     if not isinstance(n, int) or n < 1:
         raise DeviceError(f"host_devices(n) needs a number of devices of at least 1, got {n!r}.")
-    # JAX refuses the flag and the option together.
-    forced = FORCED in os.environ.get("XLA_FLAGS", "")
-    if not forced:
+    # JAX refuses the flag and the option together. With the flag, the number is fixed already.
+    has_flag = FORCED in os.environ.get("XLA_FLAGS", "")
+    if not has_flag:
         try:
             jax.config.update("jax_num_cpu_devices", n)
         except RuntimeError:  # JAX has started, so that its number of devices is fixed
             pass
     devices = jax.devices("cpu")
     if len(devices) < n:
-        why = f"XLA_FLAGS sets --{FORCED}" if forced else "JAX started before"
+        reason = f"XLA_FLAGS sets --{FORCED}" if has_flag else "JAX started before"
         raise DeviceError(
-            f"{n} CPU devices asked for, this process has {len(devices)}: {why}. Call "
+            f"{n} CPU devices asked for, this process has {len(devices)}: {reason}. Call "
             f"host_devices({n}) before anything else uses JAX, or start Python with "
             f"XLA_FLAGS=--{FORCED}={n}."
         )
@@ -224,25 +235,33 @@ class Blocks:
         """
 
         def block(index: Any) -> np.ndarray:
-            """Return one device's block of the padded array, given its slices."""
+            """Return one device's block of the padded array, given its slices.
+
+            For example, of 10 elements padded to 12, the last of 4 blocks is [9:12]: the elements
+            [9:10] are read, and 2 zeros follow.
+            """
             # JAX asks for blocks of the padded array, and `read` knows the array without padding.
-            full = [range(*part.indices(size)) for part, size in zip(index, padded, strict=True)]
-            kept = [
+            ranges = [range(*part.indices(size)) for part, size in zip(index, padded, strict=True)]
+            true_slices = [
                 slice(places.start, min(places.stop, size))
-                for places, size in zip(full, self.shape, strict=True)
+                for places, size in zip(ranges, self.shape, strict=True)
             ]
-            sizes = [max(0, part.stop - part.start) for part in kept]
+            sizes = [max(0, part.stop - part.start) for part in true_slices]
             # A block of padding alone has no elements to read.
             if 0 in sizes:
-                return np.zeros([len(places) for places in full], self.dtype)
-            found = self._read(tuple(kept), tuple(sizes))
-            widths = [(0, len(places) - size) for places, size in zip(full, sizes, strict=True)]
-            return np.pad(found, widths) if any(width for _, width in widths) else found
+                return np.zeros([len(places) for places in ranges], self.dtype)
+            elements = self._read(tuple(true_slices), tuple(sizes))
+            # Padding is at the end of a dimension.
+            widths = [(0, len(places) - size) for places, size in zip(ranges, sizes, strict=True)]
+            return np.pad(elements, widths) if any(width for _, width in widths) else elements
 
         return jax.make_array_from_callback(padded, target, block)
 
     def _read(self, index: tuple[slice, ...], sizes: tuple[int, ...]) -> np.ndarray:
-        """Return the elements of a block, checked if the user's function returns them.
+        """Return the elements of a block, in the planned item type.
+
+        A user's function may return another shape or type, which is a LoweringError; a NumPy array
+        of the host is not checked.
 
         Args:
           index: the block's slice per dimension. sizes: the block's shape.

@@ -112,7 +112,11 @@ class Breakdown:
         return max(self.rows, key=lambda row: abs(row.difference_s))
 
     def table(self) -> Table:
-        """Return a table with a row per collective and contraction, and one for the rest."""
+        """Return a table with a row per collective and contraction, and one for the rest.
+
+        Seconds are those of all executions in a step. The ratio is predicted / measured, None if
+        nothing was measured.
+        """
         rows = tuple(
             (r.name, r.kind, ",".join(r.axes), r.predicted_s, r.measured_s,
              r.predicted_s / r.measured_s if r.measured_s else None)
@@ -124,6 +128,7 @@ class Breakdown:
     def __repr__(self) -> str:
         """Return the step's time, its prediction, the largest difference, and the table."""
         ratio = self.predicted_s / self.timing.median_s
+        # Times on simulated CPU devices say little, so the text mentions their cores.
         shared = f", whose devices share {os.cpu_count()} cores" if self.device == "cpu" else ""
         worst = self.largest
         return (
@@ -137,7 +142,9 @@ class Breakdown:
 def breakdown(
     lowered: Lowered, args: Sequence[Any], hardware: Hardware | Topology, repeats: int
 ) -> Breakdown:
-    """Return the breakdown of a lowered program: time `repeats` steps, then trace as many.
+    """Return predicted and measured seconds of each instruction of a lowered program.
+
+    `repeats` steps are timed. As many are then traced by JAX's profiler, which slows them down.
 
     Args:
       args: arguments of the function.
@@ -152,12 +159,14 @@ def breakdown(
     runs = [run_once(lowered, placed)[0] for _ in range(repeats)]
     shared = lowered.run.mesh.devices.flat[0].platform == "cpu"
     timing = Timing.of(runs, shared=shared, warm_up_s=warm)
-    found = record_events(lambda: [run_once(lowered, placed) for _ in range(repeats)], module)
-    measured = per_instruction(found, module, repeats)
+    # An event is one run of one HLO operator on one device. The events are added up per instruction
+    # of the program.
+    traced = record_events(lambda: [run_once(lowered, placed) for _ in range(repeats)], module)
+    measured = per_instruction(traced, module, repeats)
     prices = timed(lowered.program, lowered.graph, hardware)
     device = lowered.run.mesh.devices.flat[0].device_kind
-    on = chip_text(hardware, lowered.program.mesh.size)
-    return Breakdown(tuple(rows(prices, measured)), timing, on, device)
+    chip = chip_text(hardware, lowered.program.mesh.size)
+    return Breakdown(tuple(rows(prices, measured)), timing, chip, device)
 
 
 def record_events(run: Callable[[], Any], module: HloModule) -> list[DeviceEvent]:
@@ -174,7 +183,8 @@ def record_events(run: Callable[[], Any], module: HloModule) -> list[DeviceEvent
 def events(folder: Path, module: HloModule) -> Iterable[DeviceEvent]:
     """Yield the events of a trace that belong to operators of a program.
 
-    Operators around others, such as loops, are left out, because their time contains the others'.
+    An event has the device, the name of the HLO operator, its seconds and its start. Operators
+    around others, such as loops, are left out, because their time contains the others'.
 
     Args:
       folder: folder into which JAX's profiler wrote the trace.
@@ -305,13 +315,18 @@ def traced_step(lowered: Lowered, args: Sequence[Any]) -> tuple[planned.StageEve
 
 
 def _event_kinds(lowered: Lowered) -> dict[int, EventKind]:
-    """Return the kind of each instruction's events, by the number of its first result."""
+    """Return the kind of each instruction's events, by the number of its first result.
+
+    A kind is (kind of the collective or "compute", mesh axes, phase of the step).
+    """
     mesh, found = lowered.program.mesh, {}
     for step in walk(lowered.program):
         instruction = step.instruction
         attributes = instruction.attributes
+        # The lowered program names operations after their first result.
         if not instruction.results:
             continue
+        # A permute in which every device keeps its block (`stays`) is compiled to a copy.
         if is_collective(attributes) and not attributes.stays:
             axes = axis_names(mesh, attributes.digits)
             kind = EventKind(attributes.sent_as, axes, instruction.phase)

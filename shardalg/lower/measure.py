@@ -212,6 +212,9 @@ class Measurement:
     def split(self) -> Split:
         """Return the error of the predicted step, split into an error of rates and the rest.
 
+        The error of rates is the difference for instructions that ran alone. The rest comes from
+        running them together, for example from overlap.
+
         Raises:
           LoweringError: nothing was run alone, or nothing was predicted.
         """
@@ -220,8 +223,8 @@ class Measurement:
                 "what is not predicted, or not run alone, has no error to split: measure with "
                 "isolate=True and hardware=..."
             )
-        rates = sum(one.seconds - (one.predicted_s or 0.0) for one in self.alone)
-        return Split(self.predicted_s, self.ours.step_s, rates)
+        rates_error_s = sum(one.seconds - (one.predicted_s or 0.0) for one in self.alone)
+        return Split(self.predicted_s, self.ours.step_s, rates_error_s)
 
     def save(self, path: str | Path) -> None:
         """Write the measurement to a JSON file, with date, versions, mesh and program digest.
@@ -278,9 +281,12 @@ def measure(
 ) -> Measurement:
     """Run both executables `repeats` times in turns after one warm-up each, and compare them.
 
-    The times do not include sharding the arguments and copying donated arguments.
+    The times do not include sharding the arguments and copying donated arguments. The measurement
+    has times and memory of both, and the largest relative difference of their results.
 
     Args:
+      ours: the lowered plan.
+      xla: the same function partitioned by XLA.
       args: arguments of the function.
       verified: how far the plan was proved, in words.
     """
@@ -288,6 +294,8 @@ def measure(
     placed = [executable.entering(*args) for executable in both]
     # Both are compiled before the first run, so that no measured time contains a compilation.
     _ = [executable.compiled for executable in both]
+    # The first run is the warm-up, and gives the results that are compared. A run is (times,
+    # outputs).
     first = [run_once(*pair) for pair in zip(both, placed, strict=True)]
     pairs = zip(both, first, strict=True)
     results = [executable.leave(outputs) for executable, (_, outputs) in pairs]
@@ -363,7 +371,11 @@ def _device(executable: Executable) -> jax.Device:
 
 
 def memory(executable: Executable) -> Memory:
-    """Return an executable's memory, from the compiler and the backend."""
+    """Return the bytes of an executable on a device, from the compiler and the backend.
+
+    They are those of arguments, results, temporary values, results in the memory of arguments, and
+    the peak of the device so far. The peak is None if the backend does not count it (CPU).
+    """
     stats = executable.compiled.memory_analysis()
     backend = _device(executable).memory_stats() or {}
     return Memory(
@@ -381,12 +393,13 @@ def relative_error(first: Any, second: Any) -> float:
     >>> relative_error(np.array([1.0, 2.0]), np.array([1.0, 2.5]))
     0.2
     """
-    a, b = (np.asarray(x).astype(np.complex128) for x in (first, second))
-    if a.size == 0:
+    # Complex numbers contain all other item types.
+    actual, expected = (np.asarray(x).astype(np.complex128) for x in (first, second))
+    if actual.size == 0:
         return 0.0
     # The floor avoids a division by zero where all expected values are 0.
-    scale = max(float(np.max(np.abs(b))), float(np.finfo(np.float32).tiny))
-    return float(np.max(np.abs(a - b))) / scale
+    scale = max(float(np.max(np.abs(expected))), float(np.finfo(np.float32).tiny))
+    return float(np.max(np.abs(actual - expected))) / scale
 
 
 _AXIS = "devices"
@@ -443,11 +456,19 @@ def measure_devices(devices: Sequence[jax.Device]) -> Hardware:
 
 
 def _seconds(mesh: Mesh, function: Callable[[jax.Array], jax.Array], x: Any) -> float:
-    """Return the median seconds of `function` on every device's block of `x`."""
+    """Return the median seconds of `function` on every device's block of `x`.
+
+    Compilation and the distribution of `x` are not included.
+
+    Args:
+      mesh: JAX's mesh of one axis, along which the first dimension of `x` is sharded.
+    """
     spec = PartitionSpec(_AXIS)
     mapped = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     x = jax.device_put(x, NamedSharding(mesh, spec))
+    # The caller may have set another mesh, which JAX would use inside of this program.
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         run = jax.jit(mapped).lower(x).compile()
+    # CPU devices share the cores of this process.
     shared = mesh.devices.flat[0].platform == "cpu"
     return time_repeatedly(lambda: run(x), 5, shared=shared).step_s

@@ -157,10 +157,12 @@ class Lowered:
         Raises:
           LoweringError: the lowering of another package's primitive fails.
         """
-        ends = self.arguments, self.results
-        inside = body(Emitter(self.program, self.graph, self.run, self.tiled))
+        borders = self.arguments, self.results
+        # The function that each device runs on its blocks, in JAX's operations. Arrays without
+        # elements stay outside of `shard_map`, which cannot shard them.
+        on_device = body(Emitter(self.program, self.graph, self.run, self.tiled))
         function = jax.shard_map(
-            without_empty(inside, *ends),
+            without_empty(on_device, *borders),
             mesh=self.run.mesh,
             in_specs=tuple(self.run.spec(b.sharding) for b in self.arguments if not b.is_empty),
             out_specs=[self.run.spec(b.sharding) for b in self.results if not b.is_empty],
@@ -169,7 +171,7 @@ class Lowered:
             check_vma=False,
         )
         jitted = jax.jit(
-            with_empty(function, *ends),
+            with_empty(function, *borders),
             in_shardings=tuple(b.run for b in self.arguments),
             out_shardings=[b.run for b in self.results],
             donate_argnums=self.donated,
@@ -195,14 +197,22 @@ class Lowered:
         return self.platform or self.run.mesh.devices.flat[0].platform
 
     def _foreign(self, error: Exception) -> LoweringError | None:
-        """Return the error for primitives of other packages; None if there are none."""
+        """Return the message for a program whose primitives of other packages fail to lower.
+
+        None if it has no such primitive, so that the error is not theirs.
+
+        Args:
+          error: the exception that JAX raised.
+        """
+        # A binding is (primitive, parameters). Another package's primitive is one whose body JAX
+        # could not trace; `bodies` names its implementations.
         pairs = zip(self.graph.nodes, self.graph.bindings, strict=False)
-        found = [n for n, bound in pairs if bound is not None and bodies(bound[0])]
-        if not found:
+        nodes = [node for node, bound in pairs if bound is not None and bodies(bound[0])]
+        if not nodes:
             return None
-        named = ", ".join(f"{n.primitive} at {n.source or 'an unknown line'}" for n in found)
+        names = ", ".join(f"{n.primitive} at {n.source or 'an unknown line'}" for n in nodes)
         return LoweringError(
-            f"{named}: a primitive of another package, which JAX could not open where it was "
+            f"{names}: a primitive of another package, which JAX could not open where it was "
             f"traced, and now does not lower on a device ({type(error).__name__}: {error}). Give "
             "it a body that JAX traces, or leave it out of the function."
         )
@@ -254,9 +264,14 @@ class Lowered:
         return results_of_call(self.graph, on_explicit_axes(results, mesh))
 
     def padded(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function; uneven results keep their padding and their full sharding."""
+        """Call the function; uneven results keep their padding and their full sharding.
+
+        Such results can be passed to the next call without a change. The arguments and the pytree
+        of the results are those of the planned function.
+        """
 
         def run(*arrays: Any) -> Any:
+            """Return the results for the arrays to which the user's arguments were reduced."""
             outputs = call_executable(self.compiled, self._taken(*arrays))
             pairs = zip(self.results, outputs, strict=True)
             return results_of_call(self.graph, [b.handed(x) for b, x in pairs])
@@ -333,37 +348,47 @@ class Lowered:
         return checkpoint.load(path, borders, tree.unflatten(borders))
 
     def _argument(self, number: int) -> tuple[Sequence[ArrayBorder], Any]:
-        """Return the shardings of the leaves of one argument (`arguments`), and its pytree."""
+        """Return the shardings of the leaves of one argument, and the argument's pytree structure.
+
+        LoweringError if the function has no argument with this number.
+        """
+        # A graph without pytrees takes plain arrays: each argument is one leaf.
         if self.graph.trees is None:
             return self.arguments[number : number + 1], jax.tree.structure(0)
-        arguments = self.graph.trees[0].children()
-        if not 0 <= number < len(arguments):
-            raise LoweringError(f"no argument {number}: there are {len(arguments)}, from 0.")
-        first = sum(tree.num_leaves for tree in arguments[:number])
-        tree = arguments[number]
+        argument_trees = self.graph.trees[0].children()
+        if not 0 <= number < len(argument_trees):
+            raise LoweringError(f"no argument {number}: there are {len(argument_trees)}, from 0.")
+        # `self.arguments` lists the leaves of all arguments, one argument after the other.
+        first = sum(tree.num_leaves for tree in argument_trees[:number])
+        tree = argument_trees[number]
         return self.arguments[first : first + tree.num_leaves], tree
 
     def jit(self) -> Twin:
         """Return the same function partitioned by XLA, with the same shardings at the same places.
 
+        It is compared with this program: `jax.jit` gets the shardings of the arguments, the results
+        and the annotations in the function.
+
         Raises:
           LoweringError: a value has another order of the devices than the mesh, and a program of
             JAX has one order.
         """
-        ends = self.arguments, self.results
+        borders = self.arguments, self.results
         mesh = self.program.mesh
-        paths = [b.path for b in chain(*ends) if b.sharding.mesh != mesh]
+        paths = [b.path for b in chain(*borders) if b.sharding.mesh != mesh]
         if paths:
             raise LoweringError(
                 f"{', '.join(paths)} in another order of the devices than {mesh!r}: "
                 "jax.jit takes one order per program. Compare a plan in which all lies on the mesh."
             )
+        # JAX shards arrays without padding evenly only: an uneven dimension keeps the digits that
+        # divide it.
         if self._names_one_mesh:
-            arguments, results = (tuple(even_on(b, self.run) for b in side) for side in ends)
-            ends = arguments, results
+            arguments, results = (tuple(even_on(b, self.run) for b in side) for side in borders)
+            borders = arguments, results
         return Twin(
             self.graph,
-            *ends,
+            *borders,
             self._twin_axes,
             self.sites,
             self.donated,
@@ -494,9 +519,11 @@ def lower(
         raise LoweringError(
             f"the program was planned on {program.mesh!r}, the JAX mesh has {dict(jax_mesh.shape)}."
         )
+    # An abstract mesh has no devices. A ragged all-to-all without digits stays on one device, and
+    # runs everywhere.
     on_cpu = not isinstance(jax_mesh, AbstractMesh) and jax_mesh.devices.flat[0].platform == "cpu"
-    sent = (i.attributes for i in instructions(program.block) if is_a(i, RaggedAllToAll))
-    if on_cpu and any(one.digits for one in sent):
+    exchanges = (i.attributes for i in instructions(program.block) if is_a(i, RaggedAllToAll))
+    if on_cpu and any(exchange.digits for exchange in exchanges):
         lines = dict.fromkeys(n.source for n in graph.nodes_of(["ragged_all_to_all"]))
         raise LoweringError(
             f"ragged_all_to_all at {', '.join(lines) or 'an unknown line'} does not run on CPU "
@@ -504,6 +531,8 @@ def lower(
             "simulate its partitions here, with shardalg.spmd.host.simulate.simulate(plan.program, "
             "plan.graph, *arrays)."
         )
+    # The user's arrays have the axes of the user's mesh. The program may need parts of these axes,
+    # so it runs on a mesh with the parts as axes.
     user = user_axes(program.mesh, jax_mesh)
     run = run_axes(program, jax_mesh)
     return Lowered(program, graph, user, run, tuple(donate), dict(sites or {}))

@@ -43,19 +43,20 @@ class Comparison(Answer):
     @property
     def table(self) -> Table:
         """Table of errors, median seconds, collectives and bytes of our program and of XLA's."""
-        taken = self.measurement
+        measured = self.measurement
+        # Each collective of XLA is executed `count` times in a call.
         sent = sum(c.wire_bytes * c.count for c in self.xla_collectives)
         kinds = ", ".join(sorted({c.kind for c in self.xla_collectives}))
         return Table(
             ("executable", "relative_error", "median_s", "collectives", "wire_bytes"),
             (
-                ("shardalg", self.relative_error, taken.ours.median_s, *self.ours),
-                ("xla", self.xla_relative_error, taken.xla.median_s, kinds, number(sent)),
+                ("shardalg", self.relative_error, measured.ours.median_s, *self.ours),
+                ("xla", self.xla_relative_error, measured.xla.median_s, kinds, number(sent)),
             ),
         )
 
     def parts(self) -> Parts:
-        """Return the table with rounded figures and their units."""
+        """Return the table with rounded figures and their units, as the only part of a page."""
         rows = (
             (r["executable"], f"{r['relative_error']:.1e}", seconds_text(r["median_s"]),
              r["collectives"], bytes_text(r["wire_bytes"]))
@@ -65,7 +66,7 @@ class Comparison(Answer):
         return (Table(columns, tuple(rows)),)
 
     def _repr_html_(self) -> str:
-        """Return a drawing for notebooks: the median times as bars, and the table."""
+        """Return a drawing for notebooks, as HTML: the median times as bars, and the table."""
         times = {row["executable"]: row["median_s"] for row in self.table}
         bars = [
             Bar(name, (Segment(name, s, "", color),), seconds_text(s))
@@ -146,11 +147,17 @@ def compare(
 
 
 def _kinds_and_bytes(lowered: Lowered) -> tuple[str, int | float]:
-    """Return the kinds of a lowered plan's collectives, and the bytes a device sends in a call."""
-    program, kinds, sent = lowered.program, set(), 0
+    """Return the kinds of a lowered plan's collectives, and the bytes a device sends in a call.
+
+    The kinds are one text, such as "all_gather, all_reduce".
+    """
+    program, kinds, total_bytes = lowered.program, set(), 0
     for step in walk(program):
         attributes = step.instruction.attributes
         if is_collective(attributes):
             kinds.add(attributes.sent_as)
-            sent += step.count * wire_bytes(attributes, sent_bytes(program, step.instruction))
-    return ", ".join(sorted(kinds)), number(sent)
+            # A collective in a loop is executed `count` times. `wire_bytes` turns the bytes of the
+            # operand into those that a device sends.
+            bytes_per_run = wire_bytes(attributes, sent_bytes(program, step.instruction))
+            total_bytes += step.count * bytes_per_run
+    return ", ".join(sorted(kinds)), number(total_bytes)

@@ -62,6 +62,7 @@ def formulas_hold(
     """
     try:
         return _same_blocks(named.program, here, point) and _same_prices(costs, point)
+    # A formula may have no value at the point, for example after a division by 0.
     except FormulaError:
         return False
 
@@ -70,10 +71,17 @@ def _same_blocks(named: SpmdProgram, here: SpmdProgram, point: Mapping[str, int]
     """Return whether both programs have the same local values, and blocks of equal sizes.
 
     The block sizes of `named` are formulas, which are evaluated at the point.
+
+    Args:
+      named: a program whose sizes are formulas in named sizes.
+      here: the program that was planned at the point.
+      point: the number for each name.
     """
+    # Many blocks have the same formula, so its value is computed once.
     known: dict[Any, Any] = {}
 
-    def at(size: Any) -> Any:
+    def evaluated(size: Any) -> Any:
+        """Return the number of a size that may be a formula."""
         if type(size) is not Formula:
             return size
         if size not in known:
@@ -88,7 +96,7 @@ def _same_blocks(named: SpmdProgram, here: SpmdProgram, point: Mapping[str, int]
         (named.locals[i], here.locals[i]) for i in sorted(locals_made(named) | locals_made(here))
     ]
     return all(
-        (a.dtype, a.origin) == (b.dtype, b.origin) and tuple(map(at, a.shape)) == b.shape
+        (a.dtype, a.origin) == (b.dtype, b.origin) and tuple(map(evaluated, a.shape)) == b.shape
         for a, b in pairs
     )
 
@@ -175,6 +183,7 @@ def guards(
     """
     if options.policy == "cost":
         return None, "the plan was chosen by cost, which compares more than is kept"
+    # Sizes that have no formula end in a FormulaError, whose text is the reason.
     try:
         formulas = named()
         return (
@@ -191,10 +200,17 @@ def recorded_shapes(
 
     They are right where the guards hold (`guards`). None if planning on recorded sizes ends in an
     error or gives another program, and for policy "cost".
+
+    The function is planned a second time on recorded sizes: numbers that remember the formula from
+    which they were computed.
+
+    Args:
+      sizes: the formula of each size of the graph, and the hints (numbers of the names).
     """
     if options.policy == "cost":
         return None
     run = _Sizes(stages, sizes, recorder(sizes.hints))
+    # Code that needs plain integers fails on recorded sizes, in any of these ways.
     try:
         with collection_paused():
             program = _planned_again(stages, options, run)
@@ -206,6 +222,7 @@ def recorded_shapes(
         return None
 
     def formulas(shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return a shape with the formula of each recorded size."""
         return tuple(size.formula if type(size) is Recorded else size for size in shape)
 
     return tuple((formulas(v.sharding.shape), formulas(v.shape)) for v in program.locals)
@@ -424,12 +441,14 @@ class _Sizes:
         signatures: dict[Any, Signature] = {}
         nodes = []
         for node, other in zip(graph.nodes, self.second.graph.nodes, strict=True):
-            ends = tuple(tuple(types[v] for v in side) for side in (node.operands, node.results))
-            key = (node.signature, other.signature, ends)
+            operand_types = tuple(types[v] for v in node.operands)
+            result_types = tuple(types[v] for v in node.results)
+            key = (node.signature, other.signature, operand_types, result_types)
             if key not in signatures:
-                made = Signature(node.primitive, self.params(node, other), *ends)
-                signatures[key] = made
+                params = self.params(node, other)
+                signatures[key] = Signature(node.primitive, params, operand_types, result_types)
             nodes.append(replace(node, signature=signatures[key]))
+        # The length of a scan is a size, too.
         trips = zip(graph.regions, self.sizes.trips, strict=True)
         regions = tuple(replace(r, trip_count=self.recorded.size(n)) for r, n in trips)
         return replace(graph, values=values, nodes=tuple(nodes), regions=regions)
@@ -442,13 +461,15 @@ class _Sizes:
         """
         # Sizes of the node's own tensors come first: a parameter is most likely one of them.
         values = (*node.operands, *node.results)
-        near = [*(n for v in values for n in self.sizes.dims[v]), *self.sizes.trips]
-        known = tuple(dict.fromkeys((*near, *self.names)))
+        own_sizes = [*(n for v in values for n in self.sizes.dims[v]), *self.sizes.trips]
+        known = tuple(dict.fromkeys((*own_sizes, *self.names)))
         pairs = zip(node.signature.params, other.signature.params, strict=True)
         found = []
         for (name, here), (_, there) in pairs:
             place = node.index, (name,)
+            # `param` returns a tuple with the new parameter, or None if no formula gives it.
             param = self.param((here, there), known, place)
+            # The plan is then bound to its hints. The first reason is kept for the user.
             if param is None and not self.bound:
                 source = node.source or "an unknown line"
                 self.bound = (
@@ -511,13 +532,16 @@ class _Sizes:
         sums = (a + b for a, b in combinations_with_replacement(self.names, 2))
 
         def gaps(sizes: Iterable[Formula]) -> list[tuple[Number, Formula]]:
+            """Return (gap, size) for each size with one gap in both traces; small gaps first."""
             both = ((here - n.at(points[0]), there - n.at(points[1]), n) for n in sizes)
             found = [(gap, size) for gap, other, size in both if gap == other]
             return sorted(found, key=lambda pair: float(abs(Fraction(pair[0]))))
 
+        # A gap of at most 1 is common in programs (n - 1), so it needs no third trace.
         for gap, size in gaps(n for n in known if type(n) is Formula):
             if -1 <= gap <= 1 or self.is_right(size + gap, place):
                 return size + gap
+        # Sums of two sizes agree by accident more often, so they always need a third trace.
         right = (size + gap for gap, size in gaps(sums) if self.is_right(size + gap, place))
         return next(right, None)
 

@@ -51,16 +51,20 @@ class WhileLoop:
 
 
 def while_loops(graph: Graph) -> tuple[WhileLoop, ...]:
-    """Return every `while` loop of a graph, with its number of iterations per execution."""
+    """Return every `while` loop of a graph, with its number of iterations per execution.
+
+    The names of the loops are "trips_1", "trips_2", ... Each also has a key by which the user can
+    give its iterations: its source line, or its name.
+    """
     nodes = [node for node in graph.nodes_of(("while",)) if node.bodies]
-    lines = Counter(node.source for node in nodes)
-    found = []
-    for place, node in enumerate(nodes, 1):
-        name = f"trips_{place}"
+    loops_on_line = Counter(node.source for node in nodes)
+    loops = []
+    for number, node in enumerate(nodes, 1):
+        name = f"trips_{number}"
         # A source line stays valid if loops before it are added. It is no key of two loops, though.
-        key = node.source if node.source and lines[node.source] == 1 else name
-        found.append(WhileLoop(node, name, key, graph.iterations(node)))
-    return tuple(found)
+        key = node.source if node.source and loops_on_line[node.source] == 1 else name
+        loops.append(WhileLoop(node, name, key, graph.iterations(node)))
+    return tuple(loops)
 
 
 def executions_text(graph: Graph, loops: Iterable[Instruction], count: Any) -> str:
@@ -134,12 +138,16 @@ def with_trips(graph: Graph, given: Trips) -> Graph:
 
 
 def without_trips(graph: Graph) -> Graph:
-    """Return the graph in which each `while` loop counts as one iteration, as it was traced."""
+    """Return the graph in which each `while` loop counts as one iteration, as it was traced.
+
+    The iterations of scans, which tracing knows, are kept.
+    """
     loops = while_loops(graph)
     if all(loop.iterations is None for loop in loops):
         return graph
     # A trip count contains the counts of all loops around it, so regions inside these loops change,
-    # too: each keeps its ratio to its parent.
+    # too: each keeps its ratio to its parent. For example, a scan of 5 in a `while` of 10 has the
+    # trip count 50, and 5 afterwards. A parent comes before its regions in the list.
     inside = {body for loop in loops for body in loop.node.bodies}
     regions: list[Region] = []
     for region in graph.regions:
@@ -177,14 +185,19 @@ def _counted(graph: Graph, node: Node) -> int | None:
     are arrays).
     """
     loop = _CountedLoop(graph, node)
+    # The condition must be a comparison, such as `i < n`.
     condition = graph.regions[node.bodies[0]]
-    maker = graph.producer[condition.results[0]]
-    if maker is None or graph.nodes[maker].primitive not in _TESTS:
+    test_index = graph.producer[condition.results[0]]
+    if test_index is None or graph.nodes[test_index].primitive not in _TESTS:
         return None
-    test = graph.nodes[maker]
+    test = graph.nodes[test_index]
     # The counter may be either operand of the comparison: `i < n` is also written `n > i`.
-    both = (test.operands, _TESTS[test.primitive]), (test.operands[::-1], _TURNED[test.primitive])
-    for (counter, bound), passes in both:
+    readings = (
+        (test.operands, _TESTS[test.primitive]),
+        (test.operands[::-1], _TURNED[test.primitive]),
+    )
+    for (counter, bound), passes in readings:
+        # The loop counts if the start, the step and the bound of the counter are all constant.
         step, limit = loop.step(counter), loop.fixed(bound)
         start = None if step is None else loop.start(counter)
         if step is None or limit is None or start is None:
@@ -241,12 +254,13 @@ class _CountedLoop:
         Arguments that are constants of the loop are absent.
         """
         params = self.node.signature.param
-        counts = params("cond_nconsts"), params("body_nconsts")
-        found: dict[int, int] = {}
-        for region, count in zip(self.node.bodies, counts, strict=True):
+        num_constants = params("cond_nconsts"), params("body_nconsts")
+        place_of: dict[int, int] = {}
+        # The arguments of the condition and of the body are constants first, and then the carry.
+        for region, count in zip(self.node.bodies, num_constants, strict=True):
             arguments = self.graph.regions[region].arguments[count:]
-            found.update((value, place) for place, value in enumerate(arguments))
-        return found
+            place_of.update((value, place) for place, value in enumerate(arguments))
+        return place_of
 
     def start(self, value: int) -> int | None:
         """Return the integer with which a carried value enters the loop, or None.
@@ -265,13 +279,14 @@ class _CountedLoop:
         place, body = self.carried.get(value), self.graph.regions[self.node.bodies[1]]
         if place is None:
             return None
-        maker = self.graph.producer[body.results[place]]
-        # The counter is the first operand of a difference, and either operand of a sum.
-        if maker is None or self.graph.nodes[maker].primitive not in ("add", "sub"):
+        # The body returns the next value of the counter at the counter's place in the carry.
+        update = self.graph.producer[body.results[place]]
+        if update is None or self.graph.nodes[update].primitive not in ("add", "sub"):
             return None
-        made, sign = self.graph.nodes[maker], 1
-        counter, added = made.operands
-        if made.primitive == "sub":
+        # The counter is the first operand of a difference, and either operand of a sum.
+        node, sign = self.graph.nodes[update], 1
+        counter, added = node.operands
+        if node.primitive == "sub":
             sign = -1
         elif self.carried.get(added) == place:
             counter, added = added, counter

@@ -19,7 +19,13 @@ from shardalg.spmd.instructions import CollectiveMatmul, Direction
 def _collective_matmul(
     emitter: Emitter, instruction: Instruction[CollectiveMatmul], *operands: Array
 ) -> list[Array]:
+    """Return the device's block of a matrix product that runs as a ring.
+
+    Each device multiplies one piece while the next piece (or partial sum) is sent to it. This
+    replaces an all-gather and a product, or a product and a reduce-scatter.
+    """
     a = instruction.attributes
+    # The body of the instruction has the product and the collective that it replaces.
     ring = _LoweredRing(emitter, a, dict(zip(a.body.arguments, operands, strict=True)))
     return [ring.product_of_gathered() if a.gathers else ring.scattered_product()]
 
@@ -32,23 +38,32 @@ class _LoweredRing:
     """
 
     def __init__(self, emitter: Emitter, a: CollectiveMatmul, env: dict[int, Array]) -> None:
-        """Read the dimension, members and block size of the ring from the instruction."""
+        """Read the dimension, members and block size of the ring from the instruction.
+
+        Args:
+          a: the instruction's attributes.
+          env: the device's blocks of the operands, by the number of the local value.
+        """
         self.emitter, self.a, self.env = emitter, a, env
         self.product, self.collective = a.product, a.collective
         self.dim, self.n = self.collective.attributes.dim, a.members
+        # The device's number in the ring, from which its pieces are counted.
         self.id = emitter.partition_id(a.ring)
-        held = self.collective.operands if a.gathers else self.collective.results
-        self.block = emitter.program.locals[held[0]].shape[self.dim]
+        # One device's block is the operand of the gather, or the result of the reduce-scatter.
+        blocks = self.collective.operands if a.gathers else self.collective.results
+        self.block = emitter.program.locals[blocks[0]].shape[self.dim]
 
     def product_of_gathered(self) -> Array:
         """Return the product with the gathered operand, whose pieces travel around the ring.
 
-        Each step emits the products of the present pieces and the permutes of the next ones.
+        Each step emits the products of the present pieces and the permutes of the next ones. The
+        block may be cut in two, whose pieces travel in the two directions of the ring (`_ways`).
         """
-        own = self.env[self.collective.operands[0]]
+        own_block = self.env[self.collective.operands[0]]
+        # The dimension of the result along which products are put side by side; None: summed.
         result_dim = self.a.along[-1]
         pieces = [
-            lax.slice_in_dim(own, way.first, way.first + way.size, 1, self.dim)
+            lax.slice_in_dim(own_block, way.first, way.first + way.size, 1, self.dim)
             for way in self._ways
         ]
         result: Array | None = None
@@ -70,8 +85,8 @@ class _LoweredRing:
                 if result_dim is None:
                     result = product if result is None else result + product
                 else:
-                    whole = self.emitter.program.locals[self.product.results[0]].shape
-                    result = jnp.zeros(whole, product.dtype) if result is None else result
+                    shape = self.emitter.program.locals[self.product.results[0]].shape
+                    result = jnp.zeros(shape, product.dtype) if result is None else result
                     start = self.start(way, step)
                     result = lax.dynamic_update_slice_in_dim(result, product, start, result_dim)
         return result
@@ -79,8 +94,10 @@ class _LoweredRing:
     def scattered_product(self) -> Array:
         """Return the device's block of the product, whose partial sums travel around the ring.
 
-        A sum is permuted while the product that is added to it next is computed.
+        A sum is permuted while the product that is added to it next is computed. After the last
+        step, the device has the sum of all devices' products for its own block.
         """
+        # One travelling sum for each direction of the ring, by the first element of its piece.
         sums: dict[int, Array] = {}
         for step in range(max(way.products for way in self._ways)):
             for way in self._ways:
@@ -107,22 +124,28 @@ class _LoweredRing:
         Each operand that is sharded in the ring is read at the piece that this product needs.
 
         Args:
+          direction: one of the two directions, with its step and the size of its pieces.
           travelling: the piece of the gathered operand; None if sums travel instead.
         """
         operands = []
         # `along` has an entry per operand, and one more for the result, which is not read here.
         for local, dim in zip(self.product.operands, self.a.along, strict=False):
+            # The gathered operand never exists as a whole: its present piece replaces it.
             if self.a.gathers and local == self.collective.results[0]:
                 operands.append(travelling)
+            # An operand that does not depend on the piece is read whole.
             elif dim is None:
                 operands.append(self.env[local])
+            # Of any other operand, the elements that meet the piece are read.
             else:
-                where = (self.start(direction, t), direction.size, dim)
-                operands.append(lax.dynamic_slice_in_dim(self.env[local], *where))
+                start = self.start(direction, t)
+                piece = lax.dynamic_slice_in_dim(self.env[local], start, direction.size, dim)
+                operands.append(piece)
         emit = self.emitter.emit(self.product)
+        # The name of the operation says which instruction it belongs to.
         with named_scope(f"{SCOPE}{self.product.results[0]}"):
-            (made,) = emit(self.emitter, self.product, *operands)
-        return made
+            (product,) = emit(self.emitter, self.product, *operands)
+        return product
 
     def permute(self, piece: Array, hop: int) -> Array:
         """Return the piece of the member that is `hop` places further in the ring."""

@@ -72,6 +72,7 @@ class LocalProcesses:
                 for index, log in enumerate(logs):
                     started.append(_start_process(command, self._environment(port, index), log))
                 self._watch(started, logs, show)
+            # After a failure, the remaining processes would wait for the failed one forever.
             finally:
                 for process in started:
                     process.kill()
@@ -99,12 +100,20 @@ class LocalProcesses:
     ) -> None:
         """Return when all processes have ended with status 0.
 
+        The lines of the first process's output are shown meanwhile.
+
+        Args:
+          started: the processes.
+          logs: the file of each process's output.
+          show: called with each line.
+
         Raises:
           RunError: a process ends with another status, or the time limit is over.
         """
         # Poll instead of waiting for one process: any of them may fail first.
         end, seen = time.monotonic() + self.limit_s, 0
         while True:
+            # A status is None while the process runs.
             states = [process.poll() for process in started]
             seen = _show_new_lines(logs[0], seen, show)
             failed = [index for index, state in enumerate(states) if state]
@@ -112,8 +121,8 @@ class LocalProcesses:
                 # A killed process makes the others abort or fail, so it is the one to report. Its
                 # status is negative (a signal). The order: killed processes, aborted ones, then
                 # failed ones.
-                first = min(failed, key=lambda i: ((states[i] or 0) > 0, states[i] == _ABORTED, i))
-                raise self._lost(first, states[first] or 0, logs[first], show)
+                cause = min(failed, key=lambda i: ((states[i] or 0) > 0, states[i] == _ABORTED, i))
+                raise self._lost(cause, states[cause] or 0, logs[cause], show)
             if all(state == 0 for state in states):
                 return
             if time.monotonic() > end:
@@ -153,7 +162,12 @@ def _start_process(
 
 
 def _port(wanted: int | None) -> int:
-    """Return the port if it is free, or any free port."""
+    """Return the port if it is free, or any free port if it is None.
+
+    RunError if the port is in use or no valid number.
+    """
+    # The system selects a free port for the number 0. The socket is closed again, so that the first
+    # process can use the port.
     with socket.socket() as probe:
         try:
             probe.bind((_HOST, wanted or 0))
@@ -168,17 +182,20 @@ def _port(wanted: int | None) -> int:
 def _show_new_lines(log: Path, seen: int, show: Callable[[str], None]) -> int:
     """Show the complete lines of a log after byte `seen`, and return the number of the next byte.
 
-    The next call gets this number. An incomplete last line is shown by a later call.
+    The next call gets this number. An incomplete last line is shown by a later call. Lines that
+    begin with a text of `_NOISE` are left out.
     """
     with log.open("rb") as file:
         file.seek(seen)
-        whole, end, _ = file.read().rpartition(b"\n")
-    if not end:
+        # Bytes after the last line end are an incomplete line.
+        complete, line_end, _ = file.read().rpartition(b"\n")
+    if not line_end:
         return seen
-    for line in whole.decode(errors="replace").splitlines():
+    for line in complete.decode(errors="replace").splitlines():
         if not line.startswith(_NOISE):
             show(line)
-    return seen + len(whole) + 1
+    # One more byte for the line end itself.
+    return seen + len(complete) + 1
 
 
 def _tail(log: Path, index: int, show: Callable[[str], None]) -> str:
@@ -292,9 +309,11 @@ def on_host(array: jax.Array) -> np.ndarray:
 
     if is_key(array):
         array = jax.random.key_data(array)
+    # Other processes have blocks that this one cannot read; all processes exchange theirs then.
     if array.is_fully_addressable or array.is_fully_replicated:
-        held = np.asarray(array)
+        values = np.asarray(array)
     else:
-        held = np.asarray(multihost_utils.process_allgather(array, tiled=True))
-    foreign = held.dtype.kind == "V" and jnp.issubdtype(held.dtype, jnp.floating)
-    return held.astype(np.float32) if foreign else held
+        values = np.asarray(multihost_utils.process_allgather(array, tiled=True))
+    # NumPy has the kind "V" (void) for JAX's own types, such as bfloat16.
+    is_jax_float = values.dtype.kind == "V" and jnp.issubdtype(values.dtype, jnp.floating)
+    return values.astype(np.float32) if is_jax_float else values

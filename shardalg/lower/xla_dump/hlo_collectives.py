@@ -107,13 +107,17 @@ def collectives(
 def _record(
     module: HloModule, instruction: HloInstruction, kind: str, mesh: Mesh, fused: dict[str, int]
 ) -> HloCollective:
-    """Return the record of a collective that is executed once.
+    """Return the record of a collective that is executed once: kind, axes, bytes.
 
     Args:
+      kind: "all_gather", "all_reduce", ..., from the instruction's opcode.
       fused: result bytes of each fusion that a TPU runs as one reduce-scatter, by computation.
     """
-    here = module.computations[instruction.computation]
-    operands = tuple(x for name in instruction.operands if name in here for x in here[name].leaves)
+    # Types of the arrays that the collective reads and returns; a tuple has several.
+    defined = module.computations[instruction.computation]
+    operands = tuple(
+        leaf for name in instruction.operands if name in defined for leaf in defined[name].leaves
+    )
     results = instruction.leaves
     if instruction.opcode.endswith("-start") and len(results) > len(operands):
         # A start returns (operands, results, contexts), of which only the results are received.
@@ -122,6 +126,7 @@ def _record(
     if kind == "all_reduce" and instruction.computation in fused:  # how a TPU reduce-scatters
         kind, received = "reduce_scatter", fused[instruction.computation]
     axes, size = _groups(instruction, kind, mesh)
+    # Bytes that a device sends, by the same formulas as for planned collectives.
     wire = _plain(step_wire_bytes(kind, group_size=size, local_bytes=sent))
     return HloCollective(
         kind=kind,
@@ -150,13 +155,14 @@ def _groups(instruction: HloInstruction, kind: str, mesh: Mesh) -> tuple[tuple[s
     """
     attributes = instruction.attributes
     if kind == "collective_permute":
+        # The text has the form {{0,1},{1,0}}: (sender, receiver).
         text = attributes.get("source_target_pairs", "")
         pairs = [(int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", text)]
         moved = moved_axes(pairs, mesh)
         return moved, 2 if moved else 1
     groups = parse_groups(attributes.get("replica_groups", ""), mesh.size)
-    found = group_axes(groups, mesh)
-    return ("?",) if found is None else found, len(groups[0])
+    axes = group_axes(groups, mesh)
+    return ("?",) if axes is None else axes, len(groups[0])
 
 
 def _with_slices(
@@ -188,18 +194,22 @@ def sliced_wire_bytes(operand_bytes: int, group_size: int, sliced_by: float) -> 
 def _slice_factor(module: HloModule, instruction: HloInstruction) -> float | None:
     """Return the smallest factor by which every user slices a result; None if one does not.
 
-    A slice may follow operators such as a reshape.
+    For example, an all-reduce whose only reader slices out a quarter -> 4.0: a reduce-scatter would
+    send less. A slice may follow operators such as a reshape.
     """
+    # The instructions that read each value of the computation.
     users: dict[str, list[HloInstruction]] = defaultdict(list)
     for other in module.computations[instruction.computation].values():
         for operand in other.operands:
             users[operand].append(other)
     factors = []
     for user in users[instruction.name]:
+        # A reshape or copy with one reader passes the value on unchanged.
         while user.opcode in _THROUGH and len(users[user.name]) == 1:
             user = users[user.name][0]
-        sliced = user.opcode == "dynamic-slice"
-        factors.append(instruction.bytes / max(1, user.bytes) if sliced else 1.0)
+        # A user that does not slice reads everything: its factor is 1.
+        is_slice = user.opcode == "dynamic-slice"
+        factors.append(instruction.bytes / max(1, user.bytes) if is_slice else 1.0)
     # The user that reads most decides: the bytes that any user reads must be reduced.
     return min(factors) if factors and min(factors) > 1 else None
 
@@ -244,6 +254,7 @@ class Dumping:
         self._more = {} if is_run else _QUICK
 
     def __enter__(self) -> Dumping:
+        """Create the folder of the dump, and set the compiler options that write into it."""
         self._temporary = tempfile.TemporaryDirectory(prefix="shardalg-hlo-")
         self.folder = Path(self._temporary.name)
         flags = {"xla_dump_to": str(self.folder), "xla_dump_hlo_pass_re": "spmd"}
@@ -274,6 +285,7 @@ def compile_with_collectives(stage: Any, mesh: Mesh) -> tuple[Any, tuple[HloColl
       The compiled program, and its collectives. If no partitioner ran, they are those of the final
       HLO.
     """
+    # XLA writes the program after partitioning to a file, because later passes change collectives.
     with Dumping() as dumping:
         compiled = stage.compile(compiler_options=dumping.options)
         text = dumping.read().after
@@ -286,9 +298,10 @@ def total_wire_bytes(records: Iterable[HloCollective]) -> int | float:
 
 
 def table(records: Iterable[HloCollective]) -> Table:
-    """Return a table with a row per collective.
+    """Return a table with a row per collective of a compiled program.
 
-    It has those columns of `plan.collectives()` that HLO has values for.
+    It has those columns of `plan.collectives()` that HLO has values for. Bytes are those of one
+    execution, except in the column "wire_bytes_per_step".
     """
     rows = [
         (

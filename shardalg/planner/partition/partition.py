@@ -102,19 +102,27 @@ class Partitioner(BodyPartitioner):
         self._adopt_forward_shardings()
 
     def run(self) -> SpmdProgram:
-        """Emit all nodes and return the program; the passes of `planner/pipeline.py` come later."""
+        """Emit the instructions of all nodes, and return the SPMD program.
+
+        The passes of `planner/pipeline.py`, which improve the program, come later.
+        """
         graph, context = self.graph, self.context
         # Before a value is computed, its completed sharding is its only source.
         context.available = [
             context.tuples.number((result_sharding,)) for result_sharding in self.value_shardings
         ]
         context.first = [UNMADE] * len(self.value_shardings)
-        given, wanted = self.sharded.annotations, self.sharded.annotations.results
-        entering, leaving = border_orders(graph, given.sites, wanted, given.orders)
+        annotations = self.sharded.annotations
+        # Arguments and results may be on a mesh with another order of the devices. The two
+        # dictionaries have this mesh by the number of the argument or result.
+        entering, leaving = border_orders(
+            graph, annotations.sites, annotations.results, annotations.orders
+        )
         arguments = tuple(
             self._argument_local(v, entering.get(number))
             for number, v in enumerate(graph.arguments)
         )
+        # Every device has the whole of a constant.
         constants = tuple(
             (context.given(v, whole(self.value_shardings[v])), v) for v, _ in graph.constants
         )
@@ -123,19 +131,20 @@ class Partitioner(BodyPartitioner):
         context.deferrable = self.alike.deferrable[self.options.finite_sums]
         # The body of a call starts with these copies: others of its surroundings are not available.
         self.begin = list(context.available), list(context.first), len(context.locals)
+        # Region 0 is the function itself. Loops and calls in it emit their own regions.
         self._region(0)
-        results_at = self._plain(self.sharded.results)
-        results_at = tuple(
+        result_layouts = self._plain(self.sharded.results)
+        result_layouts = tuple(
             _in_device_order(layout, leaving.get(number))
-            for number, layout in enumerate(results_at)
+            for number, layout in enumerate(result_layouts)
         )
-        results = tuple(map(self._result_local, graph.results, results_at))
+        results = tuple(map(self._result_local, graph.results, result_layouts))
         return SpmdProgram(
             mesh=self.sharded.mesh,
             locals=tuple(context.locals),
             block=Block(arguments, tuple(context.instructions), results),
             argument_shardings=tuple(context.locals[local].sharding for local in arguments),
-            result_shardings=results_at,
+            result_shardings=result_layouts,
             constants=constants,
         )
 
@@ -164,16 +173,19 @@ class Partitioner(BodyPartitioner):
     def _result_local(self, value: int, layout: Sharding) -> int:
         """Return the number of a local value with a result of the function in the given sharding.
 
-        If the sharding has another mesh (another device order), a permute is emitted.
+        A local value is a block of the program, as each device has one. Reshards are emitted if the
+        value has another sharding. If the sharding has another mesh (another device order), a
+        permute follows.
         """
         producer = self.graph.producer[value]
         phase = "forward" if producer is None else self.graph.nodes[producer].phase
+        # The cause is recorded in the emitted instructions, for explanations of the plan.
         mesh, cause = self.sharded.mesh, Cause(None, phase, why=Why(Purpose.RESULT))
         if layout.mesh == mesh:
             return self.context.required(value, layout, cause)
         local = self.context.required(value, replace(layout, mesh=mesh), cause)
-        last = cause._replace(why=Why(Purpose.RESULT_ORDER))
-        return self.context.reorder_devices(local, layout, mesh, last)
+        reorder_cause = cause._replace(why=Why(Purpose.RESULT_ORDER))
+        return self.context.reorder_devices(local, layout, mesh, reorder_cause)
 
     def _plain(self, shardings: Sequence[Sharding]) -> tuple[Sharding, ...]:
         """Return the shardings without open dimensions and without axes of size 1.
@@ -228,15 +240,18 @@ class Partitioner(BodyPartitioner):
           value, layout: an operand or result of the node, and its sharding.
         """
 
-        def at(number: int) -> Sharding:
+        def sharding_of(number: int) -> Sharding:
+            """Return the given sharding for the given value, and the completed one for others."""
             return layout if number == value else self.value_shardings[number]
 
-        number, options = self.alike.number(node), self.options
+        # The key has everything that a decision reads, so equal keys share one decision. Each
+        # operand has one available copy here.
+        class_number, options = self.alike.number(node), self.options
         return NodeKey(
             node.signature,
-            self.alike.reads[number],
-            tuple([(at(v),) for v in node.operands]),
-            tuple(map(at, node.results)),
+            self.alike.reads[class_number],
+            tuple([(sharding_of(v),) for v in node.operands]),
+            tuple(map(sharding_of, node.results)),
             self.rates(operand_type(node.signature)),
             padded=options.pad_blocks,
             finite=options.finite_sums,
@@ -249,12 +264,17 @@ class Partitioner(BodyPartitioner):
         same loops and operand shardings for them (or none).
         """
         numbers, loops = self.alike.numbers, self.sharded.loops
+        # Without decisions of policy "cost", the operator classes suffice.
         if not loops:
             return list(numbers)
-        found: dict[object, int] = {}
+        # A key is (operator class, decided loops, decided operand shardings); keys are numbered in
+        # the order of their first node.
+        number_of: dict[object, int] = {}
         required = self.sharded.required
-        pairs = [(k, loops.get(node), required.get(node)) for node, k in enumerate(numbers)]
-        return [None if p[0] is None else found.setdefault(p, len(found)) for p in pairs]
+        keys = [(k, loops.get(node), required.get(node)) for node, k in enumerate(numbers)]
+        return [
+            None if key[0] is None else number_of.setdefault(key, len(number_of)) for key in keys
+        ]
 
     def _region(self, index: int) -> None:
         """Emit the nodes of the region with this number, in order.
@@ -344,12 +364,15 @@ class Partitioner(BodyPartitioner):
         """Return `layout` reduced to the major digits that the operands' copies have, too.
 
         Of each operand the available copy with the largest block is compared, dimension by
-        dimension. Operands of another rank are ignored.
+        dimension. For example, (X, Y) and (X, Z) have (X,) in common. Operands of another rank are
+        ignored.
         """
         dims = layout.dims
         for value in node.operands:
-            held = self.context.sources(value)
-            widest = held[0] if len(held) == 1 else max(held, key=lambda s: prod(s.shard_shape))
+            copies = self.context.sources(value)
+            # Mostly there is one copy, whose block size is not needed.
+            one = len(copies) == 1
+            widest = copies[0] if one else max(copies, key=lambda copy: prod(copy.shard_shape))
             if len(widest.dims) == len(dims) and widest.dims != dims:
                 # Blocks along the common major digits contain the blocks of both shardings, so that
                 # the operator needs no elements of other devices.
@@ -361,18 +384,24 @@ class Partitioner(BodyPartitioner):
         return layout if dims == layout.dims else interned(layout.mesh, layout.shape, dims, ())
 
     def _emit_written_collective(self, node: Node) -> None:
-        """Emit a collective that the user wrote (`lax.psum`), on the whole value of each device."""
+        """Emit a collective that the user wrote in a `shard_map`, such as `lax.psum`.
+
+        It is emitted as written. The context records its result as the value of the node.
+        """
         context, (result,) = self.context, node.results
         why = Why(Purpose.WRITTEN)
         cause = context.cause(node, why)._replace(role=context.roles[node.operands[0]])
         # In a manual region a value is the device's own block, which counts as a whole value.
-        given = [context.required(v, whole(self.value_shardings[v]), cause) for v in node.operands]
+        operands = [
+            context.required(v, whole(self.value_shardings[v]), cause) for v in node.operands
+        ]
         layout, dtype = whole(self.value_shardings[result]), self.graph.values[result].type.dtype
-        made = context.new_local(layout.shard_shape, dtype, layout, result)
+        local = context.new_local(layout.shard_shape, dtype, layout, result)
         collective = user_collective(node.signature, self.sharded.mesh)
         assert collective is not None, f"{node.primitive} is no collective of the user's"
-        context.emit(collective, tuple(given), (made,), cause)
-        place_result(context, node, result, made, self.value_shardings[result])
+        context.emit(collective, tuple(operands), (local,), cause)
+        # The result may have a completed sharding along axes that are not manual.
+        place_result(context, node, result, local, self.value_shardings[result])
 
     def key(self, node: Node, value_shardings: tuple[Sharding, ...]) -> NodeKey:
         """Return the inputs of the choice at a node.

@@ -31,7 +31,7 @@ from shardalg.planner.propagate.options import DEFAULT_CHIP, Options, Switches
 from shardalg.planner.propagate.sharded import ShardedGraph
 from shardalg.planner.propagate.strategy import Annotations
 from shardalg.planner.reshard.links import links_on
-from shardalg.spmd.instruction import Block, Collective
+from shardalg.spmd.instruction import Block, Collective, Instruction
 from shardalg.spmd.program import SpmdProgram
 
 
@@ -42,20 +42,22 @@ def fused_values(graph: Graph) -> tuple[frozenset[int], frozenset[int]]:
     The first set has the results of such operators. The second one has the values that only such
     operators read. A value in both sets is never in memory, as long as no collective moves it.
     """
-    made: set[int] = set()
+    # A compiler fuses all operators except contractions, calls and loops.
+    fused_results: set[int] = set()
     for node in graph.nodes:
         if not node.bodies and not contracts(node.signature):
             # A view (a reshape) of a value in memory is no new value: it is the same memory.
             source = node.operands[:1] if node.primitive in VIEWS else ()
-            if made.issuperset(source):
-                made.update(node.results)
-    # Contractions and calls read their operands from memory, and every result is in memory.
-    given_back = {v for region in graph.regions for v in region.results} | {*graph.results}
+            if fused_results.issuperset(source):
+                fused_results.update(node.results)
+    # Contractions and calls read their operands from memory, and every result of the function or of
+    # a region is in memory.
+    outputs = {v for region in graph.regions for v in region.results} | {*graph.results}
     in_memory = {
         v for n in graph.nodes if n.bodies or contracts(n.signature) for v in n.operands
-    } | given_back
-    read = (v for v, users in enumerate(graph.users) if users and v not in in_memory)
-    return frozenset(made), frozenset(read)
+    } | outputs
+    fused_reads = (v for v, users in enumerate(graph.users) if users and v not in in_memory)
+    return frozenset(fused_results), frozenset(fused_reads)
 
 
 class OperatorPart(NamedTuple):
@@ -82,7 +84,11 @@ def operator_s(part: OperatorPart, choice: ComponentCandidate, hardware: Machine
     """Return the seconds of one execution of an operator, computed as a candidate describes.
 
     Moves of the operands to their required shardings, and reductions of partial sums, are not
-    included.
+    included. The operator is partitioned alone, and the program of one node is priced.
+
+    Args:
+      part: the operator, its shardings, and the number (`place`) of the component that is decided.
+      choice: the candidate: digits of loops, shardings of the component's operands and results.
     """
     signature, place = part.signature, part.place
     # Components are priced one by one. Whole values keep the others from adding communication.
@@ -91,6 +97,7 @@ def operator_s(part: OperatorPart, choice: ComponentCandidate, hardware: Machine
         layouts[number] = layout
     for number, layout in choice.produced:
         layouts[len(signature.operands) + number] = layout
+    # The decisions are given per component; only the component `place` has one.
     count = len(components(rules(signature) or ())) or 1
     loops = tuple(choice.loops if k == place else () for k in range(count))
     graph = _graph_of(signature)
@@ -109,20 +116,26 @@ def operator_s(part: OperatorPart, choice: ComponentCandidate, hardware: Machine
 
 
 def _without_sums(program: SpmdProgram) -> SpmdProgram:
-    """Return the program without collectives that reduce partial sums."""
-    held, block = program.locals, program.block
-    kept = tuple(
-        step
-        for step in block.instructions
-        if not (
-            isinstance(step.attributes, Collective) and held[step.operands[0]].sharding.unreduced
-        )
-    )
-    return replace(program, block=replace(block, instructions=kept))
+    """Return the program without collectives that reduce partial sums.
+
+    The program is only priced afterwards: it would compute other values.
+    """
+    block = program.block
+
+    def reduces_sums(step: Instruction) -> bool:
+        """Return whether an instruction is a collective on a value with pending partial sums."""
+        is_sent = isinstance(step.attributes, Collective)
+        return is_sent and bool(program.locals[step.operands[0]].sharding.unreduced)
+
+    instructions = tuple(step for step in block.instructions if not reduces_sums(step))
+    return replace(program, block=replace(block, instructions=instructions))
 
 
 def _graph_of(signature: Signature) -> Graph:
-    """Return the graph of a function whose only node is an operator with this signature."""
+    """Return the graph of a function whose only node is an operator with this signature.
+
+    The function's arguments are the operands, in order, and its results are the operator's.
+    """
     # Two equal operands become two arguments: their moves are priced apart, by `move_s`.
     types = (*signature.operands, *signature.results)
     count = len(signature.operands)
@@ -130,15 +143,16 @@ def _graph_of(signature: Signature) -> Graph:
         Value(k, type_, "argument" if k < count else "intermediate", f"v{k}")
         for k, type_ in enumerate(types)
     )
-    given, made = tuple(range(count)), tuple(range(count, len(types)))
-    node = Node(0, signature, given, made)
+    # Values are numbered from 0: the operands first, and then the results.
+    operands, results = tuple(range(count)), tuple(range(count, len(types)))
+    node = Node(0, signature, operands, results)
     root = Region(
         index=0,
         kind="root",
         parent=None,
         node=None,
-        arguments=given,
-        results=made,
+        arguments=operands,
+        results=results,
         nodes=(0,),
         trip_count=1,
     )
@@ -148,8 +162,8 @@ def _graph_of(signature: Signature) -> Graph:
         nodes=(node,),
         regions=(root,),
         region_arguments=(),
-        arguments=given,
-        results=made,
+        arguments=operands,
+        results=results,
         argument_paths=names[:count],
         result_paths=names[count:],
     )
@@ -255,7 +269,11 @@ def _move(
     """Return a program that moves its argument from one sharding to another, and its graph.
 
     The graph has one value, which is both argument and result.
+
+    Args:
+      value: the value that is moved; its index is 0.
     """
+    # A function without nodes, which returns its argument.
     root = Region(
         index=0,
         kind="root",
@@ -278,9 +296,10 @@ def _move(
     )
     links = links_on(source.mesh, hardware, value.type.itemsize)
     context = PartitionContext(graph, ("unknown",), links=links)
-    first = context.new_local(source.shard_shape, value.type.dtype, source, 0)
-    last = context.move(first, source, target, Cause(None))
-    block = Block((first,), tuple(context.instructions), (last,))
+    # `move` emits the cheapest chain of collectives and returns the number of the moved block.
+    argument = context.new_local(source.shard_shape, value.type.dtype, source, 0)
+    result = context.move(argument, source, target, Cause(None))
+    block = Block((argument,), tuple(context.instructions), (result,))
     program = SpmdProgram(
         mesh=source.mesh,
         locals=tuple(context.locals),

@@ -51,9 +51,11 @@ def _reasons(record: Record) -> Iterator[Reason]:
     function and of its loops, where annotations are restored.
     """
     fixpoint, layouts = record.fixpoint, record.fixpoint.layouts
+    # A seed is a value that has a sharding before completion starts, by number of the layout.
     for value, number in record.seeds.items():
-        own = value in record.annotated
-        yield Reason(value, layouts.sharding(number), "annotated" if own else "annotated operand")
+        is_annotated = value in record.annotated
+        kind = "annotated" if is_annotated else "annotated operand"
+        yield Reason(value, layouts.sharding(number), kind)
     steps, count = fixpoint.index, len(record.graph.values)
     known = layouts.shardings()
     nodes, names, tensors, kind_of_step = (
@@ -68,13 +70,14 @@ def _reasons(record: Record) -> Iterator[Reason]:
         # Stand-ins of results and places in tuples are no values of the user's function.
         if value >= count:
             continue
+        # A change without a step copies the sharding of a tuple's element.
         if step is None:
             yield _without_step(record, change, known[number])
             continue
         values = tensors[step]
         # Sources are positions among the tensors of the step. A tensor is a place, and `names` has
         # the value of each place.
-        taken = tuple([names[values[k]] for k in sources])
+        source_values = tuple([names[values[k]] for k in sources])
         layout, role = known[number], roles[kind_of_step[step]]
         yield Reason(
             value=value,
@@ -82,7 +85,7 @@ def _reasons(record: Record) -> Iterator[Reason]:
             kind="completed",
             node=nodes[step],
             direction=direction,
-            sources=taken,
+            sources=source_values,
             role=role,
             level=level,
         )
@@ -128,6 +131,7 @@ def conflicts(record: Record) -> tuple[Conflict, ...]:
             memo[key] = tuple(_refused(steps.kind(position), numbers, fixpoint))
         for target, direction, dims, sources in memo[key]:
             value = steps.tensors[position][target]
+            # Larger numbers are places in tuples, which are no values of the user's function.
             if value < len(record.graph.values) and (value, dims) not in found:
                 found[value, dims] = Conflict(
                     value=value, node=steps.nodes[position], direction=direction,
@@ -166,12 +170,19 @@ def merges(record: Record) -> tuple[Merge, ...]:
 
 
 def _replayed(record: Record) -> Iterator[Merge]:
-    """Yield the merges of a completion, by applying its changes again in their order."""
+    """Yield the merges of a completion, by applying its changes again in their order.
+
+    A merge is (value, first sharding, second sharding, merged sharding).
+
+    Args:
+      record: the changes of the completion, and the layout numbers (`begin`) before it.
+    """
     # A step's offers depend on the layouts at its time, of which only the changes are recorded.
     fixpoint, numbers = record.fixpoint, list(record.begin)
     steps, layouts = fixpoint.index, fixpoint.layouts
     for change in fixpoint.changes:
         value = change.value
+        # A change without a step copies a sharding, and merges nothing.
         if change.step is None:
             numbers[value] = change.number
             continue
@@ -179,12 +190,15 @@ def _replayed(record: Record) -> Iterator[Merge]:
         if layouts.policy == "shardy" or change.level >= image.MERGING_LEVEL:
             key, kind = steps.pick[change.step](numbers), steps.kind(change.step)
             side = kind.results if change.direction == image.FORWARD else kind.operands
+            # The number of the changed tensor among those of the step.
             target = next(k for k in side if steps.tensors[change.step][k] == value)
             shape = layouts.shapes[numbers[value]]
-            named = steps.names[value]
-            for parts in MERGED[layouts.policy](kind, key, layouts, TensorChange(target, change)):
-                first, second, both = (Sharding(layouts.mesh, shape, dims) for dims in parts)
-                yield named, first, second, both
+            named_value = steps.names[value]
+            # GSPMD and Shardy combine offers by different rules, hence two functions.
+            merges_of = MERGED[layouts.policy]
+            for merged in merges_of(kind, key, layouts, TensorChange(target, change)):
+                first, second, both = (Sharding(layouts.mesh, shape, dims) for dims in merged)
+                yield named_value, first, second, both
         numbers[value] = change.number
 
 
@@ -239,11 +253,17 @@ def _extended(
 
     It is a merge if some dimensions of the tensor were sharded before and others become sharded. If
     only sharded dimensions get more digits, the change is a refinement, and nothing is yielded.
+
+    For example, [X, -] -> [X, Y] yields ([X, -], [-, Y], [X, Y]).
+
+    Args:
+      key: the layout numbers of the step's tensors before the change.
+      taken: the number of the changed tensor in the step, and the change.
     """
     target, change = taken
     old, new = layouts.dims[key[target]], layouts.dims[change.number]
-    refined = tuple(b if a else () for a, b in zip(old, new, strict=True))
-    added = tuple(() if a else b for a, b in zip(old, new, strict=True))
+    refined = tuple(after if before else () for before, after in zip(old, new, strict=True))
+    added = tuple(() if before else after for before, after in zip(old, new, strict=True))
     if any(refined) and any(added):
         yield refined, added, new
 
@@ -262,7 +282,10 @@ def _offers_of(
       taken: the change.
     """
     target, change = taken
-    offers = result_offers if change.direction == image.FORWARD else operand_offers
-    order = change.sources
-    found = [offer for offer in offers(kind, key, layouts, target) if set(offer[1]) <= set(order)]
-    return sorted(found, key=lambda offer: order.index(offer[1][0]))
+    # The record of a change has its sources only, so all offers are computed again.
+    find_offers = result_offers if change.direction == image.FORWARD else operand_offers
+    sources = change.sources
+    offers = find_offers(kind, key, layouts, target)
+    # An offer is (sharding, its sources). It was used if the change names all of its sources.
+    used = [offer for offer in offers if set(offer[1]) <= set(sources)]
+    return sorted(used, key=lambda offer: sources.index(offer[1][0]))

@@ -66,6 +66,7 @@ class Layouts:
             dimensions must not take.
         """
         key = (shape, dims, fixed, open_dims, reserved)
+        # A new layout gets the next number, and one entry in each list.
         if key not in self._numbers:
             self._numbers[key] = len(self.dims)
             self.dims.append(dims)
@@ -88,33 +89,43 @@ class Layouts:
         )
 
     def fused(self, digits: Digits) -> Digits:
-        """Return the digits in their normal form: neighbouring parts of one axis are one digit."""
+        """Return the digits in their normal form: neighbouring parts of one axis are one digit.
+
+        A digit is (stride, size) in the device position. For example, with an axis of 8, the digits
+        (4, 2), (2, 2) -> (2, 4).
+
+        Args:
+          digits: the digits of one dimension, major first.
+        """
+        # Most digits are whole axes, which cannot join.
         if all(digit in self._axes for digit in digits):
             return digits
-        out: list[Digit] = []
+        fused: list[Digit] = []
         for digit in digits:
-            # Two digits join only inside one axis, because a digit never spans two axes.
-            if out and out[-1].stride == digit.stride * digit.size:
-                both = Digit(digit.stride, out[-1].size * digit.size)
+            # The digit continues the one before it if that one's step is the whole of this digit.
+            if fused and fused[-1].stride == digit.stride * digit.size:
+                both = Digit(digit.stride, fused[-1].size * digit.size)
+                # Two digits join only inside one axis, because a digit never spans two axes.
                 if any(_inside(both, axis) for axis in self._axes):
-                    out.pop()
+                    fused.pop()
                     digit = both
-            out.append(digit)
-        return tuple(out)
+            fused.append(digit)
+        return tuple(fused)
 
     def sharding(self, number: int) -> Sharding:
         """Return a layout as a `Sharding`; one object per number."""
-        # The sweeps need numbers only, so `Sharding` objects are made on demand.
-        known = self._shardings
-        while len(known) <= number:
-            new = len(known)
-            shape, dims, free = self.shapes[new], self.dims[new], self.open[new]
-            known.append(
-                Sharding(self.mesh, shape, dims, free)
-                if free
+        # The sweeps need numbers only, so `Sharding` objects are made on demand: those of all
+        # numbers up to this one, because a list has no gaps.
+        shardings = self._shardings
+        while len(shardings) <= number:
+            new = len(shardings)
+            shape, dims, open_dims = self.shapes[new], self.dims[new], self.open[new]
+            shardings.append(
+                Sharding(self.mesh, shape, dims, open_dims)
+                if open_dims
                 else interned(self.mesh, shape, dims, ())
             )
-        return known[number]
+        return shardings[number]
 
     def shardings(self) -> list[Sharding]:
         """Return the shardings of all layouts, by number."""
@@ -217,18 +228,19 @@ class Layouts:
             d if i in open_dims and not any(overlap(a, b) for a in d for b in reserved) else ()
             for i, d in enumerate(dims)
         )
-        own, offered = self.dims[number], tuple(map(self.fused, offered))
-        finer = tuple(d if i in open_dims else own[i] for i, d in enumerate(offered))
+        own_dims, offered = self.dims[number], tuple(map(self.fused, offered))
+        filled = tuple(d if i in open_dims else own_dims[i] for i, d in enumerate(offered))
         # One digit cannot partition two dimensions: an offered digit may be in a closed dimension.
-        pairs = itertools.combinations([d for digits in finer for d in digits], 2)
-        if not any(overlap(*pair) for pair in pairs) and extends(finer, own):
+        pairs = itertools.combinations([d for digits in filled for d in digits], 2)
+        if not any(overlap(*pair) for pair in pairs) and extends(filled, own_dims):
             # An open dimension may have digits already; further ones are appended.
-            both: Dims | None = finer
+            new_dims: Dims | None = filled
         else:
-            both = self.merged(shape, own, offered)
-        if both is None:
+            new_dims = self.merged(shape, own_dims, offered)
+        if new_dims is None:
             return number
-        new = self.extended(number, both)
+        new = self.extended(number, new_dims)
+        # An annotation only ever gets more tiles.
         return new if self.tiles[new] > self.tiles[number] else number
 
 
@@ -262,12 +274,14 @@ def row_maps(
 ) -> tuple[Map, ...]:
     """Return, for each dimension of each tensor, the loops that index it; operands come first.
 
-    Each row (`Rule`) computes one result.
+    Each row (`Rule`) computes one result. For example, a product [i, k] x [k, j] -> [i, j] has the
+    maps (i, k), (k, j), (i, j). A loop has its position in the dimension with it.
 
     Args:
       blocks: loops that are never split, but along which sharding is passed on all the same.
     """
     # Several rows may read one operand. The first row decides, so it is written last.
+    # An operand that no row reads has no loops.
     operands: list[Map] = [((),) * len(t.shape) for t in signature.operands]
     for rule in reversed(rules):
         for position, dims in rule.operands.items():

@@ -54,9 +54,10 @@ def _check_switches(owner: Any) -> None:
 
 
 def _naming_keywords(cls: type[_Class]) -> type[_Class]:
-    """Return the class with a constructor that raises on unknown keywords and names them.
+    """Return the dataclass with a constructor that names unknown keywords in its error.
 
-    For one version, `Options` still takes switches as keywords, with a warning.
+    The error is a StrategyError that lists the known settings. For one version, `Options` still
+    takes switches as keywords, with a warning.
     """
     init: Callable[..., None] = cls.__init__
 
@@ -173,6 +174,7 @@ class Switches:
     priorities: bool = True
 
     def __post_init__(self) -> None:
+        """Raise StrategyError unless every switch is True or False."""
         _check_switches(self)
 
 
@@ -345,6 +347,8 @@ class Options:
                 "priced as one kernel) or False."
             )
         load = self.expert_load
+        # True is an `int` in Python, but no number of rows. The busiest device has at least the
+        # average.
         is_number = isinstance(load, int | float) and not isinstance(load, bool)
         if load != WORST and not (is_number and 1 <= float(load) < math.inf):
             raise StrategyError(
@@ -358,6 +362,7 @@ class Options:
             raise StrategyError(
                 f"switches are a Switches, as in Switches(defer_sums=False), got {self.switches!r}."
             )
+        # True and False are numbers, too, so that one test is enough.
         if not isinstance(self.keep_gathers, int | None) or (self.keep_gathers or 0) < 0:
             raise StrategyError(
                 f"keep_gathers is {self.keep_gathers!r}. Give True, False, or the bytes that a "
@@ -377,6 +382,7 @@ class Options:
         >>> Options().keeping(("unknown", "unknown")), Options().keeping(("parameters", "data"))
         (True, False)
         """
+        # Without a setting of the user, the roles decide.
         if self.keep_gathers is None:
             return all(role == "unknown" for role in roles)
         return self.keep_gathers
@@ -432,10 +438,15 @@ class CompletionOptions:
 
 
 def _trips(given: Any) -> tuple[tuple[str, int], ...]:
-    """Return iterations per loop as sorted pairs, which are hashable."""
+    """Return the iterations that a user gave per loop, as sorted pairs, which are hashable.
+
+    Args:
+      given: a mapping or pairs (source line, iterations). StrategyError for anything else.
+    """
     try:
         pairs = dict(given)
     except (TypeError, ValueError):
+        # The name None fails the check below, which raises the message.
         pairs = {None: given}
     for name, number in pairs.items():
         if not isinstance(name, str) or type(number) is not int or number < 0:
@@ -447,10 +458,15 @@ def _trips(given: Any) -> tuple[tuple[str, int], ...]:
 
 
 def _prices(given: Any) -> tuple[tuple[str, KernelPrice], ...]:
-    """Return prices per kernel as sorted pairs, which are hashable."""
+    """Return the prices that a user gave per kernel, as sorted pairs, which are hashable.
+
+    Args:
+      given: a mapping or pairs (target of the kernel, price). StrategyError for anything else.
+    """
     try:
         pairs = dict(given)
     except (TypeError, ValueError):
+        # The name None fails the check below, which raises the message.
         pairs = {None: given}
     for name, price in pairs.items():
         if not isinstance(name, str) or not isinstance(price, KernelPrice):

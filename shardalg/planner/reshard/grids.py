@@ -157,14 +157,16 @@ class _Grids:
 
         Without padding of other sizes, the only one is `ceil(size/n)`. With it, the dimension may
         also be padded as for k parts, where k is a multiple of n. A block then has `k/n` blocks of
-        `ceil(size/k)` elements, and can be split into these without moving elements.
+        `ceil(size/k)` elements, and can be split into these without moving elements. For example,
+        10 elements in 2 parts on 8 devices -> 5 (k=2), 6 (k=4, two times 3), 8 (k=8, four times 2).
         """
         found = self.known.get((dim, n))
         if found is None:
-            size, last = self.shape[dim], self.devices if self.padded else n
-            finer = [k for k in range(n, last + 1, n) if self.devices % k == 0]
-            every = {-(-size // k) * (k // n) for k in finer}
-            found = self.known[dim, n] = tuple(sorted(every))
+            # The search asks for the same sizes many times, so they are remembered in `known`.
+            size, most_parts = self.shape[dim], self.devices if self.padded else n
+            finer = [k for k in range(n, most_parts + 1, n) if self.devices % k == 0]
+            sizes = {-(-size // k) * (k // n) for k in finer}
+            found = self.known[dim, n] = tuple(sorted(sizes))
         return found
 
     def lacking(self, dims: Dims) -> int:
@@ -177,12 +179,14 @@ class _Grids:
         Args:
           dims: the digits, parts and block size of each dimension now.
         """
+        # The elements that the device has of its goal block form a block, too: their number is the
+        # product of the overlaps of all dimensions.
         shared = 1
-        for dim, held in enumerate(dims):
-            found = self.shared[dim].get(held)
-            if found is None:
-                found = self.shared[dim][held] = self._overlap(dim, held)
-            shared *= found
+        for dim, blocked in enumerate(dims):
+            overlap = self.shared[dim].get(blocked)
+            if overlap is None:
+                overlap = self.shared[dim][blocked] = self._overlap(dim, blocked)
+            shared *= overlap
         return self.needed - shared
 
     def _overlap(self, dim: int, held: BlockedDimension) -> int:
@@ -267,11 +271,12 @@ class _Grids:
           dims: the digits of each dimension, and its number of parts and block size.
           local: the number of elements in the block that a device sends.
         """
-        for rows in self.arranged(tuple([held.count for held in dims])):
+        for rows in self.arranged(tuple([blocked.count for blocked in dims])):
             pairs = zip(dims, rows, strict=True)
-            made = tuple([self.held(row, held.count, held.block) for held, row in pairs])
-            if made != dims:
-                yield GridMove(local, (made, ()), "collective_permute")
+            new_dims = tuple([self.held(row, old.count, old.block) for old, row in pairs])
+            # With the same digits, every device would keep its block.
+            if new_dims != dims:
+                yield GridMove(local, (new_dims, ()), "collective_permute")
 
     def sums(self, dims: Dims, pending: Labels, local: int) -> Iterator[GridMove]:
         """Yield all-reduces and reduce-scatters of sums that are not pending in the goal.
@@ -281,19 +286,23 @@ class _Grids:
           pending: the digits along which sums are pending.
           local: the number of elements of a device's block.
         """
-        todo = tuple(d for d in pending if d not in self.kept)
-        # One all-reduce along all digits sends least, and one digit alone can be reduced early.
-        for digits in dict.fromkeys([todo, *((digit,) for digit in todo)]) if todo else ():
+        to_reduce = tuple(d for d in pending if d not in self.kept)
+        # One all-reduce along all digits sends least, and one digit alone can be reduced early. A
+        # single digit gives the same move twice, which the dictionary has once.
+        single_digits = [(digit,) for digit in to_reduce]
+        for digits in dict.fromkeys([to_reduce, *single_digits]) if to_reduce else ():
             rest = tuple(d for d in pending if d not in digits)
             sent = step_wire_bytes("all_reduce", group_size=self.parts(digits), local_bytes=local)
             yield GridMove(sent, (dims, rest), "all_reduce", (), digits)
-        for digit in todo:
+        # A reduce-scatter shards one dimension further. Padding of an uneven block is sent, too.
+        for digit in to_reduce:
             n, rest = self.sizes[digit], tuple(d for d in pending if d != digit)
-            for dim, held in enumerate(dims):
-                for after in self.cut(dim, held, (digit,)):
-                    padded, made = _padded_elements(local, held, after), with_row(dims, dim, after)
+            for dim, before in enumerate(dims):
+                for after in self.cut(dim, before, (digit,)):
+                    padded = _padded_elements(local, before, after)
+                    new_dims = with_row(dims, dim, after)
                     sent = step_wire_bytes("reduce_scatter", group_size=n, local_bytes=padded)
-                    yield GridMove(sent, (made, rest), "reduce_scatter", (dim,), (digit,))
+                    yield GridMove(sent, (new_dims, rest), "reduce_scatter", (dim,), (digit,))
 
     def swaps(self, dims: Dims, pending: Labels, local: int) -> Iterator[GridMove]:
         """Yield the all-to-alls that are possible from a state.
@@ -326,12 +335,14 @@ class _Grids:
         Digits that the goal does not name are interchangeable if their sizes are equal, so only one
         of each size is yielded.
         """
+        # A digit that overlaps a used one is in use as well; each digit overlaps itself.
         used = {other for digit in pending for other in self.overlaps[digit]}
-        used.update(*[self.overlaps[digit] for held in dims for digit in held.digits])
-        seen = set[int]()
+        used.update(*[self.overlaps[digit] for blocked in dims for digit in blocked.digits])
+        yielded_sizes = set[int]()
         for digit, size in enumerate(self.sizes):
-            if digit not in used and (digit in self.named or size not in seen):
-                seen.update(() if digit in self.named else (size,))
+            if digit not in used and (digit in self.named or size not in yielded_sizes):
+                # Digits of the goal (`named`) are all different, so their sizes do not count.
+                yielded_sizes.update(() if digit in self.named else (size,))
                 yield digit
 
     def arranged(self, counts: Labels) -> list[Rows]:
@@ -354,9 +365,11 @@ class _Grids:
           made: the rows of the first dimensions.
           used: digits that may not be used any more, because a row has or overlaps them.
         """
+        # Every dimension has its row.
         if len(made) == len(counts):
             yield made
             return
+        # Try each row of the next dimension. Later dimensions must not use its digits again.
         for row in self._rows((), counts[len(made)], used):
             blocked = used.union(*[self.overlaps[digit] for digit in row])
             yield from self._completions(counts, (*made, row), blocked)
@@ -364,13 +377,18 @@ class _Grids:
     def _rows(self, head: Labels, n: int, used: frozenset[int]) -> Iterator[Labels]:
         """Yield `head` extended by unused digits, in each way that gives n times as many parts.
 
+        For example, with the digits 0 and 1 of size 2 each, n = 4 -> (0, 1) and (1, 0).
+
         Args:
           head: the digits of the dimension so far.
+          n: the product that the sizes of the further digits must have.
           used: the digits that may not be used.
         """
+        # No further part is needed.
         if n == 1:
             yield head
             return
+        # Any digit may come next whose size divides the product.
         for digit, size in enumerate(self.sizes):
             if digit not in used and n % size == 0:
                 blocked = used.union(self.overlaps[digit])
@@ -400,36 +418,41 @@ class _Grids:
         A gather removes one or more digits from the minor end. The gathered block must have one of
         the sizes that the search allows (`blocks`); a dimension that becomes whole always may.
         """
-        found = self.known.get((dim, held))
-        if found is None:
-            found = self.known[dim, held] = []
-            for keep in range(len(held.digits)):
-                digits, leaving = held.digits[:keep], held.digits[keep:]
+        options = self.known.get((dim, held))
+        if options is None:
+            options = self.known[dim, held] = []
+            # `num_left` digits stay; with none of them, the dimension is whole.
+            for num_left in range(len(held.digits)):
+                digits, leaving = held.digits[:num_left], held.digits[num_left:]
                 n = self.parts(digits)
-                block = held.block * (held.count // n) if keep else self.shape[dim]
-                # A dimension that becomes whole loses its padding.
-                if not keep or block in self.blocks(dim, n):
-                    found.append((self.held(digits, n, block), leaving))
-        return found
+                # A gathered block has the blocks of all parts that it replaces. A dimension that
+                # becomes whole loses its padding.
+                block = held.block * (held.count // n) if num_left else self.shape[dim]
+                if not num_left or block in self.blocks(dim, n):
+                    options.append((self.held(digits, n, block), leaving))
+        return options
 
     def retile_options(
         self, dim: int, held: BlockedDimension
     ) -> list[tuple[int, BlockedDimension]]:
         """Return a dimension in every other block size that one retile can give it.
 
-        Each entry is (margin, dimension): the elements that a device fetches from its neighbour,
-        and the dimension after the retile.
+        A retile keeps the devices of all parts and moves the borders between the blocks. Each entry
+        is (margin, dimension): the elements that a device fetches from its neighbour, and the
+        dimension after the retile.
         """
-        found = self.known.get((held, dim))
-        if found is None:
-            found = self.known[held, dim] = []
-            others = self.blocks(dim, held.count) if held.count > 1 else ()
-            for block in others:
-                # For an empty dimension, `margin` would divide by a block size of 0.
+        options = self.known.get((held, dim))
+        if options is None:
+            options = self.known[held, dim] = []
+            # A dimension of one part has no border to move.
+            block_sizes = self.blocks(dim, held.count) if held.count > 1 else ()
+            for block in block_sizes:
+                # For an empty dimension, `margin` would divide by a block size of 0. It returns
+                # None if elements would move further than to a neighbour.
                 width = held.block and margin(self.shape[dim], held.count, held.block, block)
                 if block != held.block and width is not None:
-                    found.append((width, self.held(held.digits, held.count, block)))
-        return found
+                    options.append((width, self.held(held.digits, held.count, block)))
+        return options
 
 
 def _padded_elements(local: int, held: BlockedDimension, after: BlockedDimension) -> int:

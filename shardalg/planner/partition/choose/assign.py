@@ -107,21 +107,28 @@ def communication_free_choice(key: NodeKey, component: Component) -> Choice | No
 
     None if this needs communication or leaves partial sums. `unanimous_choice` would return the
     same choice. This function is faster, because it builds no candidates.
+
+    Args:
+      key: the operator, the available shardings of each operand, the shardings of its results.
+      component: the operator's loops and tensors.
     """
+    # The first available copy of an operand is the one that was computed or placed.
     given = tuple([available[0] for available in key.sources])
     if not component.is_whole or any(s.unreduced for s in (*given, *key.value_shardings)):
         return None
     # A sharded copy would suggest further candidates.
     if any(any(s.dims) for available in key.sources for s in available[1:]):
         return None
+    # The digits of each loop, if all dimensions that a loop indexes have the same ones.
     assigned = component.local_assignment(
         [s.dims for s in given], [s.dims for s in key.value_shardings]
     )
+    # A reshape with exchanges has choices beyond its loops.
     if assigned is None or regroup.regroups(key.signature):
         return None
     # One digit cannot divide two loops. A sharded dimension that a window slides over needs
     # elements of neighbours, so that the choice is not local.
-    digits = tuple([digit for own in assigned.values() for digit in own])
+    digits = tuple([digit for loop_digits in assigned.values() for digit in loop_digits])
     if _overlapping(digits) or not component.allows(assigned) or component.reads_windows(assigned):
         return None
     return Choice(tuple(assigned.items()), given, key.value_shardings, parts(digits))
@@ -134,22 +141,29 @@ def unanimous_choice(key: NodeKey, component: Component, by_loop: LoopCandidates
     cheapest if it sends nothing, or if a contraction must use that many devices. None if two
     suggestions for a loop contradict each other, or if neither condition holds. Also None if
     partial sums can be passed on, or for a reshape with exchanges: each has choices beyond loops.
+
+    Args:
+      by_loop: per loop, the candidate digits that the tensors' shardings suggest.
     """
     if pending_sums(key, component) or regroup.regroups(key.signature):
         return None
     # Suggestions agree if each is a prefix of the longest one: it then splits the others' blocks.
-    longest = {name: max(known, key=len) for name, known in by_loop.items()}
-    if any(longest[name][: len(own)] != own for name, known in by_loop.items() for own in known):
-        return None
+    longest = {name: max(candidates, key=len) for name, candidates in by_loop.items()}
+    for name, candidates in by_loop.items():
+        if any(longest[name][: len(digits)] != digits for digits in candidates):
+            return None
     assigned = {name: digits for name, digits in longest.items() if digits}
-    digits = tuple([d for own in assigned.values() for d in own])
+    # One digit cannot divide two loops.
+    digits = tuple([d for loop_digits in assigned.values() for d in loop_digits])
     if len(digits) > len(set(digits)) or _overlapping(digits):
         return None
+    # Windows can be exchanged or gathered, so that one assignment has two choices.
     if not component.allows(assigned) or component.reads_windows(assigned):
         return None
     found = _choices(key, component, [assigned])
     if not found:
         return None
+    # A contraction must use the required number of devices, and no other choice has as many.
     if required_devices(key, component, [assigned]) == found[0].devices > 1:
         return found[0]
     # The lower bound is cheap. The exact price is computed only if the bound is 0.
@@ -252,9 +266,13 @@ def _merge(first: Choice, second: Choice, component: Component) -> Choice:
 
     It has the loops of both. The operands and results of `component` have the shardings of
     `second`, all others have those of `first`.
+
+    Args:
+      component: the component that `second` decides.
     """
     required_shardings, produced = list(first.required_shardings), list(first.produced)
     for tensor in component.tensors:
+        # A tensor without an operand number is a result.
         if tensor.operand is not None:
             required_shardings[tensor.operand] = second.required_shardings[tensor.operand]
         else:
@@ -270,11 +288,18 @@ def _choices(key: NodeKey, component: Component, assignments: Iterable[Assigned]
     One assignment can have several: windows are exchanged or gathered, partial sums of operands are
     reduced first or passed on, one element is gathered or read from its owner. A reshape also has
     exchanges, which follow from no assignment.
+
+    Args:
+      key: the operator, the available shardings of each operand, the shardings of its results.
+      assignments: dictionaries from sharded loops to their digits.
     """
     signature, passed = key.signature, pending_sums(key, component)
+    # Devices that add different partial sums divide the work; those that multiply them do not.
     adds = not contracts(signature)
+    # Tensors of other components keep these shardings, without their partial sums.
     required_shardings = [_with_dims(sources[0], sources[0].dims) for sources in key.sources]
-    produced = [_with_dims(own, own.dims) for own in key.value_shardings]
+    produced = [_with_dims(sharding, sharding.dims) for sharding in key.value_shardings]
+    # Dimensions of which the operator reads one element, as x[-1] does.
     single = elements(signature, component.rule) if component.is_whole else ()
     found: list[Choice] = []
     for assigned in assignments:
@@ -282,6 +307,7 @@ def _choices(key: NodeKey, component: Component, assignments: Iterable[Assigned]
         # Neither halos nor a gather always sends less, so both ways are candidates.
         for gathered in (False, True) if component.reads_windows(assigned) else (False,):
             layouts = _layouts(key, component, assigned, (required_shardings, produced), gathered)
+            # An assignment that a tensor cannot have gives no choice.
             if layouts is None:
                 continue
             found += _with_pending_sums(loops, layouts, passed, adds=adds)
@@ -306,11 +332,16 @@ def _choices(key: NodeKey, component: Component, assignments: Iterable[Assigned]
 def _assignments(component: Component, by_loop: LoopCandidates) -> Iterator[Assigned]:
     """Yield every assignment of one candidate per loop that the component allows.
 
-    No digit may be used for two loops (`Component.allows` has the other conditions).
+    An assignment is a dictionary from the sharded loops to their digits. No digit may be used for
+    two loops (`Component.allows` has the other conditions).
+
+    Args:
+      by_loop: per loop its candidates, each a tuple of digits; () leaves the loop unsharded.
     """
-    every = dict.fromkeys(d for groups in by_loop.values() for group in groups for d in group)
+    groups = (group for candidates in by_loop.values() for group in candidates)
+    all_digits = dict.fromkeys(digit for group in groups for digit in group)
     # Most nodes have no two overlapping digits; then no combination has to be checked for them.
-    may_overlap = _overlapping(tuple(every))
+    may_overlap = _overlapping(tuple(all_digits))
     for combination in itertools.product(*by_loop.values()):
         digits = tuple([d for group in combination for d in group])
         if len(digits) == len(set(digits)) and not (may_overlap and _overlapping(digits)):
@@ -343,6 +374,7 @@ def available_digits(key: NodeKey, component: Component) -> LoopCandidates:
         for rule in component.rules
         for name in (*rule.whole, *(rule.reduced if rule.combine in GATHERED else ()))
     }
+    # Digits of such loops, which an all-to-all can move to another loop.
     moved: dict[Digits, None] = {}
     for tensor in component.tensors:
         for sharding in available(key, tensor):
@@ -365,6 +397,7 @@ def available_digits(key: NodeKey, component: Component) -> LoopCandidates:
             for joint in [(*before, *digits[:end]) for before in found for end in ends]:
                 if joint not in found and name in component.loops_of_extent(parts(joint)):
                     found.append(joint)
+    # Idle axes shard no tensor, so a contraction can be divided along them as well.
     for name, digits in idle_axes_of_equal_size(key, component).items():
         if name in by_loop and digits not in by_loop[name]:
             by_loop[name] += [digits, *contracted_then_idle(key, component, name, digits)]

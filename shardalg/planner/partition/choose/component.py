@@ -58,16 +58,22 @@ class Tensor:
     def digits(self, assigned: Assigned, *, gathered: bool = False) -> Dims:
         """Return the digits of each dimension of the tensor, given the digits of each loop.
 
+        Digits are parts of mesh axes. For example, with loop `b` along X and `d` along nothing, a
+        tensor of dimensions (b, d) has the digits (X, ()).
+
         Args:
+          assigned: the digits of each sharded loop, by name.
           gathered: whether windowed dimensions are not sharded, so that no halo is exchanged.
         """
-        # By far most dimensions are one loop, whose digits need no new tuple.
+        # By far most dimensions are one loop, whose digits need no new tuple. A dimension of
+        # several loops (a reshape) has the digits of all, the major loop first.
         found = [
             assigned.get(loops[0][0], ())
             if len(loops) == 1
             else tuple(d for name, _ in loops for d in assigned.get(name, ()))
             for loops in self.dims
         ]
+        # A dimension that is read through a window has the digits of the loop that owns its blocks.
         for dim in self.windows if not gathered else ():
             found[dim] = owner(self.rule, (self.number, dim), assigned)
         return tuple(found)
@@ -83,6 +89,8 @@ class Tensor:
         for dim in self.windows:
             index = self.rule.indices(self.number)[dim]
             extents = self.rule.extents
+            # A term is (loop, factor): the loop moves through |factor| * extent elements. In
+            # `2*o + r` with 100 outputs and a window of 3, `o` spans 200 elements, `r` only 3.
             name = max(index.terms, key=lambda term: abs(term[1]) * extents[term[0]])[0]
             found[dim] = ((name, extents[name]),)
         return tuple(found)
@@ -121,7 +129,8 @@ class Component:
 
     @cached_property
     def window_loops(self) -> frozenset[str]:
-        """The loops that index some operand dimension through a window."""
+        """The loops that index some operand dimension through a window, as `2*o + r` does."""
+        # Both loops of a window count, the output position `o` and the window position `r`.
         return frozenset(
             name
             for t in self.tensors
@@ -165,11 +174,14 @@ class Component:
         """
         # Digits on a reduced loop would leave partial sums, which is communication later.
         reduced = {name for rule in self.rules for name in rule.reduced}
-        split = frozenset(self.loops) - reduced
-        one = [[e[0][0] if len(e) == 1 else None for e in t.dims] for t in self.tensors]
+        shardable = frozenset(self.loops) - reduced
+        # An entry of `dims` lists the (loop, extent) pairs of a dimension.
+        loop_names = [
+            [loops[0][0] if len(loops) == 1 else None for loops in t.dims] for t in self.tensors
+        ]
         return tuple(
-            (t.operand, t.number, tuple([n if n in split else None for n in names]))
-            for t, names in zip(self.tensors, one, strict=True)
+            (t.operand, t.number, tuple([n if n in shardable else None for n in names]))
+            for t, names in zip(self.tensors, loop_names, strict=True)
         )
 
     def loops_of_extent(self, count: int) -> tuple[str, ...]:
@@ -220,17 +232,22 @@ def _splits_to_elements(loops: Loops, assigned: Assigned) -> bool:
 def components(rows: tuple[Rule, ...]) -> tuple[Component, ...]:
     """Return the groups of an operator's rules that are decided separately, in order of results.
 
-    Rules that share a loop or an operand, also through a third rule, are in one group (component).
+    A rule (a row of the table RULES) has the loops of one or more results. Rules that share a loop
+    or an operand, also through a third rule, are in one group (component).
+
+    Args:
+      rows: the rules of the operator.
     """
+    # A group is (its loops and operands, the numbers of its rules).
     groups: list[tuple[set[object], list[int]]] = []
     for number, rule in enumerate(rows):
         # Rows with a common loop or operand must agree on its sharding, also through a third row:
         # all groups that this row shares one with become one group.
         marks: set[object] = set(rule.extents) | set(rule.operands)
-        joined = [g for g in groups if g[0] & marks]
-        groups = [g for g in groups if not g[0] & marks]
-        numbers = sorted([n for _, ns in joined for n in ns] + [number])
-        groups.append((marks.union(*(m for m, _ in joined)), numbers))
+        joined = [group for group in groups if group[0] & marks]
+        groups = [group for group in groups if not group[0] & marks]
+        numbers = sorted([n for _, members in joined for n in members] + [number])
+        groups.append((marks.union(*(group_marks for group_marks, _ in joined)), numbers))
     return tuple(
         _component(rows, numbers) for _, numbers in sorted(groups, key=lambda group: group[1])
     )
@@ -238,6 +255,9 @@ def components(rows: tuple[Rule, ...]) -> tuple[Component, ...]:
 
 def _component(rows: tuple[Rule, ...], numbers: list[int]) -> Component:
     """Return the component that consists of the rows with these numbers.
+
+    A component is a group of rules that share loops or operands, so that their loops are sharded
+    together.
 
     Args:
       rows: all rows of RULES of the node.
@@ -247,7 +267,7 @@ def _component(rows: tuple[Rule, ...], numbers: list[int]) -> Component:
     tensors = tuple(t for n in numbers for t in _tensors(rows[n], None if len(rows) == 1 else n))
     # A loop may be sharded only if every row of the component allows it, because rows share loops.
     supported = [n for rule in rules for n, _ in rule.loops if n not in unsupported_loops(rule)]
-    barred = {name for rule in rules for name in _unshardable(rule)}
+    unshardable = {name for rule in rules for name in _unshardable(rule)}
     # The last block of an uneven split has padding, which a reduction would include. Loops whose
     # padding cannot be masked may be split evenly only.
     even = [
@@ -261,7 +281,7 @@ def _component(rows: tuple[Rule, ...], numbers: list[int]) -> Component:
     return Component(
         rules=rules,
         tensors=tensors,
-        loops=tuple(dict.fromkeys(name for name in supported if name not in barred)),
+        loops=tuple(dict.fromkeys(name for name in supported if name not in unshardable)),
         even=tuple(even),
         nests=tuple(nests),
         is_whole=len(rows) == 1,
@@ -296,11 +316,15 @@ def _unshardable(rule: Rule) -> Iterator[str]:
         for dim, index in enumerate(rule.indices(tensor)):
             if is_windowed(rule, tensor, dim):
                 continue
+            # `dim_loops` has the loops of which a block is a block of the dimension. A loop that
+            # only shifts the index, for example, is none of them.
             names = {name for name, _ in dim_loops(rule, tensor, dim)}
             yield from (name for name in index.variables if name not in names)
+    # A sum over no iterations is 0 on every device; there is nothing to divide.
     yield from (n for n in rule.reduced if not rule.extents[n])
-    picked = rule.combine == PICK and bool(rule.guards)
-    if not (rule.combine in COMBINABLE or picked):
+    # A selected element (`PICK`) is combined as a sum if a guard makes it 0 on all other devices.
+    is_guarded_pick = rule.combine == PICK and bool(rule.guards)
+    if not (rule.combine in COMBINABLE or is_guarded_pick):
         yield from rule.reduced
 
 

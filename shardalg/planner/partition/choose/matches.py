@@ -37,18 +37,22 @@ def required_devices(key: NodeKey, component: Component, assignments: list[Assig
         count = num_parts(assigned)
         if count <= most:
             continue
-        uses_matches = all(own.issubset(assigned.get(n, ())) for n, own in matched.items())
-        if uses_matches and all(usable.get(n, set()).issuperset(d) for n, d in assigned.items()):
+        # The assignment must have all matched digits, and none that only one operand has.
+        has_all = all(digits.issubset(assigned.get(name, ())) for name, digits in matched.items())
+        if has_all and all(usable.get(n, set()).issuperset(d) for n, d in assigned.items()):
             most = count
     # The result may be sharded along digits that a contracting loop takes. If idle axes are as
     # large, XLA splits the result along those and permutes it into place.
     contracted = set().union(*(matched.get(name, ()) for name in component.rule.reduced))
-    made = [t for t in component.tensors if t.operand is None]
-    displaced = _parts(contracted & {d for t in made for d in _digits(key, t)})
+    results = [tensor for tensor in component.tensors if tensor.operand is None]
+    # The number of parts of the result along digits that the contracting loop takes from it.
+    displaced = _parts(contracted & {d for tensor in results for d in _digits(key, tensor)})
     if _parts(set(_idle_axes(key, component))) % displaced:
         return most
-    wanted = most * displaced
-    return wanted if any(num_parts(a) >= wanted for a in assignments) else most
+    # The larger number is required only if some assignment reaches it.
+    with_idle_axes = most * displaced
+    is_reached = any(num_parts(assigned) >= with_idle_axes for assigned in assignments)
+    return with_idle_axes if is_reached else most
 
 
 def idle_axes_of_equal_size(key: NodeKey, component: Component) -> dict[str, Digits]:
@@ -99,9 +103,10 @@ def contracted_then_idle(
     """
     # Only a contracting loop leaves a partial sum, which a reduce-scatter then moves to the
     # result's digits.
-    wanted = {digit for layout in key.value_shardings for dim in layout.dims for digit in dim}
+    result_digits = {d for layout in key.value_shardings for digits in layout.dims for d in digits}
     if name not in component.rule.reduced:
         return
+    # The digits of every operand dimension that is this loop alone.
     found = {
         digits
         for tensor in component.tensors
@@ -110,14 +115,19 @@ def contracted_then_idle(
         if [loop for loop, _ in loops] == [name]
     }
     if len(found) == 1:
-        (own,) = found
-        fits = component.rule.extents[name] % parts((*own, *idle)) == 0
-        if own and wanted.issuperset(own) and fits:
-            yield (*own, *idle)
+        (digits,) = found
+        is_even = component.rule.extents[name] % parts((*digits, *idle)) == 0
+        if digits and result_digits.issuperset(digits) and is_even:
+            yield (*digits, *idle)
 
 
 def _digits_of_other_loops(key: NodeKey, component: Component, name: str) -> set[Digit]:
-    """Return all digits that shard dimensions which the loop `name` does not index."""
+    """Return all digits that shard dimensions which the loop `name` does not index.
+
+    The operands' shardings are those of their first available copies, the results' the completed
+    ones.
+    """
+    # `suggested` has per dimension the loops that its digits can shard, as (loop, extent).
     return {
         digit
         for tensor in component.tensors
@@ -281,17 +291,19 @@ def _outweighs(key: NodeKey, component: Component, operand: int, matched: LoopSe
 def _block_elements(key: NodeKey, tensor: Tensor, matched: LoopSets) -> int:
     """Return the number of elements of a tensor's block, if only matched digits shard it.
 
+    For example, a tensor (8, 8) along X=2 and Y=4, of which only Y is matched -> 16.
+
     Args:
       matched: per loop, the digits that shard it in all its tensors.
     """
     layout = available(key, tensor)[0]
-    split = {
+    matched_digits = {
         digit
         for loops, digits in zip(tensor.suggested, layout.dims, strict=True)
         for digit in digits
         if any(digit in matched.get(name, ()) for name, _ in loops)
     }
-    return prod(layout.shape) // parts(tuple(split))
+    return prod(layout.shape) // parts(tuple(matched_digits))
 
 
 def _digits(key: NodeKey, tensor: Tensor) -> set[Digit]:
@@ -317,7 +329,10 @@ def _contracting_digits(
 
 
 def _readers(component: Component, loop: str) -> list[int]:
-    """Return the operand numbers of all dimensions that a loop indexes, also through a window."""
+    """Return the operand numbers of all dimensions that a loop indexes, also through a window.
+
+    An operand occurs once for each of its dimensions with the loop. Results are left out.
+    """
     return [
         tensor.operand
         for tensor in component.tensors
@@ -330,8 +345,10 @@ def _readers(component: Component, loop: str) -> list[int]:
 def _first_digits(key: NodeKey, component: Component) -> LoopSets:
     """Return per loop the major digits that all operands share on it.
 
+    For example, if loop `k` has the digits (X, Y) in one operand and (X, Z) in the other -> {X}.
     Dimensions that several loops index are ignored.
     """
+    # Per loop, the digits of each operand dimension that is this loop.
     found: dict[str, list[Digits]] = {}
     for tensor in component.tensors:
         if tensor.operand is not None:

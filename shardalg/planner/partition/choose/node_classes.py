@@ -74,14 +74,19 @@ class GatherChoice:
 
 
 def gather_choices(graph: Graph, copies: Iterable[Copied]) -> Iterator[GatherChoice]:
-    """Yield a `GatherChoice` for each copy that needs communication: its bytes sent and held."""
+    """Yield a `GatherChoice` for each copy of a value that needs communication.
+
+    It has the value, the sharding of the copy, how the copy is made, the bytes that a device sends
+    for it, and the bytes of the device's block of it.
+    """
     for copied in copies:
-        type_, size = graph.values[copied.value].type, prod(copied.after.shard_shape)
-        sent = reshard_price(copied.before, copied.after) * type_.itemsize
-        if sent:
-            how = copied.option, copied.times, copied.fewest
-            held = type_.itemsize * size
-            yield GatherChoice(copied.value, copied.after, *how, sent, held)
+        type_, elements = graph.values[copied.value].type, prod(copied.after.shard_shape)
+        sent_bytes = reshard_price(copied.before, copied.after) * type_.itemsize
+        # A copy that is sliced from a block on the same device costs nothing, so it is no choice.
+        if sent_bytes:
+            decision = copied.option, copied.times, copied.fewest
+            held_bytes = type_.itemsize * elements
+            yield GatherChoice(copied.value, copied.after, *decision, sent_bytes, held_bytes)
 
 
 def copies_within_budget(choices: Iterable[GatherChoice], budget_bytes: int) -> frozenset[Copy]:
@@ -144,11 +149,16 @@ class Kinds:
 
 @once_per_graph
 def kinds(graph: Graph) -> Kinds:
-    """Return the class of each node of a graph, and the properties of each class."""
-    inner = (v for region in graph.regions for v in region.results)
-    outputs = frozenset([*graph.results, *inner])
+    """Return the class of each node of a graph, and the properties of each class.
+
+    Nodes that a decision cannot tell apart, such as the same product in all layers, are one class.
+    A node with bodies (a loop or a call) or a collective of the user has the class None.
+    """
+    region_results = (v for region in graph.regions for v in region.results)
+    outputs = frozenset([*graph.results, *region_results])
+    # `found` numbers the classes in the order of their first node.
     found: dict[tuple[Any, ...], int] = {}
-    again, later = remade_values(graph), _read_later(graph)
+    remade_set, later = remade_values(graph), _read_later(graph)
     numbers: list[int | None] = []
     # Nodes of one class share one decision. So the tuple of a class must have every property that
     # a decision reads, or one node would get the decision of another one.
@@ -161,22 +171,33 @@ def kinds(graph: Graph) -> Kinds:
         if len(node.results) > 1:
             is_read = [graph.users[value] or value in outputs for value in node.results]
             unread_results = tuple([k for k, read in enumerate(is_read) if not read])
-        is_remade = len(node.results) == 1 and node.results[0] in again
-        also = later.get(node.index, ())
+        is_remade = len(node.results) == 1 and node.results[0] in remade_set
+        read_later = later.get(node.index, ())
         # The entries are the attributes `reads`, `unread`, `remade`, `shared` and `read_again` of
         # `Kinds`. For example, `reads` is (0, 0) for x * x and (0, 1) for x * y.
-        key = (node.signature, reads, unread_results, is_remade, also, _is_read_again(graph, node))
+        key = (
+            node.signature,
+            reads,
+            unread_results,
+            is_remade,
+            read_later,
+            _is_read_again(graph, node),
+        )
         numbers.append(found.setdefault(key, len(found)))
     # The keys of `found` are in the order of the class numbers. Each is a signature and the five
     # properties of the class.
     classes = list(zip(*found, strict=True))[1:] or ((),) * 5
     reads_of, unread, remade, shared, is_read_again = classes
-    # With two readers, the collective that reduces a partial sum would run once for each of them.
-    once = [v for v, users in enumerate(graph.users) if len(users) == 1]
-    linear = [(v, *reader) for v in once if (reader := _only_reader(graph, v, outputs))]
+    # A value's reader can take its partial sum if it is linear in it; the sum is then reduced
+    # later. With two readers, the collective would run once for each of them.
+    read_once = [v for v, users in enumerate(graph.users) if len(users) == 1]
+    # Entries are (value, rule of its reader, number k of the operand as which it is read).
+    linear = [(v, *reader) for v in read_once if (reader := _only_reader(graph, v, outputs))]
+    # Some operators are linear for finite numbers only: 0 * inf is nan.
     always = frozenset(v for v, rule, k in linear if k in rule.passes(finite=False))
     finite = frozenset(v for v, rule, k in linear if k in rule.passes(finite=True))
-    # The last value is repeated, because a getter of one entry would not return a tuple.
+    # A getter reads the entries of all operands and results of a node from a list. The last value
+    # is repeated, because a getter of one entry would not return a tuple.
     values = [node.operands + node.results for node in graph.nodes]
     pick = tuple([itemgetter(*each, each[-1]) for each in values])
     return Kinds(
@@ -192,7 +213,10 @@ def kinds(graph: Graph) -> Kinds:
 
 
 def _is_read_again(graph: Graph, node: Node) -> bool:
-    """Return whether several nodes read a node's pointwise float result, such as an activation."""
+    """Return whether several nodes read a node's pointwise float result, such as an activation.
+
+    Such a result is worth a copy in another sharding, because several readers can use the copy.
+    """
     result = node.results[0]
     return (
         len(graph.users[result]) > 1
@@ -228,17 +252,20 @@ def _only_reader(graph: Graph, value: int, outputs: frozenset[int]) -> tuple[Rul
       value: a value with one reader.
       outputs: results of the graph and of its regions.
     """
-    made = graph.producer[value]
-    if made is None or value in outputs:
+    producer = graph.producer[value]
+    # The caller of the function, or of a region, reads an output as well. An argument of the
+    # function (without a producer) is never a partial sum.
+    if producer is None or value in outputs:
         return None
-    user = graph.nodes[graph.users[value][0]]
-    rows = rules(user.signature)
+    reader = graph.nodes[graph.users[value][0]]
+    rows = rules(reader.signature)
     # Partial sums do not cross the border of a region.
-    if user.region != graph.nodes[made].region or not rows or len(rows) > 1:
+    if reader.region != graph.nodes[producer].region or not rows or len(rows) > 1:
         return None
-    positions = [i for i, v in enumerate(user.operands) if v == value]
-    alone = rows[0].combine == SUM and len(positions) == 1
-    return (rows[0], positions[0]) if alone else None
+    # An operator that reads the value twice, such as x * x, is not linear in it.
+    positions = [i for i, v in enumerate(reader.operands) if v == value]
+    reads_once = rows[0].combine == SUM and len(positions) == 1
+    return (rows[0], positions[0]) if reads_once else None
 
 
 @lru_cache(maxsize=1 << 12)
@@ -275,26 +302,32 @@ def remade_values(graph: Graph) -> frozenset[int]:
     They depend on numbers and constants alone: zeros and an iota, and elementwise functions of
     these (a causal mask, positions). Scalars are excluded.
     """
+    # `known` has all values that depend on numbers and constants alone, scalars included.
     known = {*graph.literals, *(value for value, _ in graph.constants)}
-    found = set()
+    remade = set()
+    # The walk has a node after the nodes that it reads, so one pass finds chains of such nodes.
     for node in graph.walk():
         if node.bodies or len(node.results) != 1 or not known.issuperset(node.operands):
             continue
         # A constant array is whole on every device. Only an elementwise operator computes a block
         # of its result from the same block of it, which each device slices for itself.
-        alone = graph.literals.issuperset(node.operands) and rules(node.signature) is not None
-        if alone or elementwise(node.signature):
+        reads_numbers = graph.literals.issuperset(node.operands)
+        if (reads_numbers and rules(node.signature) is not None) or elementwise(node.signature):
             known.add(node.results[0])
             # A scalar has one sharding only.
             if node.signature.results[0].shape:
-                found.add(node.results[0])
-    return frozenset(found)
+                remade.add(node.results[0])
+    return frozenset(remade)
 
 
 @lru_cache(maxsize=1 << 12)
 def elementwise(signature: Signature) -> bool:
-    """Return whether each element of the result depends on at most one element of each operand."""
+    """Return whether each element of the result depends on at most one element of each operand.
+
+    Broadcasts and transposes count; slices, reductions and operators without a rule do not.
+    """
     rows = rules(signature) or ()
+    # The results of `KEPT` (annotations, barriers) must have their completed sharding.
     if len(rows) != 1 or signature.primitive in KEPT:
         return False
     row = rows[0]
@@ -302,6 +335,6 @@ def elementwise(signature: Signature) -> bool:
     # shifted, selected or summed.
     indices = (index for tensor in row.tensors for index in row.indices(tensor))
     loops = {name for name, _ in row.loops}
-    marked = row.guards or row.symbols or row.whole or row.local or row.prefix
-    plain = all(index.loop or not index.variables for index in indices)
-    return plain and not marked and row.result_loops == loops
+    is_special = row.guards or row.symbols or row.whole or row.local or row.prefix
+    has_plain_indices = all(index.loop or not index.variables for index in indices)
+    return has_plain_indices and not is_special and row.result_loops == loops

@@ -44,7 +44,7 @@ def border(graph: Graph, node: Node, value_shardings: Sequence[Sharding]) -> Reg
 def _scan(
     node: Node, regions: Sequence[Region], value_shardings: Sequence[Sharding]
 ) -> RegionBorder:
-    """Return the border of a scan.
+    """Return the border of a scan: the shardings of its operands, its results, and in its body.
 
     A carry has the sharding of the body's argument wherever it appears. A stacked value has the
     sharding of its slice in the body, with an unsharded leading dimension.
@@ -57,13 +57,15 @@ def _scan(
     results = arguments[consts : consts + carry] + tuple(
         value_shardings[v] for v in region.results[carry:]
     )
-    outer_in = tuple(
+    # The body reads constants and carries as they are outside, and one slice of each stack. Its
+    # arguments are constants, carries and slices; its results carries and slices.
+    operands = tuple(
         s if i < consts + carry else stacked_sharding(s, length) for i, s in enumerate(arguments)
     )
-    outer_out = tuple(
+    outer_results = tuple(
         s if i < carry else stacked_sharding(s, length) for i, s in enumerate(results)
     )
-    return RegionBorder(outer_in, ((arguments, results),), outer_out)
+    return RegionBorder(operands, ((arguments, results),), outer_results)
 
 
 def _while(
@@ -111,10 +113,9 @@ def _manual(
     """
     (region,) = regions
     operands, results = manual_layouts(node, value_shardings[0].mesh)
-    arguments = tuple(whole(value_shardings[v]) for v in region.arguments)
-    return RegionBorder(
-        operands, ((arguments, tuple(whole(value_shardings[v]) for v in region.results)),), results
-    )
+    body_arguments = tuple(whole(value_shardings[v]) for v in region.arguments)
+    body_results = tuple(whole(value_shardings[v]) for v in region.results)
+    return RegionBorder(operands, ((body_arguments, body_results),), results)
 
 
 _BORDERS: dict[str, Callable[[Node, Sequence[Region], Sequence[Sharding]], RegionBorder]] = {
@@ -311,7 +312,8 @@ class _BodySums:
 
         None if there is no such node, or if it cannot compute on partial sums of the value.
         """
-        # With a second reader, the sum would have to be reduced for that one anyway.
+        # With a second reader, the sum would have to be reduced for that one anyway. A result of
+        # the region is read outside of it.
         users = self.graph.users[value]
         if len(users) != 1 or users[0] not in self.inside or value in self.region.results:
             return None
@@ -319,6 +321,7 @@ class _BodySums:
         rows = None if node.bodies else rules(node.signature)
         if rows is None or len(rows) != 1 or len(node.results) != 1 or rows[0].combine != SUM:
             return None
+        # The node must be linear in the value: x * x of partial sums is not the square of the sum.
         places = [k for k, operand in enumerate(node.operands) if operand == value]
         if len(places) != 1 or places[0] not in rows[0].passes(finite=True):
             return None
@@ -327,28 +330,30 @@ class _BodySums:
     def follow_carry(self, value: int, end: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Follow a carry through the body; return (addends, successive values of the carry).
 
-        Both are empty if an operator between the carry and the body's end cannot defer a sum.
+        For example, a body that returns the carry plus x @ w has the addend x @ w. Both are empty
+        if an operator between the carry and the body's end cannot defer a sum.
 
         Args:
           value: the body's argument for the carry.
           end: the body's result for the carry.
         """
-        found: list[int] = []
+        addends: list[int] = []
         chain: list[int] = []
         while value != end:
-            read = self.reader(value)
-            if read is None:
+            reader = self.reader(value)
+            if reader is None:
                 return (), ()
-            node, place, rule = read
+            node, place, rule = reader
+            # If the node is an addition, its other operands are added to the carry.
             if place in rule.addends:
                 others = [node.operands[k] for k in sorted(rule.addends - {place})]
                 # The other addends must pass their partial sums on to this addition, too.
                 if any(self.reader(other) is None for other in others):
                     return (), ()
-                found += others
+                addends += others
             (value,) = node.results
             chain.append(value)
-        return tuple(found), tuple(chain)
+        return tuple(addends), tuple(chain)
 
     def sources_of_sum(self, value: int) -> Iterator[int]:
         """Yield a value, and all operands whose deferred partial sums the value may contain.
@@ -409,9 +414,14 @@ def layouts(completed: Sharding) -> Iterator[Sharding]:
     mesh, shape = completed.mesh, completed.shape
     digits = [mesh.digit(name) for name, size in mesh.axes if size > 1]
     # All combinations are tried, because only the prices of the operators around the call tell
-    # which one is best. An axis shards one dimension at most, and none if `at` is None.
-    for picked in itertools.product((None, *range(len(shape))), repeat=len(digits)):
-        pairs = tuple(zip(digits, picked, strict=True))
-        dims = tuple(tuple(d for d, at in pairs if at == dim) for dim in range(len(shape)))
-        if all(n % parts(dim) == 0 for n, dim in zip(shape, dims, strict=True)):
+    # which one is best. An axis shards one dimension at most, and none if its entry is None.
+    # `dim_of_axes` has, for each axis, the dimension that the axis shards.
+    for dim_of_axes in itertools.product((None, *range(len(shape))), repeat=len(digits)):
+        pairs = tuple(zip(digits, dim_of_axes, strict=True))
+        dims = tuple(
+            tuple(digit for digit, axis_dim in pairs if axis_dim == dim)
+            for dim in range(len(shape))
+        )
+        # Only even shardings are candidates.
+        if all(size % parts(digits) == 0 for size, digits in zip(shape, dims, strict=True)):
             yield interned(mesh, shape, dims, ())

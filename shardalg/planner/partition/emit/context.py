@@ -305,14 +305,19 @@ class PartitionContext(BlockListing):
             self.available[value] = self.tuples.number((*known, layout))
 
     def _share(self, value: int, layout: Sharding, phase: str) -> None:
-        """Record that readers of a phase (`ANY_PHASE`: of all) may use a copy in `layout`."""
+        """Record that readers of a phase (`ANY_PHASE`: of all) may use a copy in `layout`.
+
+        A phase is the forward pass, the backward pass or the update of a training step. Copies of a
+        phase are freed at its end.
+        """
         self.shared.setdefault((value, phase), []).append(layout)
+        # `lasting` has the copies that are left when the phase ends: those before its first copy.
         if phase != ANY_PHASE:
             self.lasting.setdefault(value, self.available[value])
         # A copy for every phase stays available when this phase ends.
         elif value in self.lasting:
-            known = self.tuples.known[self.lasting[value]]
-            self.lasting[value] = self.tuples.number((*known, layout))
+            lasting_copies = self.tuples.known[self.lasting[value]]
+            self.lasting[value] = self.tuples.number((*lasting_copies, layout))
         self._add_source(value, layout)
 
     def required(self, value: int, layout: Sharding, cause: Cause) -> int:
@@ -320,7 +325,12 @@ class PartitionContext(BlockListing):
 
         If there is no such copy, instructions are emitted that move the nearest available copy, or
         that compute the value again.
+
+        Args:
+          value: index of the value in the graph. The result is a number of a device's block.
+          cause: the reader, which explains the emitted instructions.
         """
+        # The first source is the value as it was computed; most readers use it.
         if layout == self.sources(value)[0]:
             return self.first[value]
         # `copies` and `available` are those of one phase, so they are switched first.
@@ -337,15 +347,21 @@ class PartitionContext(BlockListing):
             if found is None or not self.options.share_gathers:
                 found = self._copy(value, layout, cause)
                 self.copies[value, layout, phase] = found
+                # Partial sums are of no use to other readers.
                 if self.options.share_gathers and not layout.unreduced:
                     self._share(value, layout, phase)
         return found
 
     def _copy(self, value: int, layout: Sharding, cause: Cause) -> int:
-        """Emit a copy of `value` in `layout`: computed again if that is cheaper, else moved."""
+        """Emit a copy of `value` in `layout`: computed again if that is cheaper, else moved.
+
+        Returns the number of the local value.
+        """
         cause = Cause(cause.node, cause.phase, self.roles[value], cause.why)
+        # A value of numbers alone (zeros, a mask) is computed in any sharding without a move.
         if value in self.remade:
             return self.remade[value](layout, cause)
+        # A broadcast can be repeated in the new sharding. None if that is not possible or cheaper.
         repeated = self.repeat(value, layout, cause)
         if repeated is not None:
             return repeated
@@ -357,9 +373,13 @@ class PartitionContext(BlockListing):
 
         Returns its sharding and its local value.
         """
+        # Links are None if all are equally fast.
         links = self.links and self.links.of(self.graph.values[value].type.itemsize)
-        given, joined = self.options, self.options.join_gathers
-        source = nearest(self.sources(value), layout, links, padded=given.pad_blocks, joined=joined)
+        options, joined = self.options, self.options.join_gathers
+        source = nearest(
+            self.sources(value), layout, links, padded=options.pad_blocks, joined=joined
+        )
+        # The first source is the value as it was computed.
         if source == self.sources(value)[0]:
             return source, self.first[value]
         # A gathered copy serves one phase if it is freed at its end, otherwise all (`ANY_PHASE`).
@@ -422,18 +442,19 @@ class PartitionContext(BlockListing):
         for value, layout, phase in self.copies:
             if phase != ANY_PHASE:
                 phases.setdefault((value, layout), set()).add(phase)
-        for (value, layout), found in phases.items():
-            if len(found) > 1 and value not in self.remade:
-                known, given = self.lasting_sources(value), self.options
+        for (value, layout), copy_phases in phases.items():
+            if len(copy_phases) > 1 and value not in self.remade:
+                # Each phase moves the copy from the nearest source that does not end with a phase.
+                sources, options = self.lasting_sources(value), self.options
                 links = self.links and self.links.of(self.graph.values[value].type.itemsize)
-                result_sharding = nearest(
-                    known, layout, links, padded=given.pad_blocks, joined=given.join_gathers
+                source = nearest(
+                    sources, layout, links, padded=options.pad_blocks, joined=options.join_gathers
                 )
                 yield Copied(
                     value=value,
-                    before=result_sharding,
+                    before=source,
                     after=layout,
                     option="keep_gathers",
-                    times=len(found),
+                    times=len(copy_phases),
                     fewest=1,
                 )

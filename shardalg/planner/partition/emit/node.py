@@ -66,6 +66,9 @@ def finish_results(
 ) -> Locals:
     """Emit one step that finishes all results of a local operator; return the finished results.
 
+    After the operator has run on each device's block, its results may be partial: for example, each
+    device has the maximum of its block, and an all-reduce gives the maximum of all.
+
     Args:
       given: numbers of the local values that are the results and the operands of the operator.
       attributes: the step, such as an all-reduce of a maximum.
@@ -74,22 +77,23 @@ def finish_results(
     results, operands = given
     if isinstance(attributes, Top | Fold):
         # These combine all results together; a fold also reads the start values.
-        made = []
+        finished = []
         for result in results:
             like = context.locals[result]
-            made.append(context.new_local(like.shape, like.dtype, like.sharding))
+            finished.append(context.new_local(like.shape, like.dtype, like.sharding))
         starts = operands[len(results) :] if isinstance(attributes, Fold) else ()
-        context.emit(attributes, (*results, *starts), tuple(made), causes[0])
-        return tuple(made)
-    found = []
+        context.emit(attributes, (*results, *starts), tuple(finished), causes[0])
+        return tuple(finished)
+    # All other steps treat each result alone.
+    finished = []
     for result, cause in zip(results, causes, strict=True):
         if isinstance(attributes, ArgReduce):
-            found.append(_arg_reduce(context, (result, *operands), attributes, cause))
+            finished.append(_arg_reduce(context, (result, *operands), attributes, cause))
         elif isinstance(attributes, ExclusiveScan):
-            found.append(_prefix_of_all_blocks(context, result, attributes, cause))
+            finished.append(_prefix_of_all_blocks(context, result, attributes, cause))
         else:
-            found.append(apply_on(context, result, attributes, cause))
-    return tuple(found)
+            finished.append(apply_on(context, result, attributes, cause))
+    return tuple(finished)
 
 
 def apply_on(
@@ -104,11 +108,12 @@ def apply_on(
     """
     like = context.locals[local]
     shape = list(like.shape)
+    # For example, a gather makes its dimension longer, and a slice makes it shorter.
     if isinstance(attributes, Resizing):
         shape[attributes.dim] = size_after(attributes, shape[attributes.dim])
-    made = context.new_local(tuple(shape), like.dtype, like.sharding)
-    context.emit(attributes, (local, *more), (made,), cause)
-    return made
+    result = context.new_local(tuple(shape), like.dtype, like.sharding)
+    context.emit(attributes, (local, *more), (result,), cause)
+    return result
 
 
 def _prefix_of_all_blocks(
@@ -226,15 +231,20 @@ def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str)
     """Emit all instructions of a node; return the local values of its results.
 
     They are: moves of the operands, the local operator, and the steps that finish its results.
+
+    Args:
+      plan: what was decided for the node: shardings, the local operator, steps before and after.
+      phase: "forward", "backward" or "update".
     """
     cause = Cause(node.index, phase, "unknown", plan.why)
     required = context.required
+    # Operands in another sharding than the required one are moved first.
     pairs = zip(node.operands, plan.choice.required_shardings, strict=True)
     operands = [required(value, layout, cause) for value, layout in pairs]
     # A reshape that moves elements between blocks is an exchange, and runs no operator of its own.
     if plan.apply is None:
-        held, made = plan.choice.required_shardings[0], plan.choice.produced[0]
-        return (regroup(context, node, operands[0], held, made),)
+        before, after = plan.choice.required_shardings[0], plan.choice.produced[0]
+        return (regroup(context, node, operands[0], before, after),)
     # These instructions are, for example, masks of padding. `filler` is the number of the operand
     # with the value that overwrites the padding.
     for position, attributes, filler in plan.before:
@@ -286,9 +296,10 @@ def _fetch_windows(
     """
     role = context.roles[node.operands[found[0].operand]]
     cause = Cause(node.index, node.phase, role, Why(Purpose.READS_WINDOW, node.primitive))
+    # Equal operands get the number of the first one, so that a value read twice is sent once.
     tensors = tuple(map(operands.index, operands))
-    made = context.run_along(fetch_program(found, tensors), tuple(operands), cause)
-    for window, interval in zip(found, made, strict=True):
+    intervals = context.run_along(fetch_program(found, tensors), tuple(operands), cause)
+    for window, interval in zip(found, intervals, strict=True):
         operands[window.operand] = interval
 
 
@@ -299,7 +310,12 @@ def _finish_node(
     operands: tuple[int, ...],
     results: tuple[int, ...],
 ) -> tuple[int, ...]:
-    """Emit the steps after the local operator and return the node's results."""
+    """Emit the steps after the local operator and return the node's results.
+
+    Args:
+      plan: the decisions for the node, with the steps.
+      operands, results: the local values that the operator read and returned.
+    """
     cause = context.cause(node, Why(Purpose.COMBINES, node.primitive))
     causes = [cause._replace(role=context.roles[v]) for v in node.results]
     # A gather reads wrong elements for indices outside the block: they are masked first.
@@ -370,24 +386,28 @@ def regroup(
       local: the operand.
       held, made: the shardings of the operand and of the result.
     """
-    every = regroups(node.signature)
+    groups = regroups(node.signature)
     role = context.roles[node.operands[0]]
     cause = Cause(node.index, node.phase, role, Why(Purpose.MOVES_BLOCKS, node.primitive))
-    flat = Regroup(tuple((len(g.sizes), g.flat) for g in every))
-    dims = tuple(held.dims[g.leads[0]] for g in every)
-    # An exchange works along one dimension, so every group becomes one flat dimension first.
-    view = interned(held.mesh, tuple(size for g in every for size in g.flat), dims, ())
-    shape = flat.shape(context.locals[local].shape)
-    local = _emit_regroup(context, flat, local, cause, InstructionResult(shape, view))
-    for dim, group in enumerate(every):
+    # An exchange works along one dimension, so every group becomes one flat dimension first. It is
+    # sharded as the group's leading dimension.
+    flatten = Regroup(tuple((len(group.sizes), group.flat) for group in groups))
+    dims = tuple(held.dims[group.leads[0]] for group in groups)
+    view = interned(held.mesh, tuple(size for group in groups for size in group.flat), dims, ())
+    shape = flatten.shape(context.locals[local].shape)
+    local = _emit_regroup(context, flatten, local, cause, InstructionResult(shape, view))
+    # Groups whose blocks begin at the same elements on both sides need no exchange.
+    for dim, group in enumerate(groups):
         if not group.is_kept:
             (local,) = context.run_along(exchange_program(group, dim, held, made), (local,), cause)
-    split = tuple(g.split_dim(made) for g in every)
+    split_dims = tuple(group.split_dim(made) for group in groups)
     # The usual split is not stated, so that equal reshapes are equal instructions.
-    is_usual = split == tuple(leading(g.out_sizes) for g in every)
-    out = Regroup(tuple((1, g.out_sizes) for g in every), () if is_usual else split)
+    is_usual = split_dims == tuple(leading(group.out_sizes) for group in groups)
+    unflatten = Regroup(
+        tuple((1, group.out_sizes) for group in groups), () if is_usual else split_dims
+    )
     return _emit_regroup(
-        context, out, local, cause, InstructionResult(made.shard_shape, made, node.results[0])
+        context, unflatten, local, cause, InstructionResult(made.shard_shape, made, node.results[0])
     )
 
 
@@ -480,9 +500,15 @@ def _emit_any(context: PartitionContext, node: Node, recipe: Recipe) -> None:
 
 
 def _emit_bare(context: PartitionContext, node: Node, recipe: Recipe) -> None:
-    """Emit a node that consists of its local operator and moves of its operands and results."""
+    """Emit a node that consists of its local operator and moves of its operands and results.
+
+    Args:
+      recipe: the decisions for all nodes of this class: the operator, which operands are moved
+        (`moved`), the types of the results (`made`), and which results are moved (`away`).
+    """
     # Most nodes take this path: it inlines `new_local`, `hold` and `emit` for planning time.
     first, available, locals_, plan = context.first, context.available, context.locals, recipe.plan
+    # An operand is read in its completed sharding (its first copy), unless it must be moved.
     operands = [first[value] for value in node.operands]
     if recipe.moved:
         cause = context.cause(node, plan.why)
@@ -490,6 +516,7 @@ def _emit_bare(context: PartitionContext, node: Node, recipe: Recipe) -> None:
             operands[k] = context.required(
                 node.operands[k], plan.choice.required_shardings[k], cause
             )
+    # The results get the next numbers of local values, from `start` on.
     local = start = len(locals_)
     for value, (shape, dtype, layout, number) in zip(node.results, recipe.made, strict=False):
         locals_.append(Local(local, shape, dtype, layout, value))

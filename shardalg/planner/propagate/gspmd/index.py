@@ -97,15 +97,16 @@ class SweepIndex:
         Each entry is (one byte per step, one byte per place). The byte is 1 if the step, or an
         operand's place, belongs to an operator of the role.
         """
-        found: dict[str, tuple[bytearray, bytearray]] = {}
+        marks: dict[str, tuple[bytearray, bytearray]] = {}
+        # Several operator classes may have one role, such as "pointwise".
         for kind, steps in zip(self.kinds, self.steps_of_kind, strict=True):
             empty = bytearray(len(self.tensors)), bytearray(len(self.order))
-            here, places = found.setdefault(kind.role, empty)
+            step_marks, place_marks = marks.setdefault(kind.role, empty)
             for step in steps:
-                here[step] = 1
+                step_marks[step] = 1
                 for place in self.place[step][: kind.num_operands]:
-                    places[place] = 1
-        return {role: (bytes(here), bytes(places)) for role, (here, places) in found.items()}
+                    place_marks[place] = 1
+        return {role: (bytes(steps), bytes(places)) for role, (steps, places) in marks.items()}
 
     def kind(self, step: int) -> OperatorClass:
         """Return the operator class of a step."""
@@ -232,6 +233,11 @@ def _reads_by_place(
     """Return per place the (step, operand position) of every read in its computation.
 
     A place is a value's position in the list `order`, which has a value once per computation.
+
+    Args:
+      found: the operator classes, by number.
+      steps: the steps of all computations, each with the number of its class.
+      place: per step, the places of its operands and then of its results.
     """
     reads: list[list[tuple[int, int]]] = [[] for _ in order]
     for position, (kind, _, _) in enumerate(steps):
@@ -257,14 +263,23 @@ class _ClassTable:
     across: dict[object, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Compute which values have one reader, and group the region arguments by their call."""
         self.single = _single_readers(self.graph, self.results_given)
         self.region_arguments: dict[int, list[RegionArgument]] = {}
         for tie in self.graph.region_arguments:
+            # XLA has a manual region (`shard_map`) in the computation around it: it has no border.
             if not tie.is_manual:
                 self.region_arguments.setdefault(tie.call, []).append(tie)
 
     def of_node(self, signature: Signature, results: tuple[int, ...]) -> int | None:
-        """Return the number of a node's operator class, or None if nothing passes through it."""
+        """Return the number of a node's operator class, or None if no sharding passes through it.
+
+        Nodes of one class (as in the layers of a model) pass shardings in the same way.
+
+        Args:
+          signature: primitive, parameters and types of the node.
+          results: the values that the node returns.
+        """
         # A class depends on whether its results have single readers, because XLA replaces the
         # shardings of such values more readily.
         single = self.single
@@ -272,6 +287,7 @@ class _ClassTable:
             signature,
             single[results[0]] if len(results) == 1 else tuple(single[v] for v in results),
         )
+        # `numbers` is a memo: a large model has few different keys.
         if key not in self.numbers:
             rows = self.rules(signature) if signature.operands else None
             flags = tuple(single[v] for v in results)
@@ -309,7 +325,11 @@ class _ClassTable:
 
 
 def _single_readers(graph: Graph, results_given: bool) -> list[bool]:
-    """Return per value whether it has exactly one user: a node, a region argument, or a result."""
+    """Return per value whether it has exactly one user: a node, a region argument, or a result.
+
+    Args:
+      results_given: whether the results of the function count as users.
+    """
     counts = [len(users) for users in graph.users]
     # A call reads its operands through its region arguments, which are counted below.
     for node in graph.nodes:
@@ -323,7 +343,15 @@ def _single_readers(graph: Graph, results_given: bool) -> list[bool]:
 
 
 def _region_steps(graph: Graph, kinds: _ClassTable, number: int) -> Iterator[Visit]:
-    """Yield a region's steps in order of execution: into a call, through its body, out of it."""
+    """Yield a region's steps in order of execution: into a call, through its body, out of it.
+
+    A step is (number of an operator class, its operands and results, index of the node). Nodes
+    through which no sharding passes have no step.
+
+    Args:
+      kinds: the table that numbers the operator classes.
+      number: index of the region.
+    """
     for position in post_order(graph, number):
         node = graph.nodes[position]
         if not node.bodies:
@@ -374,19 +402,22 @@ def post_order(graph: Graph, number: int) -> list[int]:
     waiting, order = bytearray(len(nodes)), []
     for node in region.nodes:
         waiting[node] = 1
-    made = [producer[value] for value in reversed(region.results)]
-    todo = [*reversed(region.nodes), *(node for node in made if node is not None)]
-    while todo:
-        node = todo[-1]
+    # The producer of the first result is on top of the stack, and nodes without a reader are at its
+    # bottom. A value from outside of the region has no producer here.
+    producers = [producer[value] for value in reversed(region.results)]
+    stack = [*reversed(region.nodes), *(node for node in producers if node is not None)]
+    while stack:
+        node = stack[-1]
+        # A node may be on the stack several times, once for each reader.
         if not waiting[node]:
-            todo.pop()
+            stack.pop()
             continue
         # A node stays on the stack below the producers of its operands until all are in order.
-        made = [producer[value] for value in nodes[node].operands[::-1]]
-        before = [p for p in made if p is not None and waiting[p]]
-        todo += before
-        if not before:
-            waiting[todo.pop()] = 0
+        producers = [producer[value] for value in nodes[node].operands[::-1]]
+        missing = [p for p in producers if p is not None and waiting[p]]
+        stack += missing
+        if not missing:
+            waiting[stack.pop()] = 0
             order.append(node)
     return order
 
@@ -409,13 +440,14 @@ def _readers_and_steps(
 
     Args:
       kinds: the operator classes, by number.
+      steps: (number of the class, values: operands and then results, node) of each step.
       count: the number of values.
     """
     readers: list[list[tuple[int, int]]] = [[] for _ in range(count)]
     steps_of: list[list[int]] = [[] for _ in range(count)]
-    operands = [kind.num_operands for kind in kinds]
+    num_operands = [kind.num_operands for kind in kinds]
     for position, (kind, values, _) in enumerate(steps):
-        for k in range(operands[kind]):
+        for k in range(num_operands[kind]):
             readers[values[k]].append((position, k))
         # A step that reads a value twice is one step of the value.
         for value in values:

@@ -242,9 +242,19 @@ def _tiles(dims: Dims) -> int:
 def result_offers(
     kind: OperatorClass, numbers: Numbers, layouts: Layouts, target: int
 ) -> list[Offer]:
-    """Return the shardings that operands offer to the result `target`, in the operator's order."""
+    """Return the shardings that operands offer to the result `target`, in the operator's order.
+
+    An offer is (digits of each dimension of the result, numbers of the operands that offer it).
+
+    Args:
+      kind: the class of the operator, which has the loops of each tensor.
+      numbers: the layout number of each tensor, operands first.
+      target: the number of the result among the tensors.
+    """
     found: list[Offer] = []
+    # `kind.first` has the operands in the order in which XLA asks them.
     for source in kind.first:
+        # A replicated operand offers nothing.
         if layouts.tiles[numbers[source]] > 1:
             dims = _project_operand(kind, source, target, numbers, layouts)
             if any(dims):
@@ -262,13 +272,14 @@ def _project_operand(
     tiles (`sharding_propagation.cc`, kSort).
     """
     dims, convolution = layouts.dims[numbers[source]], kind.image
+    # Only operators such as a sort have loops that cannot be split (`kind.blocks`).
     if kind.blocks and not _is_movable(kind, source, dims):
         return ()
     if convolution is not None:
-        seen = [layouts.dims[numbers[k]] for k in (convolution.operand, convolution.kernel)]
+        both_dims = [layouts.dims[numbers[k]] for k in (convolution.operand, convolution.kernel)]
         # While a window slides, XLA infers the result's sharding from the image alone
         # (InferConvolutionShardingFromOperands).
-        if convolution.slides(*seen):
+        if convolution.slides(*both_dims):
             if source != convolution.operand:
                 return ()
             return convolution.project(dims, lambda dims: kind.project(source, target, dims))
@@ -332,7 +343,14 @@ def _larger_first(kind: OperatorClass, found: list[Offer]) -> list[Offer]:
 def all_offers(
     kind: OperatorClass, numbers: Numbers, layouts: Layouts
 ) -> Iterator[tuple[int, str, Dims, Numbers]]:
-    """Yield (target, direction, sharding, sources) for every offer to a result or an operand."""
+    """Yield (target, direction, sharding, sources) for every offer to a result or an operand.
+
+    Target and sources are numbers of the operator's tensors, operands first. The direction is
+    forward (to a result) or backward (to an operand).
+
+    Args:
+      numbers: the layout number of each tensor.
+    """
     for targets, direction in (
         (kind.results, image.FORWARD),
         (kind.operands, image.BACKWARD),
@@ -365,18 +383,21 @@ def operand_offers(
 ) -> list[Offer]:
     """Return the shardings that the other tensors offer to the operand `target`.
 
-    The list is empty for the operands in `kind.closed_operands`, and nothing passes through the
-    window of a convolution.
+    An offer is (digits of each dimension, numbers of the tensors that offer it). The list is empty
+    for the operands in `kind.closed_operands`, and nothing passes through the window of a
+    convolution.
     """
     if target in kind.closed_operands:
         return []
-    found = [*_offers_from_results(kind, numbers, layouts, target)]
+    offers = [*_offers_from_results(kind, numbers, layouts, target)]
+    # A value that enters a tuple is read at several places, of which the finest sharding wins.
     if kind.role == image.TUPLE:
-        return _finest(found)
+        return _finest(offers)
+    # Offers of other operands are merged with the first offer of the results, one after the other.
     for side in _offers_from_operands(kind, numbers, layouts, target):
-        both = layouts.merged(kind.shapes[target], found[0][0], side[0]) if found else None
-        found = _combine_offers(kind, found, side, both)
-    return found
+        both = layouts.merged(kind.shapes[target], offers[0][0], side[0]) if offers else None
+        offers = _combine_offers(kind, offers, side, both)
+    return offers
 
 
 def _finest(found: list[Offer]) -> list[Offer]:
@@ -441,7 +462,8 @@ def _combine_offers(
     """
     if not found:
         return [side]
-    ((dims, origin), *_), (other, source) = found, side
+    ((dims, sources), *_), (side_dims, side_sources) = found, side
+    # The merged offer comes from the tensors of both.
     if both is not None:
-        return [(both, (*origin, *source))]
-    return [side] if kind.role in image.MATRIX and _tiles(other) > _tiles(dims) else found
+        return [(both, (*sources, *side_sources))]
+    return [side] if kind.role in image.MATRIX and _tiles(side_dims) > _tiles(dims) else found

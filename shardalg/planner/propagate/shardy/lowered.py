@@ -34,16 +34,23 @@ LATER = frozenset(
 
 
 def keeps_numbers(node: Node, kind: OperatorClass | None) -> bool:
-    """Return whether the results are constants to Shardy if all operands are."""
+    """Return whether the results of a node are constants to Shardy if all operands are.
+
+    Shardy copies constants for each reader, so that they get no common sharding.
+
+    Args:
+      kind: the node's operator class, None if no sharding passes through it.
+    """
     if node.bodies:
         return False
+    # Of the nodes without operands, random bits for example are no constants.
     if not node.operands:
         return node.primitive == "iota"
     is_pointwise = kind is not None and kind.role == image.POINTWISE
     # Shardy copies scalars for each reader, as it copies constants
     # (`constant_or_scalar_splitter.cc`).
-    scalar = not node.results or all(not t.shape for t in node.signature.results)
-    return node.primitive in NUMBERS_THROUGH or is_pointwise or scalar
+    is_scalar = not node.results or all(not t.shape for t in node.signature.results)
+    return node.primitive in NUMBERS_THROUGH or is_pointwise or is_scalar
 
 
 def shardy_class(node: Node, kind: OperatorClass) -> OperatorClass:
@@ -72,11 +79,19 @@ def shardy_class(node: Node, kind: OperatorClass) -> OperatorClass:
 
 
 def _moved(node: Node, kind: OperatorClass) -> frozenset[str]:
-    """Return the loops along which elements move, so that a device reads others' elements."""
+    """Return the loops along which elements move, so that a device reads others' elements.
+
+    For example, a slice of rows moves elements along the loop of the rows only.
+
+    Args:
+      kind: the node's operator class; its `maps` have, per tensor and dimension, (loop, position)
+        pairs.
+    """
     # A slice or a pad shifts the borders of blocks only along dimensions whose size it changes.
     if node.primitive in ("slice", "split", "pad"):
-        sizes = zip(kind.shapes[0], kind.shapes[-1], kind.maps[-1], strict=True)
-        return frozenset(loop for old, new, at in sizes if old != new for loop, _ in at)
+        dims = zip(kind.shapes[0], kind.shapes[-1], kind.maps[-1], strict=True)
+        return frozenset(loop for old, new, loops in dims if old != new for loop, _ in loops)
+    # A concatenation moves along the joined dimension, a reversal along the reversed ones.
     if node.primitive == "concatenate":
         return frozenset(loop for loop, _ in kind.maps[-1][node.signature.param("dimension")])
     if node.primitive == "rev":
@@ -189,12 +204,15 @@ def widening_broadcast(rest: Shape, wide: Shape, node: Node) -> OperatorClass:
       node: the broadcast in the graph.
     """
     small = node.signature.operands[0].shape
-    at = node.signature.param("broadcast_dimensions")
-    dims = [d for size, d in zip(small, at, strict=True) if not (size == 1 and wide[d] != 1)]
-    whole: Map = tuple(((f"d{i}", 0),) for i in range(len(wide)))
-    kind = pass_through(wide, False)
-    found: Map = tuple(whole[d] for d in dims)
-    kind = replace(kind, role=image.BROADCAST, maps=(found, whole), shapes=(rest, wide))
+    # The result dimension of each operand dimension. Widened dimensions of size 1 are gone.
+    result_dims = node.signature.param("broadcast_dimensions")
+    sizes = zip(small, result_dims, strict=True)
+    kept_dims = [dim for size, dim in sizes if not (size == 1 and wide[dim] != 1)]
+    # Each dimension of the result is one loop; the operand has the loops of its own dimensions.
+    result_map: Map = tuple(((f"d{dim}", 0),) for dim in range(len(wide)))
+    operand_map: Map = tuple(result_map[dim] for dim in kept_dims)
+    maps = (operand_map, result_map)
+    kind = replace(pass_through(wide, False), role=image.BROADCAST, maps=maps, shapes=(rest, wide))
     return with_all_passing(kind)
 
 
@@ -210,14 +228,21 @@ def made_as_operands(
 
     The layout number is that of the sharding in which the operands compute the product `value`. It
     differs from the value's present sharding in `numbers`.
+
+    Args:
+      index: the steps (operators) in order, with the tensors of each.
+      layouts: the table of layouts by number.
+      numbers: the layout number of each value.
     """
     for step, values in enumerate(index.tensors):
         kind = index.kind(step)
+        # A product has three tensors: two operands and the result.
         if kind.role == image.CONTRACTION and len(values) == 3:
-            here = index.pick[step](numbers)
-            made = None if layouts.fixed[here[2]] else _made(kind, here, layouts)
-            if made is not None and made != here[2]:
-                yield step, values[2], made
+            current = index.pick[step](numbers)
+            # An annotated result keeps its sharding.
+            computed = None if layouts.fixed[current[2]] else _made(kind, current, layouts)
+            if computed is not None and computed != current[2]:
+                yield step, values[2], computed
 
 
 def _made(kind: OperatorClass, numbers: Numbers, layouts: Layouts) -> int | None:
@@ -228,19 +253,21 @@ def _made(kind: OperatorClass, numbers: Numbers, layouts: Layouts) -> int | None
     Args:
       numbers: the layout numbers of both operands and of the result.
     """
+    # Per tensor, a dictionary from its loops to their digits.
     left, right, result = (split(kind, k, layouts, number) for k, number in enumerate(numbers))
     if not _agree(left, right):
         return None
+    # The loops of the result whose digits are not those of the operand with this loop.
     moved = [loop for loop in result if _own(left, right, loop) != result[loop].digits]
     if len(moved) != 1:
         return None
     # [i, k@y] x [k@y, j@x] with the result [i, j@y] is computed as [i, j@x] with partial sums over
     # y. One all-reduce adds them up, and the sum is then moved to [i, j@y].
     (loop,) = moved
-    digits, wanted = _own(left, right, loop), result[loop].digits
+    digits, result_digits = _own(left, right, loop), result[loop].digits
     summed_loops = [loop for loop in left if loop in right and loop not in result]
     summed = tuple(digit for loop in summed_loops for digit in left[loop].digits)
-    if not (digits and wanted and wanted == summed):
+    if not (digits and result_digits and result_digits == summed):
         return None
     # Shardy does not move a result that is larger than both operands.
     elements = max(kind.elements[k] for k, side in enumerate((left, right)) if loop in side)
@@ -260,10 +287,19 @@ def _own(left: Tensor, right: Tensor, loop: str) -> Digits:
 
 
 def _agree(left: Tensor, right: Tensor) -> bool:
-    """Return whether operands have equal digits on common loops, and disjoint digits on others."""
+    """Return whether operands have equal digits on common loops, and disjoint digits on others.
+
+    The product can then be computed without moving the operands.
+
+    Args:
+      left, right: the loops of each operand, with their digits.
+    """
     common = [loop for loop in left if loop in right]
     if any(left[loop].digits != right[loop].digits for loop in common):
         return False
     # A digit can partition only one loop of the product.
-    alone = [[d for n, p in t.items() if n not in common for d in p.digits] for t in (left, right)]
-    return not any(overlap(a, b) for a in alone[0] for b in alone[1])
+    left_digits, right_digits = (
+        [digit for loop, part in tensor.items() if loop not in common for digit in part.digits]
+        for tensor in (left, right)
+    )
+    return not any(overlap(a, b) for a in left_digits for b in right_digits)

@@ -164,12 +164,14 @@ class ShardyModuleBuilder(Instructions):
         is_copy = any(outer == copy for copy in self.copies.values())
         if not (is_copy or outer in self.annotated) or not self.shape(outer):
             return outer
+        # One loop has one copy of a value, which all readers in its body share.
         if (call, outer) not in self.copies:
             shape = self.shape(outer)
             copy = self.copies[call, outer] = self.place(outer, shape)
+            # The copy is a pointwise operator, through which shardings pass in both directions.
             kind = replace(pass_through(shape, False), role=image.POINTWISE)
-            made = ShardyOperator(lowered.with_all_passing(kind), (outer,), (copy,), call)
-            self.opened.setdefault(call, []).append(made)
+            operator = ShardyOperator(lowered.with_all_passing(kind), (outer,), (copy,), call)
+            self.opened.setdefault(call, []).append(operator)
         return self.copies[call, outer]
 
     def _node(self, number: int, _: int) -> Iterator[ShardyOperator]:
@@ -181,6 +183,7 @@ class ShardyModuleBuilder(Instructions):
         recorded in `same`, `numbers`, `full` and `shared` (see the class).
         """
         node = self.graph.nodes[number]
+        # A node without an instruction in XLA only gives its operand a second name.
         if node.primitive in lowered.NOTHING:
             self.same[node.results[0]] = node.operands[0]
             return
@@ -190,25 +193,35 @@ class ShardyModuleBuilder(Instructions):
             yield ShardyOperator(None, operands, (), number)
             for operand, result in zip(operands, node.results, strict=True):
                 yield from self._edge((operand,), result, number)
+        # An operator that reads only constants, and copies them, is a constant itself.
         elif (
             self.numbers.issuperset(operands)
             and number not in self.sites
             and lowered.keeps_numbers(node, self._kind(node))
         ):
             self.numbers.update(node.results)
+        # The broadcast of a scalar is a tensor full of one number.
         elif node.primitive == "broadcast_in_dim" and not self.shape(operands[0]):
             self.full.update(node.results)
         elif node.primitive == "broadcast_in_dim" and self._is_shared(node):
             self.shared[node.results[0]] = (node, False)
+        # Loops and branches (nodes with bodies) are built elsewhere.
         elif not node.bodies:
             yield from self._operator(node, operands)
 
     def _operator(self, node: Node, operands: tuple[int, ...]) -> Iterator[ShardyOperator]:
-        """Yield the operators of one node without a region: several if XLA lowers it to several."""
+        """Yield the operators of one node without a region: several if XLA lowers it to several.
+
+        An operator has a class, which says how shardings pass through it, operands and results.
+
+        Args:
+          operands: the values that the node reads in Shardy's module.
+        """
         # Shardy applies a site's annotation to the value that the site reads, so sites are noted.
         kind = self._kind(node)
         if node.index in self.sites:
             self.site_rows.setdefault(operands[0], []).append(self.sites[node.index])
+        # An integer power becomes a chain of products.
         if products := lowered.power_products(node):
             yield from self._power(node, operands[0], products)
             return
@@ -225,9 +238,19 @@ class ShardyModuleBuilder(Instructions):
     def _widened(
         self, node: Node, operands: tuple[int, ...], result: int, kind: OperatorClass
     ) -> Iterator[ShardyOperator]:
-        """Yield a broadcast's operators: three if it widens dimensions of size 1, as in XLA."""
+        """Yield a broadcast's operators: three if it widens dimensions of size 1, as in XLA.
+
+        XLA's broadcast only adds dimensions. To widen (4, 1) to (4, 8), it first removes the
+        dimension of size 1 in two steps, and then broadcasts (4,) to (4, 8).
+
+        Args:
+          operands: the operand, as a tuple of one value.
+          result: the value that the last operator returns.
+          kind: the class of the broadcast if it widens nothing.
+        """
         shape = self.shape(node.results[0])
         steps = lowered.widening_steps(self.shape(operands[0]), shape, node)
+        # Each step reads the result of the one before it. `shapes` has (operand, result) of a step.
         for step in steps:
             place = self.place(result, step.shapes[1])
             yield ShardyOperator(step, operands, (place,), node.index)
@@ -259,12 +282,14 @@ class ShardyModuleBuilder(Instructions):
         node for all readers.
         """
         graph, value = self.graph, node.results[0]
-        at = node.signature.param("broadcast_dimensions")
-        is_wide = at == tuple(range(len(self.shape(value)))) and len(graph.users[value]) > 1
+        # A broadcast that adds no dimension maps each operand dimension to the same number.
+        dims = node.signature.param("broadcast_dimensions")
+        adds_no_dim = dims == tuple(range(len(self.shape(value))))
+        readers = graph.users[value]
         # Calls, annotations and the ends of regions read the value itself instead of a copy.
-        plain = all(not graph.nodes[n].bodies and n not in self.sites for n in graph.users[value])
-        handed = any(value in region.results for region in graph.regions)
-        return is_wide and plain and not handed
+        are_operators = all(not graph.nodes[n].bodies and n not in self.sites for n in readers)
+        is_region_result = any(value in region.results for region in graph.regions)
+        return adds_no_dim and len(readers) > 1 and are_operators and not is_region_result
 
     def _power(
         self, node: Node, operand: int, products: list[tuple[int, int]]
@@ -382,6 +407,7 @@ class ShardyModuleBuilder(Instructions):
                 and graph.regions[body].results[element.numbers[body]] != element.inside[body]
             ):
                 assert element.result is not None  # a carry always has a value after the loop
+                # The carry in the body and its result share one sharding, named by the result.
                 self.target.update(dict.fromkeys(inside, element.result))
                 self.inner[element.result] = inside
                 returned = graph.regions[body].results[element.numbers[body]]
@@ -389,6 +415,7 @@ class ShardyModuleBuilder(Instructions):
             elif element.kind != "xs":
                 assert element.outer is not None  # only written stacks have no value before a loop
                 self.captured.update(dict.fromkeys(inside, (call, element.outer)))
+                # The result of an unchanged carry is its initial value.
                 if element.result is not None:
                     self.same[element.result] = element.outer
 
