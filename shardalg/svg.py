@@ -373,6 +373,10 @@ def drawing_card(
     """Return HTML with a sentence, a drawing, and the tables below it, which open by a click.
 
     The left edge is green if `ok` is True, red if it is False, and grey if it is None.
+
+    Args:
+      title: the sentence, which also describes the drawing to readers who do not see it.
+      folded: texts and tables that a click opens. note: a text below the drawing.
     """
     color = NEUTRAL if ok is None else OK if ok else REFUSED
     below = html_part(note) if note else ""

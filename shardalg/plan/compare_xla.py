@@ -297,20 +297,26 @@ class BesideXla(Answer):
     def _value_row(self, match: Match) -> tuple[object, ...]:
         """Return the row of one value: names, both shardings, verdict, and the bytes sent by each.
 
-        Bytes are None if both shardings agree, because then there is nothing to compare.
+        Bytes are None if both shardings agree, because then there is nothing to compare. Otherwise
+        they are those of our plan as it is, and of our plan with XLA's sharding of the value.
         """
         names = (match.name, match.kind, match.ours.text(), match.theirs.text())
         if match.agrees:
             return (*names, "agree", None, None)
         # The fair comparison is our own planner with XLA's sharding of this one value.
-        now = self.wire_bytes
+        bytes_now = self.wire_bytes
         stages = self._trials.stages
         # All dimensions are closed, so that completion does not refine XLA's sharding.
-        wanted = replace(match.theirs, unspecified_dims=())
-        then = number(self._trials.outcome(annotated_as(stages, match.value, wanted)).wire_bytes)
+        xla_sharding = replace(match.theirs, unspecified_dims=())
+        bytes_then = number(
+            self._trials.outcome(annotated_as(stages, match.value, xla_sharding)).wire_bytes
+        )
         # At equal bytes, the smaller shard is better, because it needs less memory.
-        ranks = ((now, _held(match.ours.shard_shape)), (then, _held(match.theirs.shard_shape)))
-        return (*names, _verdict(*ranks), now, then)
+        ranks = (
+            (bytes_now, _held(match.ours.shard_shape)),
+            (bytes_then, _held(match.theirs.shard_shape)),
+        )
+        return (*names, _verdict(*ranks), bytes_now, bytes_then)
 
 
 def _ratio(ours: float, theirs: float) -> str:

@@ -215,8 +215,10 @@ def _digits(mesh: Mesh, axes: Iterable[str]) -> Digits:
     """
     refs = []
     for text in axes:
-        sub = _SUB_AXIS.fullmatch(text)
-        refs.append(
-            AxisRef(text) if sub is None else AxisRef(sub["name"], int(sub[2]), int(sub[3]))
-        )
+        sub_axis = _SUB_AXIS.fullmatch(text)
+        # A name alone is a whole axis.
+        if sub_axis is None:
+            refs.append(AxisRef(text))
+        else:
+            refs.append(AxisRef(sub_axis["name"], int(sub_axis["pre"]), int(sub_axis["size"])))
     return tuple(mesh.ref_digit(ref) for ref in refs)

@@ -175,12 +175,16 @@ def _strictest(fact: Fact, signs: Mapping[Formula, Set[str]]) -> Fact | None:
     Args:
       signs: by formula, the relations of all facts about it, such as {">= 0", "!= 0"}.
     """
-    here, opposite = (signs.get(f, frozenset()) for f in (fact.formula, -fact.formula))
-    both = here | opposite
+    relations, opposite_relations = (
+        signs.get(formula, frozenset()) for formula in (fact.formula, -fact.formula)
+    )
+    all_relations = relations | opposite_relations
+    # With a fact about the sign, `!= 0` is part of that fact: `> 0` implies it, and `>= 0` becomes
+    # `> 0` below.
     if fact.relation == NONZERO:
-        return None if both & {POSITIVE, NONNEGATIVE} else fact
-    if fact.relation == NONNEGATIVE and both & {POSITIVE, NONZERO}:
-        return None if POSITIVE in here else Fact(fact.formula, POSITIVE)
+        return None if all_relations & {POSITIVE, NONNEGATIVE} else fact
+    if fact.relation == NONNEGATIVE and all_relations & {POSITIVE, NONZERO}:
+        return None if POSITIVE in relations else Fact(fact.formula, POSITIVE)
     return fact
 
 
@@ -189,6 +193,8 @@ def _kind(asked: AskedFact) -> str:
 
     It is the entry `kind` of the row that `Plan.changes` gets if the fact fails.
     """
+    # From the most specific kind to the most general one: a size that must divide, a size that must
+    # equal its hint, a question of a whole stage, and a question of a memoised call.
     if split_of(asked.fact) is not None:
         return DIVIDES
     if _fixes_size(asked):

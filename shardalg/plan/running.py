@@ -174,8 +174,8 @@ def named_shardings(plan: Plan, devices: Sequence[Any] | None) -> tuple[Any, Any
             "a loaded plan has no pytrees. Plan the function again, or read plan.shardings()."
         )
     # The executable decides which prefix of axes is even, so it is the source here too.
-    made = executable(plan, plan._traced, devices)
-    outer = ([b.outer for b in side] for side in (made.arguments, made.results))
+    lowered_plan = executable(plan, plan._traced, devices)
+    outer = ([b.outer for b in side] for side in (lowered_plan.arguments, lowered_plan.results))
     pairs = zip(plan.graph.trees, outer, strict=True)
     entering, leaving = (tree.unflatten(leaves) for tree, leaves in pairs)
     return entering, leaving

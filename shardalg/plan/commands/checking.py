@@ -257,6 +257,7 @@ def _plan_file(path: Path, *, update: bool) -> CheckedFile:
 
 def _lines(one: CheckedFile) -> Iterator[str]:
     """Yield the lines that a user reads about a file: its error, verdicts or differences."""
+    # A contract file has a report, a plan file has differences.
     if one.error is not None:
         yield f"{one.path}: error: {one.error[1]}"
     elif one.report is not None:

@@ -163,11 +163,11 @@ def _planned_and_run(
     function, specs = loaded(options)
     plan = plan_of(function, specs, options)
     if joined:
-        found = Job.this().devices
-        if found != plan.mesh.size:
+        num_devices = Job.this().devices
+        if num_devices != plan.mesh.size:
             raise DeviceError(
-                f"{plan.mesh!r} has {plan.mesh.size} devices, but the job has {found}. Give --mesh "
-                f"{found} devices, or start the job with {plan.mesh.size}."
+                f"{plan.mesh!r} has {plan.mesh.size} devices, but the job has {num_devices}. Give "
+                f"--mesh {num_devices} devices, or start the job with {plan.mesh.size}."
             )
         # Processes that run different programs would wait for each other without end.
         agree(plan.text(), "the plans")

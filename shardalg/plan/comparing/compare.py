@@ -233,6 +233,7 @@ def _check_names(strategies: Mapping[str, Any]) -> None:
             raise StrategyError(
                 f"{CURRENT!r} is the name of the function's own annotations: take another name."
             )
+        # A recipe makes a strategy for a function (`strategy_of`). The text "fsdp" is none.
         if not (isinstance(strategy, Strategy) or hasattr(strategy, "strategy_of")):
             near = get_close_matches(str(strategy), ("data", "fsdp", "tensor", "sequence"), 1)
             hint = f" Did you mean sa.recipes.{near[0]}(...)?" if near else ""

@@ -31,6 +31,9 @@ def machines_of(hardware: Any) -> tuple[Machine, ...]:
 def listed(name: str, given: Any) -> list[Any]:
     """Return the values of an argument, one or several, as a list that is not empty.
 
+    Args:
+      name: the name of the argument, for the error.
+
     Raises:
       StrategyError: the list is empty, or the values are in something else than a list.
     """
@@ -38,10 +41,11 @@ def listed(name: str, given: Any) -> list[Any]:
         raise StrategyError(
             f"{name} is a {type(given).__name__}: give a list, whose values have an order."
         )
-    several = list(given) if isinstance(given, list | tuple | range) else [given]
-    if not several:
+    values = list(given) if isinstance(given, list | tuple | range) else [given]
+    # An empty list would give a table without rows, which is a mistake of the caller.
+    if not values:
         raise StrategyError(f"{name} is an empty list: give at least one value, or leave it out.")
-    return several
+    return values
 
 
 def check_distinct(name: str, values: Sequence[Any]) -> None:
@@ -67,21 +71,22 @@ def meshes_of(given: Any, *, what: str = "meshes") -> tuple[Mesh, ...]:
     """
     if given is None:
         return ()
-    found: list[Mesh] = []
+    meshes: list[Mesh] = []
     for each in listed(what, given):
+        # Three forms: a `Mesh`, axis sizes, or a mesh of JAX, which has axis types.
         if isinstance(each, Mesh):
-            found.append(each)
+            meshes.append(each)
         elif isinstance(each, Mapping):
-            found.append(Mesh(dict(each)))
+            meshes.append(Mesh(dict(each)))
         elif hasattr(each, "axis_types"):
-            found.append(Mesh.from_jax(each))
+            meshes.append(Mesh.from_jax(each))
         else:
             raise StrategyError(
                 f"{what} has {each!r:.60}: give a Mesh, or axis sizes as "
                 "{'data': 16, 'model': 4}."
             )
-    check_distinct(what, found)
-    return tuple(found)
+    check_distinct(what, meshes)
+    return tuple(meshes)
 
 
 def devices_of(on: Machine) -> int | None:
@@ -131,6 +136,7 @@ def reporter(progress: Progress | bool | None) -> Progress | None:
             f"progress is {progress!r:.40}: give True, False, or a function of the number of a "
             "finished row, the number of all rows, and its name."
         )
+    # A log file is no terminal: by default it gets no line per point.
     if progress is True or (progress is None and sys.stderr.isatty()):
         return print_progress
     return progress if callable(progress) else None

@@ -209,6 +209,7 @@ def results(executor: Executor, jobs: Iterable[tuple[Any, Job]]) -> Iterator[tup
             waiting.append((key, executor.submit(run_job, job)))
         except Exception as error:  # an executor may raise anything, for example after a shutdown
             yield key, Failed(reason(error))
+        # The oldest job is awaited before the next one is submitted, so that the order stays.
         if len(waiting) >= AHEAD:
             yield _result(*waiting.popleft())
     while waiting:

@@ -130,6 +130,7 @@ class BatchSearch:
         if row.plan is None:
             return row
         options, before = row.plan.options, self.batch
+        # The strategy is planned at its largest batch, whose figures replace those of the row.
         batch = self.largest(row, options)
         if not batch:
             return replace(row, plan=None, figures=None, refused="a batch of 1 does not fit")

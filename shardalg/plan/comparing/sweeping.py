@@ -201,6 +201,7 @@ def _check_meshes(plan: Plan, meshes: Sequence[Mesh], sizes: Mapping[str, Any]) 
       StrategyError: a mesh has named sizes, or an axis of it is also in `sizes`.
     """
     for mesh in meshes:
+        # A row is one point, so its mesh has numbers, also where a formula gives the figures.
         if mesh.symbolic:
             raise StrategyError(
                 f"mesh has {mesh!r} with named sizes: give numbers, as in "

@@ -278,11 +278,14 @@ def refuted(scope: SizeScope, claims: Claims, asked: Asked) -> Refutation | None
 
     Args:
       claims: the claims of the statement about the plan with named sizes.
+      asked: returns the claims of the statement about a plan that is made at a point.
     """
     for point in _suspects(scope, claims):
         plan = scope.made_at(point)
+        # Where the function has no plan, the statement says nothing.
         if plan is None:
             continue
+        # The claims of a plan in numbers have no names, so each holds or fails.
         claims_here = asked(plan, point)
         broken_claim = next(
             (claim for claim in claims_here.claims if not claim.fact.holds({})), None

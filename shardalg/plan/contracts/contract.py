@@ -288,9 +288,10 @@ def _verdict(
       here: text that names the mesh.
       plan: the plan that the claims are about; None for XLA's program.
     """
-    broken = next((claim for claim in claims.claims if not claim.fact.holds({})), None)
-    if broken is not None:
-        return StatementVerdict(statement, REFUTED, here, broken, plan)
+    # A claim that fails refutes the statement, even if others are not known.
+    broken_claim = next((claim for claim in claims.claims if not claim.fact.holds({})), None)
+    if broken_claim is not None:
+        return StatementVerdict(statement, REFUTED, here, broken_claim, plan)
     if claims.unknown:
         return StatementVerdict(statement, UNDECIDED, f"{here}: {claims.unknown}.")
     return StatementVerdict(statement, HOLDS, f"{here}, at these sizes.")

@@ -59,13 +59,14 @@ def hlo_rows(text: str, mesh: Mesh) -> tuple[SentRow, ...]:
     if not text.strip() or "\0" in text:
         what = "no text" if text.strip() else "empty"
         raise ContractError(f"the HLO text is {what}: give compiled.as_text(), or a dump.")
+    # The user gave the text for a contract, so a fault in it is an error of the contract.
     try:
         module = parse(text)
         _check_whole(text, module, mesh)
-        found = collectives(text, mesh, is_final=True)
+        hlo_collectives = collectives(text, mesh, is_final=True)
     except NotationError as error:
         raise ContractError(str(error)) from None
-    return tuple(_row(one) for one in found)
+    return tuple(_row(one) for one in hlo_collectives)
 
 
 def check_border(text: str, plan: Plan) -> None:

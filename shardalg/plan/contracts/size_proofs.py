@@ -122,6 +122,7 @@ def _text(fact: Fact) -> str | None:
         above, below = map(_polynomial, fact.formula.fraction)
     except NotImplementedError:
         return None
+    # "above/below is whole" means that the remainder is 0; BROKEN is the opposite.
     if fact.relation in (WHOLE, BROKEN):
         return f"({above}) % ({below}) {'==' if fact.relation == WHOLE else '!='} 0"
     return f"{above} {fact.relation}"

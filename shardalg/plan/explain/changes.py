@@ -106,12 +106,12 @@ def changes(stages: Stages, sides: tuple[Side, Side], digits: Digits) -> Iterato
     A change drops, adds or moves some axes along which the collective runs. Or it takes the
     sharding of either side, if the value has the annotation's shape.
     """
-    wanted = [side.layout for side in sides]
+    side_layouts = [side.layout for side in sides]
     # `slots` are all entries of the annotations that one spec of the user sets.
     for place, slots, before in islice(_places(stages, sides), MOST_PLACES):
         # The sharding of either side makes both sides equal; uneven ones would add padding.
-        same = [s.dims for s in wanted if s.shape == before.shape and s.is_even]
-        for dims in dict.fromkeys((*_edits(before, digits), *same)):
+        dims_of_sides = [s.dims for s in side_layouts if s.shape == before.shape and s.is_even]
+        for dims in dict.fromkeys((*_edits(before, digits), *dims_of_sides)):
             if dims != before.dims:
                 yield AnnotationChange(place, slots, before, before.with_dims(dims))
 

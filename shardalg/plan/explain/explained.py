@@ -327,10 +327,11 @@ def refusals(
       values: the values, in the order of the rows.
       wanted: selects refused shardings; a conflict with another one has no row.
     """
+    # Completion records every conflict: a proposal that did not merge with the value's sharding.
     places = {value: place for place, value in enumerate(values)}
-    told = (c for c in sharded.conflicts if c.value in places and wanted(c.refused))
-    found = sorted(told, key=lambda conflict: places[conflict.value])
-    return Table(REFUSED_COLUMNS, tuple(_refusal(sharded, conflict) for conflict in found))
+    selected = [c for c in sharded.conflicts if c.value in places and wanted(c.refused)]
+    selected.sort(key=lambda conflict: places[conflict.value])
+    return Table(REFUSED_COLUMNS, tuple(_refusal(sharded, conflict) for conflict in selected))
 
 
 def _refusal(sharded: ShardedGraph, conflict: Conflict) -> tuple[object, ...]:

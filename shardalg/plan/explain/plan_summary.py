@@ -158,16 +158,16 @@ def _listed(saved: Mapping[str, str], here: Mapping[str, str], absent: str) -> s
       saved, here: texts by name, in the file and in this process.
       absent: the text of an entry that one of the mappings lacks.
     """
-    found = [
+    texts = [
         f"{name} {saved.get(name, absent)} in the file, {here.get(name, absent)} here"
         for name in dict.fromkeys((*saved, *here))
         if saved.get(name, absent) != here.get(name, absent)
     ]
-    if not found:
+    if not texts:
         return ""
-    more = f"; and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-    verb = "differs" if len(found) == 1 else "differ"
-    return f"{len(found)} {verb}: {'; '.join(found[:MOST_NAMED])}{more}"
+    more = f"; and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
+    verb = "differs" if len(texts) == 1 else "differ"
+    return f"{len(texts)} {verb}: {'; '.join(texts[:MOST_NAMED])}{more}"
 
 
 def _by_name(found: PlanSummary) -> dict[str, str]:

@@ -159,12 +159,15 @@ def _promising(found: Sequence[AnnotationChange], sides: tuple[Side, Side]) -> l
     Changes to the sharding before or after the collective (`sides`) come first. The others follow
     in turns: the first change of each annotation, then the second one, and so on.
     """
-    wanted = {side.layout.dims for side in sides}
+    side_dims = {side.layout.dims for side in sides}
+    # The slots of a change are the entries of the annotations that it sets. Equal slots mean the
+    # same annotation, whose changes are counted here.
     turns: Counter[tuple[object, ...]] = Counter()
     keys = []
     for number, change in enumerate(found):
         turns[change.slots] += 1
-        keys.append((change.after.dims not in wanted, turns[change.slots], number))
+        # False sorts before True: a change to the sharding of a side comes first.
+        keys.append((change.after.dims not in side_dims, turns[change.slots], number))
     return [number for _, _, number in sorted(keys)]
 
 
@@ -203,12 +206,14 @@ def _pairs(trials: Trials, moved: MovedValue, tried: tuple[Trial, ...]) -> Itera
       tried: the trials of single changes.
     """
     first = [one.change for one in tried[:MOST_FIRST] if isinstance(one.change, AnnotationChange)]
-    seconds = [_second(trials, moved, change) for change in first]
-    while seconds:
-        for found in tuple(seconds):
-            pair = next(found, None)
+    # An iterator over pairs for each first change; it plans a pair only when it is advanced.
+    pair_iterators = [_second(trials, moved, change) for change in first]
+    while pair_iterators:
+        # One pair of each in turn, from a copy of the list, because finished ones are removed.
+        for iterator in tuple(pair_iterators):
+            pair = next(iterator, None)
             if pair is None:
-                seconds.remove(found)
+                pair_iterators.remove(iterator)
             else:
                 yield pair
 

@@ -69,14 +69,16 @@ class SourceNames:
             The first of these that the file has: its own name for the attribute, for the module,
             and for `jax`. Else it is the path from `jax`, and `imports` gets an import of jax.
             """
-            whole: Any = getattr(modules[path], attribute)
-            if id(whole) in names_of_user:
-                return names_of_user[id(whole)]
-            for known in (path, "jax"):
-                own = names_of_user.get(id(modules[known]))
-                if own is not None:
-                    rest = path.removeprefix(known).removeprefix(".")
-                    return ".".join(filter(None, (own, rest, attribute)))
+            # E.g. `P` after `from jax.sharding import PartitionSpec as P`.
+            target: Any = getattr(modules[path], attribute)
+            if id(target) in names_of_user:
+                return names_of_user[id(target)]
+            # E.g. `jnp.matmul` after `import jax.numpy as jnp`.
+            for module_path in (path, "jax"):
+                module_name = names_of_user.get(id(modules[module_path]))
+                if module_name is not None:
+                    rest = path.removeprefix(module_path).removeprefix(".")
+                    return ".".join(filter(None, (module_name, rest, attribute)))
             imports.append(line)
             return f"{root}{path.removeprefix('jax')}.{attribute}"
 

@@ -91,9 +91,10 @@ class ExplicitPatch(SourcePatch):
         if not file_fixes:
             return []
         names = SourceNames.of(file, self.axes, explicit=True)
-        new_edits = [
-            edit for fix in file_fixes for edit in _edits(self.expressions[fix.number], fix, names)
-        ]
+        # `names` collects the imports that the new text needs, so these come last.
+        new_edits: list[Edit] = []
+        for fix in file_fixes:
+            new_edits += _edits(self.expressions[fix.number], fix, names)
         return new_edits + names.import_edits(file)
 
     @property

@@ -49,14 +49,17 @@ class MinimalSearch:
         times the seconds of one that sends more: 6 % of the bytes are not worth 78 % more time.
         A set that is refused, or makes XLA compute more flops, has an infinite score.
         """
-        found, before = self.trials.figures(chosen), self.trials.figures(frozenset())
+        # The empty set is XLA's program without any constraint.
+        figures, before = self.trials.figures(chosen), self.trials.figures(frozenset())
         self.say(len(self.trials.known), self.best.wire_bytes if self.best else 0.0)
-        if found is None or before is None:
+        if figures is None or before is None:
             return float("inf")
-        if found.flops > before.flops * MORE_FLOPS:
+        # Fewer bytes by repeated work are no gain.
+        if figures.flops > before.flops * MORE_FLOPS:
             return float("inf")
-        excess = found.wire_bytes / max(NEAR * self.plan_bytes, 1.0)
-        return found.step_s * (excess * WORTH if excess > 1 else 1.0)
+        # A plan that sends nothing counts as one byte, so that the quotient exists.
+        excess = figures.wire_bytes / max(NEAR * self.plan_bytes, 1.0)
+        return figures.step_s * (excess * WORTH if excess > 1 else 1.0)
 
     @property
     def best(self) -> XlaFigures | None:

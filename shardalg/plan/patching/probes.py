@@ -168,8 +168,10 @@ class _Marking(ast.NodeTransformer):
         `whole` has the statement of a value that is all of `name = value`. The names of called
         functions, indices, annotations of types and parts of f-strings are `plain`.
         """
+        # Children are visited after their node, so that these sets are complete for each of them.
         if isinstance(node, ast.Call):
             self.plain.add(id(node.func))
+        # An index may itself be a computed array, as in `table[ids + 1]`.
         elif isinstance(node, ast.Subscript):
             self.plain |= {id(part) for part in ast.walk(node.slice) if not _may_be_array(part)}
         elif isinstance(node, ast.Assign) and [type(t) for t in node.targets] == [ast.Name]:

@@ -74,13 +74,13 @@ class UserFile:
 
         False if the file changed since the function was loaded.
         """
-        code, own = function.__code__, self.codes.get(_key(function.__code__))
-        if own is None:
+        code, source_code = function.__code__, self.codes.get(_key(function.__code__))
+        if source_code is None:
             return False
         # Pytest rewrites the assertions of test modules, so their code differs from the source.
         if "@pytest_ar" in function.__globals__:
             return True
-        return own.co_code == code.co_code and _plain(own) == _plain(code)
+        return source_code.co_code == code.co_code and _plain(source_code) == _plain(code)
 
     def edited(self, source: str | ast.Module) -> dict[FunctionType, CodeType]:
         """Return the code of each live function as another source has it.

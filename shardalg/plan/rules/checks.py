@@ -161,6 +161,7 @@ class AppliedRules:
         of the arrays is sharded along them. Axes of size 1 or missing in the mesh do not count.
         """
         unsharded_names = {n for d, n in enumerate(group.names) if n and d not in group.applied}
+        # All axes of size above 1 that some rule names for these dimensions.
         requested_axes = {
             axis
             for i, rule in enumerate(self.rules.rules)
@@ -364,6 +365,7 @@ def _uneven(laid: AppliedRules, group: Group) -> Iterator[Finding]:
         return
     for dim, i in sorted(group.applied.items()):
         axes, size = laid.live(i), group.shape[dim]
+        # Without live axes the product is 1, which divides every size.
         num_devices = math.prod(laid.rules.mesh.shape[axis] for axis in axes)
         if size % num_devices:
             first, rule = group.arrays[0], laid.rules.rules[i]

@@ -113,6 +113,7 @@ class PlannedFunction:
                 before, after = self.figures, _figures(changed_plan)
             except (StrategyError, ShardingError, LoweringError):
                 continue  # the change has no plan, or XLA has no answer
+            # The candidates are in order of preference, so the first one that helps is taken.
             if helps(before, after):
                 pairs = zip(before, after, strict=True)
                 return replace(finding, repair=Repair(text, rules, *pairs))

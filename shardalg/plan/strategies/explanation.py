@@ -86,9 +86,10 @@ class RecipeExplanation:
         """
         lines = [self._head]
         for row in self._rows.rows[:MOST_ROWS]:
+            # Texts of the row that are "" have no line.
             path, role, kind, spec, reason, refused = row
             lines.append(f"{path}: {kind} {spec or 'left to completion'} ({role or 'no role'})")
-            lines += [f"    {text}" for text in (reason,) if text]
+            lines += [f"    {reason}"] if reason else []
             lines += [f"    not placed: {refused}"] if refused else []
         if len(self._rows) > MOST_ROWS:
             lines.append(f"... and {len(self._rows) - MOST_ROWS} more rows in .table().")

@@ -339,6 +339,7 @@ def _along(stages: Stages, value: int, digits: Digits) -> Sharding | None:
     divide none. E.g. shape (8, 6) as [X, None] with Y=2 -> [(X, Y), None], if X has size 4.
     """
     layout = stages.sharded.shardings[value]
+    # Dimensions from the largest to the smallest.
     for dim in sorted(range(len(layout.shape)), key=lambda dim: -layout.shape[dim]):
         longer = (*layout.dims[dim], *digits)
         if layout.shape[dim] and layout.shape[dim] % parts(longer) == 0:

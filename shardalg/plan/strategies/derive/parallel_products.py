@@ -288,6 +288,7 @@ def residual_classes(named: NamedGraph, chosen: frozenset[int]) -> frozenset[int
     whole_classes: set[int] = set()
     for value, kinds in named.uses.products:
         names = named.classes.of(value)
+        # If the product is sharded along the first kind of dimension, the second kind stays whole.
         for sharded_kind, whole_kind in ((COLUMN, ROW), (ROW, COLUMN), (LOOKUP, COLUMN)):
             if any(names[dim] in chosen for dim in kinds.get(sharded_kind, ())):
                 whole_classes |= {names[dim] for dim in kinds.get(whole_kind, ())}

@@ -26,6 +26,7 @@ def place_pins(at: Placing) -> None:
             if layout.pinned or not matches(pattern, layout.path):
                 continue
             rank = len(layout.dims)
+            # As in a PartitionSpec, entries at the end may be missing, but there may not be more.
             if len(dims) > rank:
                 raise StrategyError(
                     f"the pin of {pattern!r} has {len(dims)} entries, and {layout.path} "

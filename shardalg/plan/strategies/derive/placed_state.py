@@ -78,15 +78,16 @@ def _owners(at: Placing) -> Owners:
     an argument by itself has the argument's name. An ending that several parameters share belongs
     to the first one.
     """
-    found: Owners = {}
+    owners: Owners = {}
     parameters = [(layout, *words(layout.path)) for layout in at.layouts]
-    parameters = [entry for entry in parameters if entry[0].role == PARAMETERS]
+    parameters = [parameter for parameter in parameters if parameter[0].role == PARAMETERS]
+    # A whole path must not lose its key to the ending of a longer one, so it comes first.
     for layout, root, below in parameters:
-        found.setdefault(unwrapped(below) or (root,), layout)
+        owners.setdefault(unwrapped(below) or (root,), layout)
     for layout, _, below in parameters:
         for start in range(len(below)):
-            found.setdefault(below[start:], layout)
-    return found
+            owners.setdefault(below[start:], layout)
+    return owners
 
 
 def _owner(layout: ArrayLayout, owners: Owners) -> ArrayLayout | None:

@@ -112,7 +112,10 @@ class Placing:
         return [a for a in self.layouts if a.role == role and not a.pinned and a.dims]
 
     def allowed(self, layout: ArrayLayout, axes: Axes) -> Axes:
-        """Return the axes that no ban of the recipe excludes; `layout` records the others."""
+        """Return the axes that no ban of the recipe excludes; `layout` records the others.
+
+        A ban is a glob of argument paths with an axis that must not shard these arguments.
+        """
         banned = {
             axis
             for pattern, axis in self.wishes.bans

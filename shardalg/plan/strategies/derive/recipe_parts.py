@@ -49,6 +49,7 @@ class Wishes(NamedTuple):
         """
         if isinstance(spec, str) or not hasattr(spec, "__iter__"):
             raise StrategyError(f"the pin of {path!r} is {spec!r:.60}: give a PartitionSpec.")
+        # Each entry becomes a tuple of axes: "x" -> ("x",), None -> ().
         dims: list[Axes] = []
         for entry in tuple(spec):
             axes = () if entry is None else (entry,) if isinstance(entry, str) else entry
@@ -78,6 +79,7 @@ class Wishes(NamedTuple):
                     f"a pin or ban names {path!r:.60}: give the path of an argument as text, as in "
                     "'params/embed*'."
                 )
+        # Only equal paths are compared here. Whether two globs overlap depends on the function.
         pinned: dict[str, Dims] = {}
         for path, dims in self.pins:
             if pinned.setdefault(path, dims) != dims:
