@@ -287,6 +287,7 @@ def step_formulas(
     from shardalg.sizes.formula import Formula
 
     assert plan._symbolised is not None, "a plan in numbers has no formulas"
+    # On a topology, the links under an axis depend on the sizes of all axes, so `links` fixes them.
     on: Any = chip
     if links is not None and isinstance(chip, Topology):
         on = PlacedTopology(chip, links)

@@ -214,12 +214,12 @@ def versions(options: Options) -> dict[str, str]:
     >>> sorted(versions(Options(policy="jit")))
     ['hardware', 'jax', 'partitioner', 'shardalg']
     """
-    given = machine(options.hardware)
-    figures = digest(body(given.chip.to_json()))[:12]
+    chip_or_topology = machine(options.hardware)
+    figures = digest(body(chip_or_topology.chip.to_json()))[:12]
     # The name of a chip is an option; its figures can change between versions.
-    made = {"shardalg": __version__, "jax": jax_version()}
-    made["hardware"] = f"{options.hardware} (figures {figures})"
-    return made | ({"partitioner": options.partitioner} if options.policy == JIT else {})
+    version_texts = {"shardalg": __version__, "jax": jax_version()}
+    version_texts["hardware"] = f"{options.hardware} (figures {figures})"
+    return version_texts | ({"partitioner": options.partitioner} if options.policy == JIT else {})
 
 
 def inputs(traced: Traced, annotations: Annotations, options: Options) -> dict[str, Any]:
@@ -235,7 +235,8 @@ def inputs(traced: Traced, annotations: Annotations, options: Options) -> dict[s
 def read_inputs(saved: PlanFile) -> tuple[Traced, Annotations, Options]:
     """Return the inputs of planning that a file holds.
 
-    A setting that another version of shardalg did not have gets its default.
+    The inputs are the traced function, the annotations of its values, and the options. A setting
+    that another version of shardalg did not have gets its default.
 
     Raises:
       PlanFileError: a value that its type does not allow, or a graph that no trace makes.
@@ -243,15 +244,20 @@ def read_inputs(saved: PlanFile) -> tuple[Traced, Annotations, Options]:
     """
     traced = read_traced(saved.inputs)
     annotations = read_annotations(saved.inputs["annotations"], traced.graph, traced.first_mesh)
-    told = saved.inputs["options"]
+    saved_options = saved.inputs["options"]
     # A file of an older version lacks the settings that were added later, so they get defaults. A
     # file of this version lacks a setting only if it was edited, and reading then fails.
-    if isinstance(told, dict) and saved.is_of_other_version:
-        told = {**Options().settings, _DEFAULT: False, **told}
-    settings = files.read(_Settings, told, "options")
+    if isinstance(saved_options, dict) and saved.is_of_other_version:
+        saved_options = {**Options().settings, _DEFAULT: False, **saved_options}
+    settings = files.read(_Settings, saved_options, "options")
     prices = {name: KernelPrice(price.flops, price.bytes) for name, price in settings.prices}
-    others = {n: v for n, v in vars(settings).items() if n not in (_DEFAULT, "prices")}
-    options = Options.of({**others, "prices": prices})
+    # `Options` has no field for `_DEFAULT`, and has prices as values of their own class.
+    other_settings = {
+        setting: value
+        for setting, value in vars(settings).items()
+        if setting not in (_DEFAULT, "prices")
+    }
+    options = Options.of({**other_settings, "prices": prices})
     if settings.hardware_is_default:
         options = replace(options, hardware=DefaultChip(options.hardware))
     # The name changed its meaning after this schema: the plan must not change with it.

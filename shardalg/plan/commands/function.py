@@ -98,8 +98,7 @@ def plan_of(function: Callable[..., Any], specs: ModuleType, options: argparse.N
       specs: the module of the user that defines `args()` and, if needed, shardings and roles.
 
     Raises:
-      CommandError: the specs have a misspelt name, or their strategy has
-        another mesh than --mesh.
+      CommandError: the specs have a misspelt name, or their strategy has another mesh than --mesh.
       HardwareError: the chip has no peak for the item type of a product.
     """
     import shardalg as sa
@@ -115,6 +114,7 @@ def plan_of(function: Callable[..., Any], specs: ModuleType, options: argparse.N
         )
     chip = {"hardware": options.hardware} if options.hardware else {}
     plan_options = sa.Options(policy=options.policy, **chip)
+    # `sa.plan` refuses a mesh beside a strategy, which has its own.
     mesh = mesh if strategy_mesh is None else None
     plan = sa.plan(function, *arguments(specs), mesh=mesh, options=plan_options, **plan_arguments)
     # The default chip is not checked, so that every plan can be printed.

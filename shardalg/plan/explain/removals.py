@@ -232,23 +232,27 @@ def _second(trials: Trials, moved: MovedValue, first: AnnotationChange) -> Itera
 def together(trials: Trials, moved: MovedValue) -> tuple[Trial, ...]:
     """Return one trial of many changes, all of them necessary, which removes a collective.
 
-    Each change removes the collective's axes from one annotation. Empty if no such set is found.
+    Each change removes the collective's axes from one annotation. Changes are added until the
+    collective is gone, then those that are not necessary are undone. Empty if no such set is found.
     """
-    most = MOST_NODES // max(1, len(trials.stages.graph.nodes))
-    found: tuple[AnnotationChange, ...] = ()
+    # Every step plans the whole graph, so a large graph gets fewer steps.
+    num_plans = MOST_NODES // max(1, len(trials.stages.graph.nodes))
+    dropped_changes: tuple[AnnotationChange, ...] = ()
     # One half of the plans is for dropping axes, the other for undoing drops.
-    for _ in range(most // 2):
-        stages = trials.under(Changes(found).applied(trials.stages.annotations))
+    for _ in range(num_plans // 2):
+        stages = trials.under(Changes(dropped_changes).applied(trials.stages.annotations))
         # If no more annotation has these axes, their source has no annotation, and further plans
         # cannot remove the collective.
-        more = _dropped(trials, stages, moved, found)
-        if more == found:
+        more_changes = _dropped(trials, stages, moved, dropped_changes)
+        if more_changes == dropped_changes:
             break
-        found, trial = more, _tried(trials, moved, Changes(more))
+        dropped_changes, trial = more_changes, _tried(trials, moved, Changes(more_changes))
         if trial.removes:
             # Undoing one drop can make another one necessary. The order therefore decides how many
             # changes remain, and both directions are tried.
-            ways = (found, found[::-1]) if len(found) < most else ()
+            ways = (
+                (dropped_changes, dropped_changes[::-1]) if len(dropped_changes) < num_plans else ()
+            )
             return ranked(_fewest(trials, moved, trial, order) for order in ways)[:1]
     return ()
 
@@ -324,13 +328,14 @@ def _tried(trials: Trials, moved: MovedValue, change: AnnotationChange | Changes
     for.
     """
     annotations, now = change.applied(trials.stages.annotations), trials.now
-    found = trials.traffic(annotations, partial(_removes, moved, now))
-    removes = _removes(moved, now, found)
-    more = found.wire_bytes > now.wire_bytes
-    helps = removes and found.price < now.price
-    left = found.sent.get(moved.place, 0)
+    # Pricing is slow, so the traffic alone is found first; the function tells whether to price.
+    changed_traffic = trials.traffic(annotations, partial(_removes, moved, now))
+    removes = _removes(moved, now, changed_traffic)
+    more = changed_traffic.wire_bytes > now.wire_bytes
+    helps = removes and changed_traffic.price < now.price
+    left_bytes = changed_traffic.sent.get(moved.place, 0)
     outcome = partial(trials.outcome, annotations)
-    return Trial(change, removes, left, found.wire_bytes, more, helps, outcome)
+    return Trial(change, removes, left_bytes, changed_traffic.wire_bytes, more, helps, outcome)
 
 
 def _removes(moved: MovedValue, now: TrialOutcome, then: TrialOutcome) -> bool:

@@ -85,25 +85,27 @@ def in_order(arrays: Sequence[Wanted]) -> Found:
     """
     rules = [
         LogicalRule(name, axes)
-        for one in arrays
-        for name, axes in zip(one.names, one.axes, strict=True)
+        for array in arrays
+        for name, axes in zip(array.names, array.axes, strict=True)
         if name is not None and axes
     ]
-    left = list(dict.fromkeys(rules))
+    remaining_rules = list(dict.fromkeys(rules))
     # Per rule, a set of rules for each array in which the rule must not apply: one of the set must
-    # be tried before it.
-    needed = {rule: list(_requirements(rule, arrays)) for rule in left}
+    # be tried before it. A rule that applies in all arrays with its name has no requirement.
+    needed = {rule: list(_requirements(rule, arrays)) for rule in remaining_rules}
     # A dict in place of a set keeps the order. Each round adds all rules that may come next.
     ordered: dict[LogicalRule, None] = {}
-    while left:
-        free = [
-            rule for rule in left if all(not ordered.keys().isdisjoint(n) for n in needed[rule])
+    while remaining_rules:
+        next_rules = [
+            rule
+            for rule in remaining_rules
+            if all(not ordered.keys().isdisjoint(n) for n in needed[rule])
         ]
         # Each of the remaining rules would have to be after another one of them.
-        if not free:
+        if not next_rules:
             return None
-        ordered.update(dict.fromkeys(free))
-        left = [rule for rule in left if rule not in ordered]
+        ordered.update(dict.fromkeys(next_rules))
+        remaining_rules = [rule for rule in remaining_rules if rule not in ordered]
     return tuple(ordered)
 
 

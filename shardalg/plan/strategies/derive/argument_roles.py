@@ -48,24 +48,31 @@ def next_values(graph: Graph) -> dict[int, int]:
     for position, value in enumerate(graph.arguments):
         by_type[graph.values[value].type].append(position)
         by_word[graph.values[value].type, paths[position][-1]].append(position)
-    named = {path: position for position, path in enumerate(graph.argument_paths)}
+    position_by_path = {path: position for position, path in enumerate(graph.argument_paths)}
     found: dict[int, int] = {}
     for position, value in enumerate(graph.results):
         path, kind = graph.result_paths[position], graph.values[value].type
-        if path.startswith("next ") and path[5:] in named:
-            found[position] = named[path[5:]]
+        # A result that the trace itself has named "next <path of its argument>".
+        if path.startswith("next ") and path[5:] in position_by_path:
+            found[position] = position_by_path[path[5:]]
             continue
         root, below = words(path)
-        near = by_word.get((kind, (root, *below)[-1]), [])
-        if not near:
-            alone = by_type.get(kind, [])
+        same_word_arguments = by_word.get((kind, (root, *below)[-1]), [])
+        if not same_word_arguments:
+            same_type_arguments = by_type.get(kind, [])
             # A single number without a common path (a loss) is no next value of another number.
-            if len(alone) == 1 and kind.shape and _follows(graph, position, alone[0]):
-                found[position] = alone[0]
+            if (
+                len(same_type_arguments) == 1
+                and kind.shape
+                and _follows(graph, position, same_type_arguments[0])
+            ):
+                found[position] = same_type_arguments[0]
             continue
-        common = {argument: _common(paths[argument], (root, *below)) for argument in near}
-        longest = max(common.values())
-        ties = [argument for argument in near if common[argument] == longest]
+        common_words = {
+            argument: _common(paths[argument], (root, *below)) for argument in same_word_arguments
+        }
+        longest = max(common_words.values())
+        ties = [argument for argument in same_word_arguments if common_words[argument] == longest]
         # Parameters and moments can have equal paths: then the order of their trees decides.
         best = ties[0] if len(ties) == 1 else _in_order(graph, position, ties)
         # A position in a list says little: `result[1]` may be anything of the type of `params[1]`.

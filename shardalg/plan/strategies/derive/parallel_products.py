@@ -270,7 +270,11 @@ def _components(left: frozenset[int], conflicts: Conflicts) -> list[frozenset[in
 def _greedy(
     left: Iterable[int], values: Values, conflicts: Conflicts
 ) -> tuple[float, frozenset[int]]:
-    """Return the total value of a set without conflicts, and the set, taken by falling value."""
+    """Return the total value of a set without conflicts, and the set, taken by falling value.
+
+    A class is taken if it does not conflict with one of a larger value. Among equal values, the
+    smaller number comes first, so that the answer is the same in each run.
+    """
     taken: set[int] = set()
     for name in sorted(left, key=lambda n: (-values[n], n)):
         if not conflicts[name] & taken:

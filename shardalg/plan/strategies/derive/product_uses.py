@@ -218,12 +218,13 @@ class _Reader:
         """
         value = node.operands[operand]
         shapes = self.graph.values[value].type.shape, self.graph.values[origin].type.shape
-        same: dict[int, list[int]] = defaultdict(list)
+        # Per dimension of the operand, the same dimensions of the parameter.
+        parameter_dims: dict[int, list[int]] = defaultdict(list)
         for inner, outer in matching_dims(self.classes, value, origin, shapes):
-            same[inner].append(outer)
+            parameter_dims[inner].append(outer)
         by_kind: dict[str, tuple[int, ...]] = {}
         for dim, kind in used:
-            for outer in same[dim]:
+            for outer in parameter_dims[dim]:
                 self.kinds[origin, outer].add(kind)
                 by_kind[kind] = (*by_kind.get(kind, ()), outer)
         if BATCH in by_kind:
