@@ -179,15 +179,19 @@ class Totals:
 
         The cause "link" has the mesh axes in its key, as in "link X,Y".
         """
-        found: dict[str, list[Any]] = {}
+        seconds_by_cause: dict[str, list[Any]] = {}
         for item in self.items:
             for cause, seconds in item.seconds:
                 name = f"{LINK} {','.join(item.axes)}" if cause == LINK else cause
-                found.setdefault(name, []).append(seconds)
-        return {name: total(amounts) for name, amounts in found.items()}
+                seconds_by_cause.setdefault(name, []).append(seconds)
+        return {name: total(amounts) for name, amounts in seconds_by_cause.items()}
 
     def named(self) -> Iterator[tuple[str, Any]]:
-        """Yield pairs (name, value) of all quantities, such as ("flops", 512)."""
+        """Yield pairs (name, value) of all quantities, such as ("flops", 512).
+
+        Names end with the unit, "_s" or "_bytes"; flops have no unit. Memory follows by class of
+        value.
+        """
         yield "step_time_s", self.sum("time_s")
         yield "compute_s", self.sum("time_s", communication=False)
         yield "communication_s", self.sum("time_s", communication=True)
@@ -317,12 +321,14 @@ class Cost:
     def exposed_s(self) -> dict[str, Any]:
         """Seconds of communication that no computation hides; keys are mesh axes, as in "X,Y"."""
         constants = self.hardware.calibration
-        found: dict[str, list[Any]] = {}
+        seconds_by_axes: dict[str, list[Any]] = {}
         for item in self.items:
             if item.is_communication:
-                waits = exposed_s(item, constants) if self.overlap == MEASURED else item.time_s
-                found.setdefault(",".join(item.axes), []).append(waits)
-        return {name: self._shown(total(amounts)) for name, amounts in found.items()}
+                # Only the measured model of overlap knows shares that computation hides; else all
+                # seconds count.
+                waiting_s = exposed_s(item, constants) if self.overlap == MEASURED else item.time_s
+                seconds_by_axes.setdefault(",".join(item.axes), []).append(waiting_s)
+        return {name: self._shown(total(amounts)) for name, amounts in seconds_by_axes.items()}
 
     @cached_property
     def limits(self) -> StepLimits:
@@ -631,6 +637,12 @@ class Cost:
         """Return (a quantity of this plan minus that of another, the hints of both plans).
 
         The hints are the numbers for which the plans were made, by name of the size.
+
+        Args:
+          quantity: a name of `named`, such as "flops".
+
+        Raises:
+          FormulaError: `other` is no cost, a plan is in numbers, or the quantity is unknown.
         """
         if not isinstance(other, Cost):
             raise FormulaError(
@@ -640,6 +652,7 @@ class Cost:
             raise FormulaError(
                 "plans in numbers have no crossover: name sizes with sa.dims, or a symbolic mesh."
             )
+        # The step time of a cost depends on its model of overlap, and `totals` has no overlap.
         prices = [
             {**dict(c.totals.named()), "step_time_s": c._time(c.totals)} for c in (self, other)
         ]
@@ -713,39 +726,46 @@ class Cost:
 
     def _lines(self) -> tuple[str, ...]:
         """Return the lines of the text: the step, its causes, its two parts, and the memory."""
-        at = self.at_hints
-        room = "fits in" if at.fits else "does not fit:"
-        full = f" ({room} {bytes_text(self.hardware.hbm_bytes)}, nothing reserved)"
-        names = f" in {', '.join(sorted(self.sizes.hints))}; at the hints" if self.sizes else ""
-        lines = ", ".join(self.counted_once)
-        once = f", per iteration of the while loops of unknown length at {lines}" if lines else ""
+        totals = self.at_hints
+        fit_text = "fits in" if totals.fits else "does not fit:"
+        capacity = f" ({fit_text} {bytes_text(self.hardware.hbm_bytes)}, nothing reserved)"
+        hint_names = (
+            f" in {', '.join(sorted(self.sizes.hints))}; at the hints" if self.sizes else ""
+        )
+        unknown_loops = ", ".join(self.counted_once)
+        notes = (
+            f", per iteration of the while loops of unknown length at {unknown_loops}"
+            if unknown_loops
+            else ""
+        )
         if self.fused:
-            once += f"; softmax attention at {', '.join(self.fused)} is priced as a fused kernel"
+            notes += f"; softmax attention at {', '.join(self.fused)} is priced as a fused kernel"
+        # Lines with the same load factor share one note.
         for load in dict.fromkeys(load for _, load in self.loads):
             at_lines = ", ".join(line for line, own in self.loads if own == load)
-            rows = "the most rows possible" if load == WORST else f"{load} of the average rows"
-            once += f"; the busiest device has {rows} at {at_lines} (Options(expert_load))"
+            row_text = "the most rows possible" if load == WORST else f"{load} of the average rows"
+            notes += f"; the busiest device has {row_text} at {at_lines} (Options(expert_load))"
         if self.unpriced:
-            once += f"; no price is known for {', '.join(self.unpriced)}: give one in "
-            once += "Options(prices={target: KernelPrice(flops=...)})"
+            notes += f"; no price is known for {', '.join(self.unpriced)}: give one in "
+            notes += "Options(prices={target: KernelPrice(flops=...)})"
         if self.assumed:
-            once += f"; not calibrated: products of {', '.join(self.assumed)} at the slowest peak"
-        sent = f"communication {seconds_text(at.communication_s)}"
+            notes += f"; not calibrated: products of {', '.join(self.assumed)} at the slowest peak"
+        communication = f"communication {seconds_text(totals.communication_s)}"
         if self.overlap == MEASURED:
             # A step is at least as long as its whole communication (`measured_step_s`), so this can
             # be more than the measured shares of the collectives.
-            exposed = seconds_text(max(0.0, float(at.step_time_s - at.compute_s)))
+            exposed = seconds_text(max(0.0, float(totals.step_time_s - totals.compute_s)))
             # "communication 3 ms" becomes "exposed communication 1 ms of 3 ms".
-            sent = f"exposed {sent.replace(' ', f' {exposed} of ', 1)}"
-        step = f"step {seconds_text(at.step_time_s)}{self._error_text}"
+            communication = f"exposed {communication.replace(' ', f' {exposed} of ', 1)}"
+        step = f"step {seconds_text(totals.step_time_s)}{self._error_text}"
         # The causes of the step's time come first, because they tell a reader what to change.
-        limits = (f"limited by: {self.limits}",) if self.analysis and at.step_time_s else ()
+        limits = (f"limited by: {self.limits}",) if self.analysis and totals.step_time_s else ()
         return (
-            f"Cost{names} on {self.machine_text}: {step}",
+            f"Cost{hint_names} on {self.machine_text}: {step}",
             *limits,
-            f"compute {seconds_text(at.compute_s)} + {sent}, "
-            f"flops utilization {at.flops_utilization:.1%}{once}",
-            f"peak memory {bytes_text(at.peak_memory_bytes)}{full}",
+            f"compute {seconds_text(totals.compute_s)} + {communication}, "
+            f"flops utilization {totals.flops_utilization:.1%}{notes}",
+            f"peak memory {bytes_text(totals.peak_memory_bytes)}{capacity}",
         )
 
     @property
@@ -761,21 +781,24 @@ class Cost:
             return f" (constants of {constants.software}, expected error unknown)"
         low, high = map(seconds_text, self.interval)
         runs = len(constants.provenance["rows"])
-        of = f"{runs} published runs"
+        source = f"{runs} published runs"
         if constants.borrowed:
-            of = f"not calibrated: twice the errors of {of} on {constants.borrowed}"
+            source = f"not calibrated: twice the errors of {source} on {constants.borrowed}"
         median, worst = self.expected_error
         errors = f"median {median:.1%}, worst {worst:.1%}"
-        return f" ({low} to {high}; {constants.software}, {of}: {errors})"
+        return f" ({low} to {high}; {constants.software}, {source}: {errors})"
 
     def _repr_html_(self) -> str:
         """Return a drawing for notebooks: the causes of the step's time, then the tables."""
-        at = self.at_hints
-        seconds = {"computation": at.compute_s, "communication": at.communication_s}
+        totals = self.at_hints
+        seconds = {"computation": totals.compute_s, "communication": totals.communication_s}
+        # The causes of the step's time divide both parts further.
         if self.analysis:
             seconds = dict(self.limits.seconds)
         canvas = draw_bars((cause_bar(seconds),))
         # The printed tables have units; `table()` and `formulas()` have plain numbers.
-        limits = (self.limits.shown(),) if self.analysis else ()
+        limit_tables = (self.limits.shown(),) if self.analysis else ()
         table = self.formulas() if self.sizes else with_units(self.table())
-        return drawing_card("\n".join(self._lines()), canvas, *limits, table, ok=bool(at.fits))
+        return drawing_card(
+            "\n".join(self._lines()), canvas, *limit_tables, table, ok=bool(totals.fits)
+        )

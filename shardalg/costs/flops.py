@@ -103,15 +103,17 @@ def _partial(rule: Rule) -> tuple[tuple[Index, int, int], ...]:
 
     Each entry is (index expression, number of the operand, number of the dimension).
     """
+    # A row without shapes is a pattern, in which nothing is outside. Only rows with one term are
+    # restricted to valid iterations.
     if not rule.operand_shapes or len(rule.terms) != 1:
         return ()
-    found = []
+    partial_reads = []
     for access in rule.terms[0]:
         for dim, index in enumerate(rule.indices(access.operand)):
             # Whole loops are counted as blocks (`_largest_block`), not as windows.
             if not covers(rule, access.operand, dim) and not rule.whole & set(index.variables):
-                found.append((index, access.operand, dim))
-    return tuple(found)
+                partial_reads.append((index, access.operand, dim))
+    return tuple(partial_reads)
 
 
 def inside(index: Index, extents: Mapping[str, Any], size: Any) -> Any:
@@ -186,25 +188,30 @@ def _inside_named(index: Index, extents: Mapping[str, Any], size: Any) -> Any:
     extents are enumerated, and the valid iterations of the remaining loop are an interval, whose
     length is a formula (`_hits`).
     """
-    named = [name for name, _ in index.terms if type(extents[name]) is not int]
+    named_loops = [name for name, _ in index.terms if type(extents[name]) is not int]
     # With an exact division, only multiples of the divisor are iterations.
-    by = index.div if index.exact else 1
-    if len(named) == len(index.terms) == 2 and by == 1:
-        found = _inside_pair(index, extents, size * index.div)
-        if found is not None:
-            return found
-    if len(named) > 1 and any(type(extents[name]) is Formula for name in named):
-        sizes = " and ".join(str(extents[name]) for name in named)
+    divisor = index.div if index.exact else 1
+    if len(named_loops) == len(index.terms) == 2 and divisor == 1:
+        count = _inside_pair(index, extents, size * index.div)
+        if count is not None:
+            return count
+    if len(named_loops) > 1 and any(type(extents[name]) is Formula for name in named_loops):
+        sizes = " and ".join(str(extents[name]) for name in named_loops)
         raise FormulaError(
             f"a window of {index} slides over loops of {sizes} iterations: how many of them read "
             "an element has no formula. Give the size of the window or of the image as a number."
         )
-    *rest, (counted, slope) = sorted(index.terms, key=lambda term: term[0] in named[:1])
-    found = 0
-    for point in product(*(range(extents[name]) for name, _ in rest)):
-        begin = index.constant + sum(c * i for (_, c), i in zip(rest, point, strict=True))
-        found = found + _hits((slope, extents[counted]), begin, by, size * index.div)
-    return found
+    # The loop with a formula comes last, because only its iterations are counted as an interval.
+    *enumerated_loops, (interval_loop, slope) = sorted(
+        index.terms, key=lambda term: term[0] in named_loops[:1]
+    )
+    count = 0
+    for point in product(*(range(extents[name]) for name, _ in enumerated_loops)):
+        begin = index.constant + sum(
+            c * i for (_, c), i in zip(enumerated_loops, point, strict=True)
+        )
+        count = count + _hits((slope, extents[interval_loop]), begin, divisor, size * index.div)
+    return count
 
 
 def _inside_pair(index: Index, extents: Mapping[str, Any], end: Any) -> Any:

@@ -138,21 +138,23 @@ class Hardware:
 
     def __post_init__(self) -> None:
         """Raise HardwareError for an impossible figure; drop constants fitted on other figures."""
-        bad = {name: value for name, value in self._figures() if not _possible(name, value)}
-        if bad:
+        bad_figures = {name: value for name, value in self._figures() if not _possible(name, value)}
+        if bad_figures:
             raise HardwareError(
-                f"hardware {self.name!r}: impossible figures {bad}. "
+                f"hardware {self.name!r}: impossible figures {bad_figures}. "
                 "A rate or a capacity is a number above 0, a latency is not negative."
             )
         # Constants are shares of the figures that they were fitted on. They mean nothing with
         # other figures, unless the user asks for them.
         constants = self.calibration
-        of_file = constants in self.calibrations and not constants.was_chosen
+        is_from_file = constants in self.calibrations and not constants.was_chosen
         # A file that was saved with replaced figures says so in their sources.
-        saved = {s.figure: s.source for s in reversed(self.sources)}
-        others = {s.figure for s in self._replaced()}
-        others |= {figure for figure, source in saved.items() if source == REPLACED}
-        if of_file and not others.isdisjoint(_FITTED_ON):
+        saved_sources = {s.figure: s.source for s in reversed(self.sources)}
+        replaced_figures = {s.figure for s in self._replaced()}
+        replaced_figures |= {
+            figure for figure, source in saved_sources.items() if source == REPLACED
+        }
+        if is_from_file and not replaced_figures.isdisjoint(_FITTED_ON):
             object.__setattr__(self, "calibration", NOTHING)
 
     def _figures(self) -> Iterable[tuple[str, Any]]:
@@ -325,10 +327,18 @@ class Hardware:
 
         In the column "used", False marks a value of a conflicting source.
         """
+        # The first source of a figure is in use, and later ones are kept for comparison. Reversed,
+        # so that the first one is what the mapping keeps.
         sources = self.current_sources
-        first = {s.figure: s for s in reversed(sources)}
+        first_sources = {s.figure: s for s in reversed(sources)}
         rows = (
-            (s.figure, s.value, ALL_UNITS[s.figure.split(".")[0]], s is first[s.figure], s.source)
+            (
+                s.figure,
+                s.value,
+                ALL_UNITS[s.figure.split(".")[0]],
+                s is first_sources[s.figure],
+                s.source,
+            )
             for s in sources
         )
         return Table(("figure", "value", "unit", "used", "source"), tuple(rows))
@@ -338,26 +348,31 @@ class Hardware:
 
         A figure without a source has the hardware's name as its source.
         """
-        found: dict[str, list[dict[str, Any]]] = {}
+        figures: dict[str, list[dict[str, Any]]] = {}
         for s in self.current_sources:
-            found.setdefault(s.figure, []).append({"value": s.value, "source": s.source})
+            figures.setdefault(s.figure, []).append({"value": s.value, "source": s.source})
+        # An unknown rate is infinite or 0, and is left out; a latency of 0 is a valid figure.
         for figure, value in self._figures():
-            given = math.isfinite(value) and (value or figure == "latency_s")
-            if given and figure not in found:
-                found[figure] = [{"value": value, "source": self.name}]
-        plain = {"schema": SCHEMA, "name": self.name, "rebuilds": self.rebuilds}
-        joined = self.interconnect.to_json()
+            is_known = math.isfinite(value) and (value or figure == "latency_s")
+            if is_known and figure not in figures:
+                figures[figure] = [{"value": value, "source": self.name}]
+        header = {"schema": SCHEMA, "name": self.name, "rebuilds": self.rebuilds}
+        interconnect = self.interconnect.to_json()
         software: dict[str, Any] = {one.software: one.to_json() for one in self.calibrations}
         if any(one.borrowed for one in self.calibrations):
             # Borrowed constants are saved as the name of their chip, so that later fits of it count
             # here.
             software = {"like": self.calibrations[0].borrowed}
-        more = {
-            "interconnect": joined,
+        parts = {
+            "interconnect": interconnect,
             "matrix_unit": self.matrix_unit.to_json(),
             "software": software,
         }
-        return {**plain, **{name: part for name, part in more.items() if part}, "figures": found}
+        return {
+            **header,
+            **{name: part for name, part in parts.items() if part},
+            "figures": figures,
+        }
 
 
 def _possible(name: str, value: Any) -> bool:
@@ -453,6 +468,8 @@ def _sources(data: Any, where: str) -> Iterable[Source]:
     if not isinstance(data.get("rebuilds", False), bool):
         raise HardwareError(f"{where}: 'rebuilds' is {data['rebuilds']!r}; write true or false.")
     for figure, entries in data["figures"].items():
+        # Some figures have a detail after a dot: the item type of a peak or of an operator's rate,
+        # the axis of a link.
         base, dot, detail = figure.partition(".")
         if base == "peak_flops_per_s" or base in OPERATOR_UNITS:
             known = bool(detail) or figure == "operator_s"
@@ -467,11 +484,15 @@ def _sources(data: Any, where: str) -> Iterable[Source]:
 
 
 def _entries(figure: str, entries: Any, where: str) -> Iterable[Source]:
-    """Yield the values of one figure of a hardware file; raise `HardwareError` for a bad entry."""
-    whole = isinstance(entries, list) and bool(entries)
-    for entry in entries if whole else (entries,):
-        good = isinstance(entry, dict) and isinstance(entry.get("source"), str)
-        if not whole or not good or not _possible(figure, entry.get("value")):
+    """Yield the values of one figure of a hardware file, each with its source.
+
+    Raises:
+      HardwareError: the entry is no list, is empty, or has an impossible number or no source.
+    """
+    is_list = isinstance(entries, list) and bool(entries)
+    for entry in entries if is_list else (entries,):
+        is_entry = isinstance(entry, dict) and isinstance(entry.get("source"), str)
+        if not is_list or not is_entry or not _possible(figure, entry.get("value")):
             raise HardwareError(
                 f"{where}: {figure} is {entry!r}; each figure is a list of "
                 '{"value": a positive number, "source": where it is from}.'
@@ -504,10 +525,11 @@ def load(hardware: str | Hardware) -> Hardware:
 @lru_cache(maxsize=32)
 def _read(name: str) -> Hardware:
     """Return the hardware of `load` for a name or path; cached, because parsing takes time."""
+    # A name with the ending .json is a path; any other name, or alias, is a file of the package.
     path = Path(name) if name.endswith(".json") else FILES / f"{_aliases().get(_plain(name))}.json"
     # A chip of the package comes before a file of the user's own: `keep` refuses such names.
-    own = own_folder() / f"{name}.json"
-    path = own if not path.is_file() and own.is_file() else path
+    own_path = own_folder() / f"{name}.json"
+    path = own_path if not path.is_file() and own_path.is_file() else path
     if not path.is_file():
         raise HardwareError(
             f"no hardware {name!r}: the names are {', '.join((*names(), *own_names()))}; "

@@ -90,17 +90,22 @@ def read_unit(data: Any, where: str) -> MatrixUnit:
     if data is None:
         return ANY_SIZE
     entry = '{"rows": 8, "columns": 128, "contracting": 128, "source": "..."}'
-    given: Mapping[str, Any] = data if isinstance(data, Mapping) else {}
-    summed = given.get("contracting")
-    types: Mapping[str, Any] = summed if isinstance(summed, Mapping) else {"any": summed}
-    sizes = (given.get("rows"), given.get("columns"), *types.values())
-    good = bool(types) and all(type(size) is int and size > 0 for size in sizes)
-    if not good or not isinstance(given.get("source"), str):
+    entries: Mapping[str, Any] = data if isinstance(data, Mapping) else {}
+    contracting = entries.get("contracting")
+    # One size for all item types, or a size per type.
+    size_by_type: Mapping[str, Any] = (
+        contracting if isinstance(contracting, Mapping) else {"any": contracting}
+    )
+    sizes = (entries.get("rows"), entries.get("columns"), *size_by_type.values())
+    is_valid = bool(size_by_type) and all(type(size) is int and size > 0 for size in sizes)
+    if not is_valid or not isinstance(entries.get("source"), str):
         raise HardwareError(
             f"{where}: 'matrix_unit' is {data!r}; write {entry}, where contracting may also be "
             '{"bfloat16": 16, "float32": 8}.'
         )
-    return MatrixUnit(given["rows"], given["columns"], tuple(types.items()), given["source"])
+    return MatrixUnit(
+        entries["rows"], entries["columns"], tuple(size_by_type.items()), entries["source"]
+    )
 
 
 WIDER = {
@@ -284,19 +289,20 @@ def _roles(rule: Rule) -> _Roles | None:
     first, second = ({loop for index in read.dims for loop in index.variables} for read in term)
     # In a grouped product (mixture of experts) each row is multiplied by the matrix of one group
     # only. The loop over groups, which a guard selects, adds neither rows nor columns.
-    names = [name for name, _ in rule.loops if name not in rule.guarded]
-    kept = [name for name in names if name not in rule.reduced]
-    rows = tuple(name for name in kept if name in first and name not in second)
-    columns = tuple(name for name in kept if name in second and name not in first)
-    many = tuple(name for name in kept if name in first and name in second)
-    summed = tuple(name for name in names if name in rule.reduced)
+    loop_names = [name for name, _ in rule.loops if name not in rule.guarded]
+    result_loops = [name for name in loop_names if name not in rule.reduced]
+    # A loop of the result in one operand only is a row or a column; in both, it is a batch loop.
+    rows = tuple(name for name in result_loops if name in first and name not in second)
+    columns = tuple(name for name in result_loops if name in second and name not in first)
+    batch_loops = tuple(name for name in result_loops if name in first and name in second)
+    summed_loops = tuple(name for name in loop_names if name in rule.reduced)
     # A product with a vector does not run on the matrix unit, so nothing is rounded up.
     extents = (math.prod(rule.extents[name] for name in side) for side in (rows, columns))
     if min(extents) == 1:
         return None
     # An index of several loops, such as position plus tap, is a window that slides.
     slides = any(len(index.variables) > 1 for read in term for index in read.dims)
-    return _Roles(rows, columns, summed, many, slides)
+    return _Roles(rows, columns, summed_loops, batch_loops, slides)
 
 
 def _padded_rule_flops(one: Executed, unit: MatrixUnit, dtype: str) -> Any:

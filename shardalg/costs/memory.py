@@ -113,14 +113,14 @@ class Liveness:
         Args:
           program: the same program with formulas for the sizes of its local values.
         """
-        alive = tuple(
+        values = tuple(
             Alive(a.local, a.memory_class, a.name, local_bytes(program, a.of), a.of)
             for a in self.alive
         )
         return Liveness(
-            total(a.bytes for a in alive),
+            total(a.bytes for a in values),
             self.instruction,
-            alive,
+            values,
             local_bytes(program, program.block.arguments),
             local_bytes(program, program.block.results),
             self.place,
@@ -136,13 +136,14 @@ class Liveness:
     @property
     def sentence(self) -> str:
         """The peak with its share of the device's memory, as text."""
-        peak, room = _amount(self.peak_bytes), self.capacity_bytes
-        if not room or not isinstance(self.peak_bytes, int | float):
+        peak, capacity = _amount(self.peak_bytes), self.capacity_bytes
+        # A formula has no share of a number, and some devices have no known capacity.
+        if not capacity or not isinstance(self.peak_bytes, int | float):
             return f"Peak memory {peak}"
-        share = self.peak_bytes / room
+        share = self.peak_bytes / capacity
         percent = f"{100 * share:.3g} %" if share >= 1e-3 else "less than 0.1 %"
-        fits = "" if share <= 1 else ", does not fit"
-        return f"Peak memory {peak} of {bytes_text(room)} ({percent}){fits}"
+        fit_text = "" if share <= 1 else ", does not fit"
+        return f"Peak memory {peak} of {bytes_text(capacity)} ({percent}){fit_text}"
 
     def __repr__(self) -> str:
         """Return the peak and a bar per class of memory, the largest first.
@@ -155,6 +156,7 @@ class Liveness:
         activations  ██████                     2 MB
         """
         rows = [(name, size) for name, size in self.by_class.items() if size]
+        # Formulas have no length for a bar, so they are listed.
         if not all(isinstance(size, int | float) for _, size in rows):
             parts = ", ".join(f"{name} {_amount(size)}" for name, size in rows)
             return f"{self.sentence}: {parts}"
@@ -167,15 +169,16 @@ class Liveness:
 
     def _repr_html_(self) -> str:
         """Return a drawing for notebooks: a bar by class with the capacity, and a table."""
+        # Formulas have no length for a bar; the table below has them.
         rows = [(n, s) for n, s in self.by_class.items() if s and isinstance(s, int | float)]
         ordered = sorted(rows, key=lambda row: -row[1])
         parts = tuple(
             Segment(name.replace("_", " "), size, bytes_text(size), MEMORY.get(name, GREY))
             for name, size in ordered
         )
-        room = self.capacity_bytes or 0
-        limit = f"{bytes_text(room)} of the device" if room else ""
-        canvas = draw_bars((Bar("", parts),), limit=room, limit_text=limit)
+        capacity = self.capacity_bytes or 0
+        limit = f"{bytes_text(capacity)} of the device" if capacity else ""
+        canvas = draw_bars((Bar("", parts),), limit=capacity, limit_text=limit)
         table = self.table()
         shown = Table(
             ("value", "memory_class", "size"),
@@ -183,7 +186,7 @@ class Liveness:
         )
         left = len(table) - len(shown)
         more = (f"... and {left} more rows.",) if left else ()
-        ok = None if not room or not rows else bool(self.peak_bytes <= room)
+        ok = None if not capacity or not rows else bool(self.peak_bytes <= capacity)
         return drawing_card(f"{self.sentence}.", canvas, shown, *more, ok=ok)
 
 

@@ -381,6 +381,8 @@ def _reached_beside_flow(arcs: Sequence[tuple[int, int, int]], source: int, sink
         heads += (end, start)
         unused += (capacity, 0)
     while True:
+        # Breadth-first search: the level of a node is its distance from the source over unused
+        # capacity.
         level = [-1] * len(arcs_from)
         level[source] = 0
         for node in (queue := [source]):
@@ -389,6 +391,7 @@ def _reached_beside_flow(arcs: Sequence[tuple[int, int, int]], source: int, sink
                 if unused[arc] and level[head] < 0:
                     level[head] = level[node] + 1
                     queue.append(head)
+        # If no path has unused capacity, the flow is maximal, and the visited nodes are the result.
         if level[sink] < 0:
             return set(queue)
         # Along shortest paths the level grows by 1 per arc. An arc that leads nowhere is passed by
@@ -398,14 +401,17 @@ def _reached_beside_flow(arcs: Sequence[tuple[int, int, int]], source: int, sink
         node = source
         while path or place[source] < len(arcs_from[source]):
             if node == sink:
+                # The path takes as much flow as its narrowest arc, and is kept up to its first full
+                # arc.
                 flow = min([unused[arc] for arc in path])
                 for arc in path:
                     unused[arc] -= flow
                     unused[arc ^ 1] += flow
-                full = next(i for i, arc in enumerate(path) if not unused[arc])
-                node = heads[path[full] ^ 1]
-                del path[full:]
+                first_full = next(i for i, arc in enumerate(path) if not unused[arc])
+                node = heads[path[first_full] ^ 1]
+                del path[first_full:]
             elif place[node] == len(arcs_from[node]):
+                # A dead end: go back by one arc, and never try this arc again in this phase.
                 node = heads[path.pop() ^ 1]
                 place[node] += 1
             else:

@@ -184,19 +184,27 @@ def timed(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> 
 
 
 def _timed(priced: Pricing) -> tuple[Timed, ...]:
-    """Return the result of `timed` from existing prices."""
+    """Return the result of `timed` from existing prices.
+
+    Each step has its kind, mesh axes, seconds, exposed seconds and seconds of memory traffic.
+    """
     # A deep program has about a hundred distinct prices, whatever its length.
     runs = priced.runs()
-    alone: dict[int, tuple[Item, float, float, float]] = {}
+    price_by_place: dict[int, tuple[Item, float, float, float]] = {}
     for place, price in zip(runs, priced.prices(runs), strict=True):
         item = priced.priced_alone(price)
-        waits = exposed_s(item, priced.hardware.calibration)
-        exposed = waits if item.is_communication else item.time_s
+        waiting_s = exposed_s(item, priced.hardware.calibration)
+        exposed = waiting_s if item.is_communication else item.time_s
         memory = float(dict(item.seconds).get(MEMORY, 0.0))
-        alone[place] = item, float(item.time_s), float(exposed), memory
+        price_by_place[place] = item, float(item.time_s), float(exposed), memory
     return tuple(
-        Timed(step, alone[first][0].kind, alone[first][0].axes, *alone[first][1:])
-        for step, first in zip(priced.steps, priced.first_alike, strict=True)
+        Timed(
+            step,
+            price_by_place[first_place][0].kind,
+            price_by_place[first_place][0].axes,
+            *price_by_place[first_place][1:],
+        )
+        for step, first_place in zip(priced.steps, priced.first_alike, strict=True)
     )
 
 
@@ -633,25 +641,29 @@ class Pricing:
         return _Price(key, (*counted, *amounts), is_longer_traffic)
 
     def as_measured(self, instruction: Instruction, key: _Key) -> _Price:
-        """Return the price of a local operator by the measured rates of operators."""
+        """Return the price of a local operator by the measured rates of operators.
+
+        Without a measured rate for the operator's class, item type and size, the peak is used.
+        """
         flops, _, peak = self.arithmetic(instruction)
         sizes, speed = self.traffic(instruction)
         rate = peak
         if type(instruction.attributes) is Apply and instruction.node is not None:
             signature = self.graph.nodes[instruction.node].signature
+            # Rates are measured for classes of sizes, and a formula has a size only at the hints.
             at_hints = (
                 flops if self.sizes is None else float(Formula.of(flops).at(self.sizes.hints))
             )
-            found = self.hardware.operators.flops_per_s(
+            measured_rate = self.hardware.operators.flops_per_s(
                 operator_class(signature), operand_type(signature), size_class(at_hints)
             )
-            rate = peak if found is None else found
+            rate = peak if measured_rate is None else measured_rate
         amounts: list[tuple[Any, Any]] = [("count", 1), ("flops", flops)]
         # A contraction takes its measured rate and a constant time per operator, which contain its
         # traffic. Any other operator has separate amounts for arithmetic and traffic.
         if key.kind == "contraction":
-            each = self.each(self.hardware.operators.operator_s)
-            amounts += [((MATRIX, rate), flops), ((MATRIX, 1.0), each)]
+            per_execution_s = self.each(self.hardware.operators.operator_s)
+            amounts += [((MATRIX, rate), flops), ((MATRIX, 1.0), per_execution_s)]
         else:
             amounts += [((MEMORY, rate), flops), *(((MEMORY, speed), n) for n in sizes)]
         return _Price(key, tuple(amounts))

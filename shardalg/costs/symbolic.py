@@ -103,6 +103,7 @@ class Sizes:
         """Return a formula as a sympy expression in the user's symbols; a number is unchanged."""
         if not has_formula((formula,)):
             return formula
+        # A conversion to sympy is slow, and many prices have the same formula.
         made = Formula.of(formula)
         if made not in self._shown:
             self._shown[made] = made.sympy(symbols=self.symbols)
@@ -155,16 +156,19 @@ class Symbolised:
         A key is the number of the operator's first result. Strides, dilations and padding are
         numbers.
         """
-        found, held = {}, self.hints.locals
+        rows_by_result, planned_locals = {}, self.hints.locals
         for step in walk(self.hints):
-            made = step.instruction
-            if type(made.attributes) is Apply and made.node is not None:
-                signature = self.graph.nodes[made.node].signature
+            instruction = step.instruction
+            if type(instruction.attributes) is Apply and instruction.node is not None:
+                signature = self.graph.nodes[instruction.node].signature
                 if windows(signature):
-                    shapes = tuple(held[v].shape for v in (*made.operands, *made.results))
-                    row = local_rule(signature, shapes, made.attributes.params)
-                    found[made.results[0]] = row
-        return found
+                    shapes = tuple(
+                        planned_locals[v].shape
+                        for v in (*instruction.operands, *instruction.results)
+                    )
+                    row = local_rule(signature, shapes, instruction.attributes.params)
+                    rows_by_result[instruction.results[0]] = row
+        return rows_by_result
 
 
 @collection_paused()
@@ -242,6 +246,7 @@ class _Symboliser:
 
         An axis of which only a part is used must keep its number; this becomes a condition.
         """
+        # Many collectives have equal digits; the condition is recorded with the first one.
         if digits not in self.known:
             mesh, axes = self.program.mesh, self.sizes.axes
             self.known[digits] = formula_digits(mesh, axes, digits)
@@ -261,12 +266,14 @@ class _Symboliser:
 
         The shapes of its arguments must be known.
         """
-        found = []
-        following = (*block.instructions, None)[1:]
-        for instruction, after in zip(block.instructions, following, strict=True):
+        rewritten = []
+        next_instructions = (*block.instructions, None)[1:]
+        for instruction, after in zip(block.instructions, next_instructions, strict=True):
             attributes = self.attributes(instruction)
             for position, result in enumerate(instruction.results):
                 try:
+                    # A block of a graph value has its global shape from the start; any other value
+                    # gets it here.
                     if self.program.locals[result].origin is None:
                         self.wholes[result] = self.whole(instruction, position)
                     self.shapes[result] = self.shape(instruction, result, after)
@@ -281,8 +288,8 @@ class _Symboliser:
                     self.wholes[result], self.shapes[result] = recorded_shapes[result]
             # Unchanged instructions stay the same objects, so that nothing is copied for them.
             same = attributes is instruction.attributes
-            found.append(instruction if same else replace(instruction, attributes=attributes))
-        return replace(block, instructions=tuple(found))
+            rewritten.append(instruction if same else replace(instruction, attributes=attributes))
+        return replace(block, instructions=tuple(rewritten))
 
     def is_right(self, result: int) -> bool:
         """Return whether the formulas of a result's local shape give its planned shape in numbers.
@@ -296,10 +303,12 @@ class _Symboliser:
     def attributes(self, instruction: Instruction) -> Attributes:
         """Return an instruction's attributes with formulas in the fields that prices read.
 
-        These are the trip counts of loops and the digits of collectives.
+        These are the trip counts of loops and the digits of collectives. Other attributes are
+        unchanged.
         """
         attributes = instruction.attributes
         if isinstance(attributes, Control):
+            # The bodies of a loop or a branch are rewritten first, with the same rules.
             inside = attributes.with_bodies([self.inside(b) for b in attributes.bodies])
             if isinstance(inside, Loop):
                 return replace(inside, length=self.length(inside, instruction.node))
@@ -384,11 +393,13 @@ class _Symboliser:
         """
         local, attributes = self.program.locals[result], instruction.attributes
         blocks = local.sharding.shard_shape
-        given = self.shapes.get(instruction.operands[0], ()) if instruction.operands else ()
+        operand_shape = self.shapes.get(instruction.operands[0], ()) if instruction.operands else ()
+        # A `Resize` pads or cuts one dimension, and a `Regroup` reshapes: each has a rule of its
+        # own.
         if isinstance(attributes, Resize):
-            return self.shape_after_resize(local, attributes.dim, given, after)
+            return self.shape_after_resize(local, attributes.dim, operand_shape, after)
         if isinstance(attributes, Regroup):
-            return self.shape_after_regroup(instruction, attributes, given, local.shape)
+            return self.shape_after_regroup(instruction, attributes, operand_shape, local.shape)
         # Without padding the shape is the block that the sharding gives.
         if local.shape == blocks:
             return self.plain(local)
@@ -396,18 +407,20 @@ class _Symboliser:
             return self.shape_after_exchange(instruction, attributes, local)
         # Padding has made some dimensions larger than the block. These are None here, and follow
         # from the operand's shape.
-        plain = self.tiled(local, [i for i, n in enumerate(local.shape) if n == blocks[i]])
+        known_sizes = self.tiled(local, [i for i, n in enumerate(local.shape) if n == blocks[i]])
         if isinstance(attributes, Collective):
             # An all-gather of an uneven dimension keeps the padding of every block.
             count = math.prod(d.size for d in self.digits(attributes.digits))
-            return tuple(n if n is not None else given[i] * count for i, n in enumerate(plain))
+            return tuple(
+                n if n is not None else operand_shape[i] * count for i, n in enumerate(known_sizes)
+            )
         # An operator on a padded value has a result with the same padding.
-        before = self.program.locals[instruction.operands[0]].shape
-        if len(before) != len(plain) or any(
-            n is None and before[i] != local.shape[i] for i, n in enumerate(plain)
+        planned_operand = self.program.locals[instruction.operands[0]].shape
+        if len(planned_operand) != len(known_sizes) or any(
+            n is None and planned_operand[i] != local.shape[i] for i, n in enumerate(known_sizes)
         ):
             raise FormulaError(self.unknown(instruction, list(self.wholes[result])))
-        return tuple(given[i] if n is None else n for i, n in enumerate(plain))
+        return tuple(operand_shape[i] if n is None else n for i, n in enumerate(known_sizes))
 
     def shape_after_exchange(
         self, instruction: Instruction, attributes: Along, local: Local
@@ -441,10 +454,10 @@ class _Symboliser:
     @cached_property
     def sent(self) -> frozenset[int]:
         """The local values that some collective or exchange reads."""
-        moved = (step.instruction for step in walk(self.program))
+        instructions = (step.instruction for step in walk(self.program))
         return frozenset(
             operand
-            for instruction in moved
+            for instruction in instructions
             if isinstance(instruction.attributes, Collective | HaloExchange)
             for operand in instruction.operands
         )
@@ -475,7 +488,11 @@ class _Symboliser:
         return length if is_margin else block - (before - length)
 
     def unknown(self, instruction: Instruction, sizes: list[Size]) -> str:
-        """Return the error text for an instruction whose result has no size in formulas."""
+        """Return the error text for an instruction whose result has no size in formulas.
+
+        Args:
+          sizes: the sizes of the result as far as they are known; the text has the first one.
+        """
         node = None if instruction.node is None else self.graph.nodes[instruction.node]
         where = "a move" if node is None else f"{node.primitive} at {node.source}"
         return (

@@ -225,19 +225,25 @@ class Topology:
         The rate counts the bytes that a device receives in an all-gather along this axis alone.
         "latency_s" is the latency of this all-gather.
         """
-        rows = []
-        for (name, found), size in zip(self.spans(mesh).items(), mesh.shape.values(), strict=True):
+        table_rows = []
+        for (name, axis_spans), size in zip(
+            self.spans(mesh).items(), mesh.shape.values(), strict=True
+        ):
             parts = []
-            for span in found:
+            # An axis may run over several levels of the network, e.g. a part of a torus and the
+            # slices.
+            for span in axis_spans:
                 stride = f" by {span.stride}" if span.stride > 1 else ""
                 parts.append(f"{span.level.medium} {span.count}{stride}")
-            on = " x ".join(parts) or "one device"
-            latency = collective_s("all_gather", found, 1)[LATENCY]
-            hops = sum(span.hops for span in found)
-            wraps = any(span.wraps for span in found)
-            rows.append((name, size, on, wraps, float(f"{_speed(found):.3g}"), hops, latency))
+            link_text = " x ".join(parts) or "one device"
+            latency = collective_s("all_gather", axis_spans, 1)[LATENCY]
+            hops = sum(span.hops for span in axis_spans)
+            wraps = any(span.wraps for span in axis_spans)
+            table_rows.append(
+                (name, size, link_text, wraps, float(f"{_speed(axis_spans):.3g}"), hops, latency)
+            )
         names = ("axis", "devices", "on", "wraps", "bytes_per_s", "hops", "latency_s")
-        return Table(names, tuple(rows))
+        return Table(names, tuple(table_rows))
 
 
 def _speed(found: Sequence[DigitSpan]) -> float:
@@ -392,10 +398,14 @@ def _placement_in_order(
 
 
 def _tiling_error(topology: Topology, mesh: Mesh, why: str) -> HardwareError:
-    """Return the error for a mesh that cannot be placed on a topology."""
-    per = topology.hardware.interconnect.cores_per_chip
+    """Return the error for a mesh that cannot be placed on a topology.
+
+    Args:
+      why: the reason, as a clause without a full stop.
+    """
+    cores_per_chip = topology.hardware.interconnect.cores_per_chip
     slices = f" on {topology.slices} slices" if topology.slices > 1 else ""
-    cores = f", {per} devices to a chip" if per > 1 else ""
+    cores = f", {cores_per_chip} devices to a chip" if cores_per_chip > 1 else ""
     return HardwareError(
         f"{mesh!r} does not tile {topology!r}: {why}. Its chips lie "
         f"{' x '.join(map(str, topology.shape))}{slices}{cores}: give axes whose sizes are "
@@ -409,48 +419,50 @@ def _shape(chip: Hardware, shape: Any, chips: Any) -> tuple[int, ...]:
     Raises:
       HardwareError: as in `Topology`, or not exactly one of both is given.
     """
-    joined = chip.interconnect
-    if not (joined.dimensions or joined.island):
+    interconnect = chip.interconnect
+    if not (interconnect.dimensions or interconnect.island):
         raise HardwareError(
             f"nothing is known of how chips of {chip.name!r} are joined: give its file an "
             "'interconnect' as chips/tpu_v3.json has, or take the chip alone instead of a "
             "topology: all its axes then have links of their own."
         )
-    some = joined.default(64)
+    example_shape = interconnect.default(64)
     if (shape is None) == (chips is None):
         raise HardwareError(
-            f"a Topology of {chip.name} takes shape={some} or chips=64, one of the two; "
+            f"a Topology of {chip.name} takes shape={example_shape} or chips=64, one of the two; "
             f"got shape={shape}, chips={chips}."
         )
     if shape is not None:
         return _check_shape(chip, tuple(shape) if isinstance(shape, list | tuple) else (shape,))
-    found = joined.default(chips) if type(chips) is int and chips > 0 else None
-    if found is None:
-        offered = ", ".join(str(math.prod(s)) for s in joined.shapes)
-        known = offered or f"1 to {joined.island - 1}, and multiples of {joined.island}"
-        raise HardwareError(
-            f"chips={chips!r}: no slice of {chip.name} has so many; there are {known}. "
-            f"Give one of these, or the shape itself: shape={some}."
+    shape_of_chips = interconnect.default(chips) if type(chips) is int and chips > 0 else None
+    if shape_of_chips is None:
+        offered = ", ".join(str(math.prod(s)) for s in interconnect.shapes)
+        known_numbers = (
+            offered or f"1 to {interconnect.island - 1}, and multiples of {interconnect.island}"
         )
-    return found
+        raise HardwareError(
+            f"chips={chips!r}: no slice of {chip.name} has so many; there are {known_numbers}. "
+            f"Give one of these, or the shape itself: shape={example_shape}."
+        )
+    return shape_of_chips
 
 
 def _check_shape(chip: Hardware, shape: tuple[Any, ...]) -> tuple[int, ...]:
     """Return a shape; raise `HardwareError` if it does not fit into the chip's largest slice."""
-    joined = chip.interconnect
-    largest = joined.dimensions or (None, joined.island)
-    good = len(shape) == len(largest) and all(type(n) is int and n >= 1 for n in shape)
-    within = good and any(
-        all(most is None or n <= most for n, most in zip(way, largest, strict=True))
+    interconnect = chip.interconnect
+    largest = interconnect.dimensions or (None, interconnect.island)
+    is_shape = len(shape) == len(largest) and all(type(n) is int and n >= 1 for n in shape)
+    is_within = is_shape and any(
+        all(limit is None or n <= limit for n, limit in zip(oriented_shape, largest, strict=True))
         # A torus may be turned, but islands and GPUs per island are different things.
-        for way in (shape, shape[::-1] if joined.dimensions else shape)
+        for oriented_shape in (shape, shape[::-1] if interconnect.dimensions else shape)
     )
-    if not within:
-        most = " x ".join("any number" if n is None else str(n) for n in largest)
-        kind = "chips along each dimension" if joined.dimensions else "islands, GPUs in each"
+    if not is_within:
+        limit = " x ".join("any number" if n is None else str(n) for n in largest)
+        kind = "chips along each dimension" if interconnect.dimensions else "islands, GPUs in each"
         raise HardwareError(
             f"shape={shape} is no slice of {chip.name}: it has {len(largest)} numbers of at least "
-            f"1 ({kind}), at most {most}."
+            f"1 ({kind}), at most {limit}."
         )
     return shape
 
@@ -469,7 +481,10 @@ def _check_names(what: str, given: Any) -> None:
 
 
 def _check_slices(chip: Hardware, slices: Any) -> None:
-    """Raise `HardwareError` unless a chip can be joined to so many slices."""
+    """Raise `HardwareError` unless a chip can be joined to so many slices.
+
+    Slices are connected by the data center network, so its rate must be known.
+    """
     if type(slices) is not int or slices < 1:
         raise HardwareError(f"slices={slices!r}: give a number of at least 1.")
     if slices > 1 and math.isinf(chip.dcn_bytes_per_s):

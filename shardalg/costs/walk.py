@@ -105,12 +105,16 @@ def walk(program: SpmdProgram) -> Iterator[Execution]:
 
 
 def _walk(block: Block, count: Any, loops: tuple[Instruction, ...]) -> Iterator[Execution]:
-    """Yield the executions of a block that runs `count` times per call, inside of `loops`."""
+    """Yield the executions of a block that runs `count` times per call, inside of `loops`.
+
+    The instructions of a body come before the loop or branch itself.
+    """
     for instruction in block.instructions:
         attributes = instruction.attributes
         bodies = attributes.bodies
         if bodies:
             inside = (*loops, instruction)
+            # Per execution of the loop or branch, a body runs `runs` times, e.g. once per trip.
             for body, runs in zip(bodies, attributes.executions_of_bodies, strict=True):
                 yield from _walk(body, count * runs, inside)
         yield Execution(instruction, count, loops)

@@ -63,12 +63,13 @@ def place(axes: tuple[str, str], path: Any, leaf: Any) -> PartitionSpec:
     >>> place(("X", "Y"), keys, jnp.zeros((64, 32))) == PartitionSpec("Y", "X")
     True
     """
-    names = jax.tree_util.keystr(path)
+    path_text = jax.tree_util.keystr(path)
     if leaf.ndim != 2:
         return PartitionSpec()
-    if any(name in names for name in TO_FEATURES):
+    # A kernel that reads the model's features has its rows along the first axis.
+    if any(name in path_text for name in TO_FEATURES):
         return PartitionSpec(*axes)
-    assert any(name in names for name in FROM_FEATURES), names
+    assert any(name in path_text for name in FROM_FEATURES), path_text
     return PartitionSpec(*reversed(axes))
 
 

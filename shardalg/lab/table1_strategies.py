@@ -180,7 +180,13 @@ def tensors_per_layer(config: Config) -> int:
 
 
 def _speller(mesh: Mesh) -> Callable[[Dims], PartitionSpec]:
-    """Return a function from axes of the paper, X and Y, to a sharding on this mesh's two axes."""
+    """Return a function from axes of the paper, X and Y, to a sharding on this mesh's two axes.
+
+    E.g. on a mesh with axes a and b, ("X", None, "Y") gives PartitionSpec("a", None, "b").
+
+    Raises:
+      StrategyError: the mesh has not two axes.
+    """
     if len(mesh.axis_names) != 2:
         raise StrategyError(
             f"the strategies of Table 1 need a mesh of two axes (X, Y), got {mesh!r}."

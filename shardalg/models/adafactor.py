@@ -73,11 +73,13 @@ def init_state(params: Any, factoring: Any) -> dict[str, Any]:
 def apply(params: Any, grads: Any, state: Any, factoring: Any) -> tuple[Any, dict[str, Any]]:
     """Return the parameters and Adafactor's state after one step.
 
-    `factoring` is a tree like `params` with a `Factoring` at each leaf.
+    `factoring` is a tree like `params` with a `Factoring` at each leaf. The state has "step" and
+    "moments", which are a tree like `params` with the means of squared gradients at each leaf.
     """
     step = state["step"] + 1
     weights = jax.tree.leaves(params)
     tree: Any = jax.tree.structure(params)
+    # A leaf of these trees may be a tree itself, so they are flattened only as far as `params` is.
     moments, factors = tree.flatten_up_to(state["moments"]), tree.flatten_up_to(factoring)
     updated = [
         _update(w, g, moment, step=step, factors=f)

@@ -25,14 +25,20 @@ def init_state(params: Any) -> dict[str, Any]:
 
 
 def apply(params: Any, grads: Any, state: Any, rate: float = 1e-3) -> tuple[Any, dict[str, Any]]:
-    """Return the parameters and Adam's state after one step with this learning rate."""
+    """Return the parameters and Adam's state after one step with this learning rate.
+
+    Args:
+      state: "step", the number of steps so far, and "first" and "second", the moments of gradients.
+    """
     step = state["step"] + 1
     first = jax.tree.map(lambda m, g: FIRST * m + (1 - FIRST) * g, state["first"], grads)
     second = jax.tree.map(lambda v, g: SECOND * v + (1 - SECOND) * g * g, state["second"], grads)
     time = step.astype(jnp.float32)
-    grown = 1 - FIRST**time, 1 - SECOND**time
+    # Moments start at 0, so that they are too small in the first steps; these divisors correct
+    # them.
+    bias_divisors = 1 - FIRST**time, 1 - SECOND**time
     params = jax.tree.map(
-        lambda w, m, v: w - rate * (m / grown[0]) / (jnp.sqrt(v / grown[1]) + 1e-8),
+        lambda w, m, v: w - rate * (m / bias_divisors[0]) / (jnp.sqrt(v / bias_divisors[1]) + 1e-8),
         params, first, second,
     )  # fmt: skip
     return params, {"step": step, "first": first, "second": second}

@@ -391,27 +391,30 @@ def _totals(low: Totals, high: Totals, share: int, memory: Liveness) -> Totals:
       memory: the memory at this share, computed separately, because the peak is not linear.
     """
 
-    def line(one: Any, other: Any) -> Any:
-        return one + (other - one) * share
+    def line(low_amount: Any, high_amount: Any) -> Any:
+        """Return the amount at `share` on the line through the amounts of both models."""
+        return low_amount + (high_amount - low_amount) * share
 
     def key(item: Item) -> tuple[str, tuple[str, ...], str, str]:
         return item.kind, item.axes, item.role, item.phase
 
-    summed = []
-    before, after = ({key(item): item for item in totals.items} for totals in (low, high))
-    for each in dict.fromkeys((*before, *after)):
+    items = []
+    low_items, high_items = ({key(item): item for item in totals.items} for totals in (low, high))
+    for item_key in dict.fromkeys((*low_items, *high_items)):
         # The line needs both ends: a kind of work that one model lacks has zero amounts there.
-        one, other = (
-            side.get(each) or Item(*each, count=0, flops=0, wire_bytes=0, seconds=())
-            for side in (before, after)
+        low_item, high_item = (
+            side.get(item_key) or Item(*item_key, count=0, flops=0, wire_bytes=0, seconds=())
+            for side in (low_items, high_items)
         )
-        seconds = [dict(item.seconds) for item in (one, other)]
+        seconds = [dict(item.seconds) for item in (low_item, high_item)]
         causes = dict.fromkeys((*seconds[0], *seconds[1]))
         by_cause = tuple((c, line(*(side.get(c, 0.0) for side in seconds))) for c in causes)
-        sums = {n: line(getattr(one, n), getattr(other, n)) for n in _SUMS}
-        summed.append(Item(*each, **sums, seconds=by_cause, slices=max(one.slices, other.slices)))
+        sums = {n: line(getattr(low_item, n), getattr(high_item, n)) for n in _SUMS}
+        items.append(
+            Item(*item_key, **sums, seconds=by_cause, slices=max(low_item.slices, high_item.slices))
+        )
     return Totals(
-        tuple(summed),
+        tuple(items),
         line(low.useful_flops, high.useful_flops),
         line(low.useful_s, high.useful_s),
         low.devices,

@@ -96,9 +96,9 @@ class DenseTransformer:
     def __post_init__(self) -> None:
         """Raise StrategyError for an impossible size, an unknown choice, or uneven microbatches."""
         sizes = {name: getattr(self, name) for name in (*_SIZES, "microbatches")}
-        bad = {k: v for k, v in sizes.items() if type(v) is not int or v < 1}
-        if bad:
-            raise StrategyError(f"sizes of a model are integers of at least 1, got {bad}.")
+        bad_sizes = {k: v for k, v in sizes.items() if type(v) is not int or v < 1}
+        if bad_sizes:
+            raise StrategyError(f"sizes of a model are integers of at least 1, got {bad_sizes}.")
         if type(self.gated) is not bool or isinstance(self.kv_heads, bool):
             raise StrategyError(
                 f"gated is True or False, kv_heads a number: got {self.gated!r}, {self.kv_heads!r}."

@@ -42,7 +42,7 @@ class StrategyAxes:
         return (*self.batch, *self.tensor)
 
     def on(self, mesh: Mesh) -> StrategyAxes:
-        """Return the same strategy without the axes of size 1 of a mesh."""
+        """Return the same strategy without the axes of size 1 of a mesh, or those that it lacks."""
         names = {axis for axis, size in mesh.axes if size > 1}
         batch, weights, tensor = (
             tuple(axis for axis in axes if axis in names)

@@ -117,9 +117,10 @@ class Model:
         return params, self._state(params), *(self._drawn(rng, data) for data in self.data)
 
     def arguments(self) -> tuple[Any, ...]:
-        """Return the shapes and types of the arguments of `train_step`."""
+        """Return the shapes and types of the arguments of `train_step`: weights, state, data."""
         types = self.types()
         state = jax.eval_shape(self._state, types)
+        # Data below a dimension are indices along it (integers); other data are numbers.
         data = (
             jax.ShapeDtypeStruct(self._shape(each), jnp.int32 if each.below else jnp.float32)
             for each in self.data

@@ -84,6 +84,7 @@ class Pipeline:
             )
         if self.remat not in REMAT:
             raise PipelineError(f"remat must be one of {REMAT}, got {self.remat!r}.")
+        # This call raises if the stages do not divide the microbatches.
         if self.stream_io:
             self.schedule.microbatches_per_stage()
 
@@ -268,6 +269,9 @@ class Pipeline:
             """Return the activations after the layers that the stage has in round `turn`."""
 
             def of_round(leaf: Array) -> Array:
+                """Return the weights of the layers in this round, from those of all rounds."""
+                # With one round the leaf has no other layers, so a slice would only add an
+                # operator.
                 count = leaf.shape[0] // rounds
                 return lax.dynamic_slice_in_dim(leaf, turn * count, count) if rounds > 1 else leaf
 
@@ -286,6 +290,7 @@ class Pipeline:
             # the loop: a copy of the round's weights per iteration.
             policy = jax.checkpoint_policies.save_only_these_names(LAYER_INPUT)
             return jax.checkpoint(run, policy=policy)(weights, x, turn)
+        # Otherwise a checkpoint of the whole stage is enough, or none; `_again` adds it.
         return _again(run, self.remat == "stage")(weights, x, turn)
 
     def _input_slots(self, leaf: Array) -> Array:
@@ -327,6 +332,7 @@ class Pipeline:
         self._check_stacked(weights)
         if not jax.tree.leaves(x):
             raise PipelineError(f"x is {x!r:.80}, without an array: pass a batch, (batch, ...).")
+        # `microbatch_size` raises if the microbatches do not divide the batch.
         for leaf in jax.tree.leaves(x):
             self.schedule.microbatch_size(samples(leaf))
         self._check_stage(weights, x)
@@ -341,6 +347,7 @@ class Pipeline:
                     f"{schedule.stages} stages takes ({schedule.stages}, layers per stage, ...): "
                     "pass pipe.stack(weights of all layers)."
                 )
+            # This call raises if the rounds do not divide the layers of a stage.
             schedule.layers_per_round(leaf.shape[1] * schedule.stages)
         _check_layers(weights, dims=2)
 
@@ -367,9 +374,14 @@ class Pipeline:
 
 
 def _check_layers(weights: Tree, *, dims: int) -> None:
-    """Raise unless all arrays have equal numbers of layers: the product of `dims` leading sizes."""
+    """Raise unless all arrays have equal numbers of layers: the product of `dims` leading sizes.
+
+    `dims` is 1 for weights in the order of the layers, and 2 for stacked ones, (stages, layers,
+    ...).
+    """
     leaves, _ = jax.tree_util.tree_flatten_with_path(weights)
     shapes = {f"weights{jax.tree_util.keystr(path)}": jnp.shape(leaf) for path, leaf in leaves}
+    # An array with too few dimensions has no dimension of layers.
     if not shapes or min(map(len, shapes.values())) < dims:
         what = next((f"{n} is a number" for n, s in shapes.items() if len(s) < dims), "none is one")
         raise PipelineError(
@@ -393,10 +405,11 @@ def _on_words(pipe: Pipeline, weights: Tree, x: Tree) -> Tree:
     """
     leaves: list[Any] = jax.tree.leaves(x)
     tree: Any = jax.tree.structure(x)
-    kinds = [jax.random.key_impl(leaf) if is_key(leaf) else None for leaf in leaves]
+    key_kinds = [jax.random.key_impl(leaf) if is_key(leaf) else None for leaf in leaves]
 
     def each(x: Tree, turned: Callable[[Array, Any], Array]) -> Tree:
-        pairs = zip(jax.tree.leaves(x), kinds, strict=True)
+        """Return `x` with its leaves of keys (or of their words) changed by `turned`."""
+        pairs = zip(jax.tree.leaves(x), key_kinds, strict=True)
         return tree.unflatten(
             [leaf if kind is None else turned(leaf, kind) for leaf, kind in pairs]
         )

@@ -88,14 +88,15 @@ class Config:
     param_dtype: str = "float32"
 
     def __post_init__(self) -> None:
+        """Raise `StrategyError` for a size below 1, an unknown choice, or uneven heads of keys."""
         sizes = {name: getattr(self, name) for name in "BSMHNDVL"}
-        bad = {k: v for k, v in sizes.items() if not isinstance(v, int) or v < 1}
-        if bad:
-            raise StrategyError(f"Config sizes must be integers of at least 1, got {bad}.")
-        for name, known in _CHOICES.items():
-            if getattr(self, name) not in known:
+        bad_sizes = {k: v for k, v in sizes.items() if not isinstance(v, int) or v < 1}
+        if bad_sizes:
+            raise StrategyError(f"Config sizes must be integers of at least 1, got {bad_sizes}.")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
                 raise StrategyError(
-                    f"Config.{name} must be one of {known}, got {getattr(self, name)!r}."
+                    f"Config.{name} must be one of {choices}, got {getattr(self, name)!r}."
                 )
         if self.K is not None and (not isinstance(self.K, int) or self.K < 1 or self.N % self.K):
             raise StrategyError(
@@ -110,11 +111,12 @@ class Config:
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of each weight of one layer, by its name."""
-        keys = (self.M, self.K or self.N, self.D)
+        # Fewer heads of keys and values than of queries, if K is given.
+        key_shape = (self.M, self.K or self.N, self.D)
         return {
             "w_q": (self.M, self.N, self.D),
-            "w_k": keys,
-            "w_v": keys,
+            "w_k": key_shape,
+            "w_v": key_shape,
             "w_o": (self.N, self.D, self.M),
             **dict.fromkeys(self.ffn_weights, (self.M, self.H)),
             "w_out": (self.H, self.M),
@@ -174,9 +176,10 @@ def param_types(config: Config) -> dict[str, Any]:
     >>> param_types(Config(scan=True))["layers"]["w_in"]
     ShapeDtypeStruct(shape=(2, 32, 64), dtype=float32)
     """
-    lead = (config.L,) if config.scan else ()
+    # A scan reads weights that are stacked on a leading dimension of layers.
+    stack_dims = (config.L,) if config.scan else ()
     layer = {
-        name: jax.ShapeDtypeStruct((*lead, *shape), config.param_dtype)
+        name: jax.ShapeDtypeStruct((*stack_dims, *shape), config.param_dtype)
         for name, shape in config.weight_shapes().items()
     }
     embedding = jax.ShapeDtypeStruct((config.V, config.M), config.param_dtype)
@@ -185,15 +188,19 @@ def param_types(config: Config) -> dict[str, Any]:
 
 
 def ffn(config: Config, weights: Weights, x: Array) -> Array:
-    """Return the feed-forward layer of `x`, (B, S, M): `relu(x W_in) W_out`, or its gated form."""
-    given = {name: weights[name].astype(config.dtype) for name in config.ffn_weights}
-    hidden = jnp.einsum("bsm,mh->bsh", x, given["w_in"])
+    """Return the feed-forward layer of `x`, (B, S, M): `relu(x W_in) W_out`, or its gated form.
+
+    The gated form is `(silu(x W_gate) * x W_in) W_out` (arXiv:2002.05202).
+    """
+    # Parameters may have a wider type than activations; the products run in `config.dtype`.
+    cast_weights = {name: weights[name].astype(config.dtype) for name in config.ffn_weights}
+    hidden = jnp.einsum("bsm,mh->bsh", x, cast_weights["w_in"])
     if config.gated:
-        hidden = jax.nn.silu(jnp.einsum("bsm,mh->bsh", x, given["w_gate"])) * hidden
+        hidden = jax.nn.silu(jnp.einsum("bsm,mh->bsh", x, cast_weights["w_gate"])) * hidden
     else:
         hidden = jax.nn.relu(hidden)
     hidden = annotate(hidden, "ffn_hidden")
-    return jnp.einsum("bsh,hm->bsm", hidden, given["w_out"])
+    return jnp.einsum("bsh,hm->bsm", hidden, cast_weights["w_out"])
 
 
 def attention(config: Config, weights: Weights, x: Array) -> Array:
@@ -202,22 +209,30 @@ def attention(config: Config, weights: Weights, x: Array) -> Array:
     q, k, v = (
         annotate(jnp.einsum("bsm,mnd->bsnd", x, w), "attention_heads") for w in (w_q, w_k, w_v)
     )
-    core = partial(_attended, config)
-    heads = (core if config.attention == "plain" else jax.checkpoint(core))(q, k, v)
+    # A fused kernel keeps no scores: its backward pass computes them again, like a checkpoint.
+    attend = partial(_attended, config)
+    heads = (attend if config.attention == "plain" else jax.checkpoint(attend))(q, k, v)
     return jnp.einsum("bsnd,ndm->bsm", heads, w_o)
 
 
 def _attended(config: Config, q: Array, k: Array, v: Array) -> Array:
-    """Return the heads' weighted means of `v`, (B, S, N, D); each key head serves N / K queries."""
+    """Return the heads' weighted means of `v`, (B, S, N, D), for queries q and keys k.
+
+    With `config.K`, keys and values have K heads, each for N / K heads of queries.
+    """
+    # Each head of keys serves several heads of queries, which a repetition makes plain.
     if config.K not in (None, config.N):
         k, v = (jnp.repeat(heads, config.N // config.K, axis=2) for heads in (k, v))
-    inside = partial(annotate, name=ON_CHIP) if config.attention == "fused" else lambda x: x
-    scores = inside(jnp.einsum("bsnd,btnd->bnst", q, k)) * config.D**-0.5
+    # Plain JAX writes the scores to memory, a fused kernel does not: ON_CHIP says this to the cost
+    # model.
+    on_chip = partial(annotate, name=ON_CHIP) if config.attention == "fused" else lambda x: x
+    scores = on_chip(jnp.einsum("bsnd,btnd->bnst", q, k)) * config.D**-0.5
+    # A token attends to itself and to earlier tokens only; -1e9 has the softmax weight 0.
     query = lax.broadcasted_iota(jnp.int32, scores.shape[2:], 0)
     key = lax.broadcasted_iota(jnp.int32, scores.shape[2:], 1)
     scores = jnp.where(query >= key, scores.astype(jnp.float32), -1e9)
-    shares = inside(jax.nn.softmax(scores, axis=-1).astype(config.dtype))
-    return jnp.einsum("bnst,btnd->bsnd", shares, v)
+    attention_weights = on_chip(jax.nn.softmax(scores, axis=-1).astype(config.dtype))
+    return jnp.einsum("bnst,btnd->bsnd", attention_weights, v)
 
 
 def norm(config: Config, x: Array) -> Array:
@@ -236,7 +251,11 @@ def layer(config: Config, weights: Weights, x: Array) -> Array:
 
 
 def _layers(config: Config, layers: Any, x: Array) -> Array:
-    """Return `x` after all layers, scanned or unrolled, with the rematerialisation of `config`."""
+    """Return `x` after all layers, scanned or unrolled, with the rematerialisation of `config`.
+
+    Args:
+      layers: stacked weights for a scan, otherwise a sequence with the weights of each layer.
+    """
     step: Any = jax.jit(partial(layer, config)) if config.jit else partial(layer, config)
     if config.remat:
         step = jax.checkpoint(step, policy=REMAT["full" if config.remat is True else config.remat])

@@ -88,7 +88,11 @@ def _inside(done: ShardedGraph, module: HloModule) -> Iterator[Match]:
 
 
 def _arguments(done: ShardedGraph, module: HloModule) -> Iterator[Match]:
-    """Yield a match per argument whose sharding completion decides."""
+    """Yield a match per argument whose sharding completion decides.
+
+    A match has both shardings of the argument: the one of this library, and XLA's. Arguments that
+    the user shards, and those whose sharding in XLA is no layout on the mesh, are left out.
+    """
     # The literal of a parameter is its number, by which arguments of the two programs correspond.
     entry = module.computations[module.entry].values()
     numbered = {int(i.literal): i for i in entry if i.opcode == "parameter"}
@@ -96,10 +100,12 @@ def _arguments(done: ShardedGraph, module: HloModule) -> Iterator[Match]:
         if number not in numbered or not _is_free(done, value):
             continue
         instruction = numbered[number]
-        theirs = layout_of(instruction, done.mesh)
-        if theirs is not None:
+        xla_layout = layout_of(instruction, done.mesh)
+        if xla_layout is not None:
             name = done.graph.values[value].name
-            yield Match(value, "argument", name, done.shardings[value], theirs, instruction.name)
+            yield Match(
+                value, "argument", name, done.shardings[value], xla_layout, instruction.name
+            )
 
 
 def _results(done: ShardedGraph, results: tuple[Sharding | None, ...]) -> Iterator[Match]:
@@ -165,15 +171,15 @@ def _demanded_by_instruction(
 
     The sharding is None if no annotation demands it. A key is (computation, instruction).
     """
-    wanted = set(demanded.values()) - {None}
-    found: dict[tuple[str, str], object] = {}
+    demanded_keys = set(demanded.values()) - {None}
+    demand_of: dict[tuple[str, str], object] = {}
     for name, computation in module.computations.items():
         for instruction in computation.values():
             if instruction.op_name.endswith("sharding_constraint"):
                 layout = layout_of(instruction, mesh)
                 key = None if layout is None else layout.canonical_dims
-                found[name, instruction.name] = key if key in wanted else None
-    return found
+                demand_of[name, instruction.name] = key if key in demanded_keys else None
+    return demand_of
 
 
 def _paired(

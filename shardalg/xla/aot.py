@@ -185,24 +185,27 @@ def _places(topology: Topology, mesh: Mesh) -> list[dict[str, list[int]]]:
     to the coordinates on the levels of this kind, the outermost level first.
     """
     levels = topology.levels
-    spans = [span for along in topology.spans(mesh).values() for span in along]
+    spans = [span for axis_spans in topology.spans(mesh).values() for span in axis_spans]
     # Two levels may be equal, such as the sides of a square torus. They are therefore told apart by
     # identity, and each takes the first equal level that is free.
-    at: dict[int, int] = {}
+    level_of_span: dict[int, int] = {}
     for span in spans:
-        if id(span.level) not in at:
-            alike = (i for i, level in enumerate(levels) if level == span.level)
-            at[id(span.level)] = next(i for i in alike if i not in at.values())
-    found = []
+        if id(span.level) not in level_of_span:
+            equal_levels = (i for i, level in enumerate(levels) if level == span.level)
+            level_of_span[id(span.level)] = next(
+                i for i in equal_levels if i not in level_of_span.values()
+            )
+    places = []
     for position in range(mesh.size):
-        where = [0] * len(levels)
+        # Several mesh axes may share a level, e.g. one side of a torus; their steps on it add up.
+        coordinates = [0] * len(levels)
         for span in spans:
-            where[at[id(span.level)]] += span.digit.at(position) * span.stride
+            coordinates[level_of_span[id(span.level)]] += span.digit.at(position) * span.stride
         place: dict[str, list[int]] = {}
-        for level, coordinate in zip(levels, where, strict=True):
+        for level, coordinate in zip(levels, coordinates, strict=True):
             place.setdefault(level.medium, []).append(coordinate)
-        found.append(place)
-    return found
+        places.append(place)
+    return places
 
 
 def _tpus(topology: Topology, mesh: Mesh) -> Target:
@@ -288,20 +291,25 @@ def _text(stage: Any) -> str:
 def _compiled(
     target: Target, programs: Mapping[str, Any], mesh: Mesh
 ) -> Iterator[tuple[str, Compiled]]:
-    """Compile programs in another process, and yield each name with the compiler's figures."""
+    """Compile programs in another process, and yield each name with the compiler's figures.
+
+    Raises:
+      LoweringError: the process fails, or the compiler does not know the topology.
+    """
     with tempfile.TemporaryDirectory(prefix="shardalg-aot-") as temporary:
         folder = Path(temporary)
+        # The process reads StableHLO in bytecode, because it has no access to these objects.
         for name, stage in programs.items():
             module = BytesIO()
             stage.compiler_ir("stablehlo").operation.write_bytecode(module)
             (folder / name).write_bytes(module.getvalue())
         request = asdict(target) | {"programs": list(programs)}
         (folder / "request.json").write_text(json.dumps(request))
-        run = run_apart(SCRIPT, folder, LONGEST_S, TPU_ENVIRONMENT)
-        if run.returncode:
+        process = run_apart(SCRIPT, folder, LONGEST_S, TPU_ENVIRONMENT)
+        if process.returncode:
             raise LoweringError(
-                f"{target.compiler} ended without an answer (status {run.returncode}): "
-                f"{last_words(run.stderr)}\nCompile another program or topology."
+                f"{target.compiler} ended without an answer (status {process.returncode}): "
+                f"{last_words(process.stderr)}\nCompile another program or topology."
             )
         # The process ends normally if a plugin refuses the topology, and leaves this file.
         if (failed := folder / "failed.json").exists():

@@ -152,22 +152,28 @@ def ask(
 
 
 def _as_written(graph: Graph, annotations: Annotations) -> tuple[Graph, Annotations]:
-    """Return the graph with the user's manual regions as written, and their annotations."""
+    """Return the graph with the user's manual regions as written, and their annotations.
+
+    The graph as written has each `shard_map` as one operator. A site that only it has gets no
+    sharding (None). A graph without such regions is returned unchanged.
+    """
     if graph.as_written is None:
         return graph, annotations
     written = graph.as_written()
-    counted = {loop.node.source: loop.iterations for loop in while_loops(graph)}
+    iterations = {loop.node.source: loop.iterations for loop in while_loops(graph)}
     sources = {loop.node.source for loop in while_loops(written)}
-    given = {at: n for at, n in counted.items() if n is not None and at in sources}
+    known_iterations = {
+        source: n for source, n in iterations.items() if n is not None and source in sources
+    }
     # Loops in the graph as written get the trip counts that the planned graph has.
-    written = with_trips(written, given)
+    written = with_trips(written, known_iterations)
     # Node numbers differ between the two graphs, so sites are matched by their position in the
     # source. Sites with the same key are taken in order.
-    known: dict[object, list[Sharding | None]] = {}
+    shardings_by_site: dict[object, list[Sharding | None]] = {}
     for site, sharding in zip(graph.sites, annotations.sites, strict=True):
-        known.setdefault(_site_key(graph, site), []).append(sharding)
-    found = [known.get(_site_key(written, site), []) for site in written.sites]
-    sites = tuple(rows.pop(0) if rows else None for rows in found)
+        shardings_by_site.setdefault(_site_key(graph, site), []).append(sharding)
+    candidates = [shardings_by_site.get(_site_key(written, site), []) for site in written.sites]
+    sites = tuple(rows.pop(0) if rows else None for rows in candidates)
     return written, replace(annotations, sites=sites)
 
 
@@ -314,8 +320,10 @@ def _lowered(
     Args:
       probe: whether the program gets one more argument, which names the mesh.
     """
-    given = [s for s in (*annotations.arguments, *annotations.sites, *annotations.results) if s]
-    digits = {digit for sharding in given for dim in sharding.dims for digit in dim}
+    stated_shardings = [
+        s for s in (*annotations.arguments, *annotations.sites, *annotations.results) if s
+    ]
+    digits = {digit for sharding in stated_shardings for dim in sharding.dims for digit in dim}
     axes = axes_of(annotations.mesh, digits, jax_mesh)
     sites = zip(graph.sites, annotations.sites, strict=True)
     constrained = _ConstrainedFunction(
@@ -331,10 +339,10 @@ def _lowered(
         out_shardings=tuple(map(constrained.border, annotations.results)),
         keep_unused=True,
     )
-    structs = [jax.ShapeDtypeStruct(t.shape, item_type(t.dtype)) for t in types]
-    structs += [jax.ShapeDtypeStruct((), "bool")] * probe
+    argument_types = [jax.ShapeDtypeStruct(t.shape, item_type(t.dtype)) for t in types]
+    argument_types += [jax.ShapeDtypeStruct((), "bool")] * probe
     with jax.sharding.use_abstract_mesh(axes.mesh.abstract_mesh):
-        return jitted.trace(*structs).lower(lowering_platforms=("cpu",))
+        return jitted.trace(*argument_types).lower(lowering_platforms=("cpu",))
 
 
 @dataclass(frozen=True, eq=False)

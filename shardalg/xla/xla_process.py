@@ -20,14 +20,18 @@ SWITCH = "jax_use_shardy_partitioner"
 
 
 def main(folder: Path) -> None:
-    """Compile the program in the folder."""
+    """Compile the program in the folder, and write `results.json`.
+
+    It has the shardings of the results as XLA chose them, and the flops of one device.
+    """
     request = json.loads((folder / "request.json").read_text())
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", request["devices"])
+    # Newer versions of JAX have Shardy only, and no switch.
     if hasattr(jax.config, SWITCH):
         jax.config.update(SWITCH, request["partitioner"] == "shardy")
-    made = compiled((folder / "module").read_bytes(), request, request["options"])
-    results = {"shardings": result_shardings(made), "flops": device_flops(made)}
+    executable = compiled((folder / "module").read_bytes(), request, request["options"])
+    results = {"shardings": result_shardings(executable), "flops": device_flops(executable)}
     (folder / "results.json").write_text(json.dumps(results))
 
 

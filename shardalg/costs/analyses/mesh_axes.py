@@ -85,6 +85,8 @@ def rank_device_orders(
 def _weights(mesh: Mesh, sent_bytes: Any) -> dict[str, float]:
     """Return the bytes that a device receives along each axis; 1 GB each if none are given.
 
+    Axes that `sent_bytes` does not name are left out.
+
     Raises:
       HardwareError: a name is no axis of the mesh, or a number of bytes is negative or not finite.
     """
@@ -93,11 +95,11 @@ def _weights(mesh: Mesh, sent_bytes: Any) -> dict[str, float]:
 
     def is_amount(value: Any) -> bool:
         """Return whether a value is a finite number from 0 on."""
-        number = isinstance(value, int | float | np.number)
-        return bool(number and math.isfinite(value) and value >= 0)
+        is_number = isinstance(value, int | float | np.number)
+        return bool(is_number and math.isfinite(value) and value >= 0)
 
-    good = isinstance(sent_bytes, Mapping) and all(map(is_amount, sent_bytes.values()))
-    if not good or not all(name in mesh.axis_names for name in sent_bytes):
+    is_valid = isinstance(sent_bytes, Mapping) and all(map(is_amount, sent_bytes.values()))
+    if not is_valid or not all(name in mesh.axis_names for name in sent_bytes):
         raise HardwareError(
             f"sent_bytes={sent_bytes!r}: give bytes, numbers from 0, by the axes "
             f"{list(mesh.axis_names)}."
@@ -162,15 +164,24 @@ def _idle(program: SpmdProgram, graph: Graph, step: Execution) -> Idle | None:
     if type(attributes) is not Apply or node is None:
         return None
     signature = graph.nodes[node].signature
+    # Other instructions of the node are no product themselves.
     if attributes.primitive != signature.primitive or not contracts(signature):
         return None
     # A manual region shards its axes by itself, so these axes are never idle in it.
-    mesh, own = program.mesh, graph.manual_axes(graph.nodes[node].region)
-    used = [digit for _, digits in attributes.loops for digit in digits]
-    free = {}
+    mesh, manual_axes = program.mesh, graph.manual_axes(graph.nodes[node].region)
+    used_digits = [digit for _, digits in attributes.loops for digit in digits]
+    idle_digits = {}
     for name, size in mesh.axes:
         digit = mesh.digit(name)
-        if size > 1 and name not in own and not any(overlap(digit, other) for other in used):
-            free[name] = digit
+        if (
+            size > 1
+            and name not in manual_axes
+            and not any(overlap(digit, other) for other in used_digits)
+        ):
+            idle_digits[name] = digit
     flops = signature_local_flops(signature, attributes.loops) * step.count
-    return Idle(node, tuple(free), tuple(free.values()), step.count, flops) if free else None
+    return (
+        Idle(node, tuple(idle_digits), tuple(idle_digits.values()), step.count, flops)
+        if idle_digits
+        else None
+    )

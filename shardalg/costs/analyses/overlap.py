@@ -137,14 +137,14 @@ def _groups(block: Block) -> Iterator[list[Instruction]]:
     longest chain of dependences. Two with equal levels cannot depend on each other, so all equal
     all-reduces of one level are one message.
     """
-    reached: dict[int, Levels] = {}
-    found: dict[tuple[AllReduce, int], list[Instruction]] = {}
+    levels_of: dict[int, Levels] = {}
+    messages: dict[tuple[AllReduce, int], list[Instruction]] = {}
     for instruction in block.instructions:
         # The levels of an instruction are the maxima over its operands. Chains share one dict
         # if the maximum changes nothing, because a copy per instruction would be quadratic.
         levels: Levels = {}
         for value in instruction.operands:
-            other = reached.get(value, levels)
+            other = levels_of.get(value, levels)
             if other is levels:
                 continue
             if not levels:
@@ -155,12 +155,13 @@ def _groups(block: Block) -> Iterator[list[Instruction]]:
         attributes = instruction.attributes
         if type(attributes) is AllReduce and attributes.sends > 0:
             level = levels.get(attributes, 0)
-            found.setdefault((attributes, level), []).append(instruction)
+            messages.setdefault((attributes, level), []).append(instruction)
             levels = {**levels, attributes: level + 1}
+        # All-reduces that read these results come after this one in a chain.
         if levels:
             for value in instruction.results:
-                reached[value] = levels
-    yield from found.values()
+                levels_of[value] = levels
+    yield from messages.values()
 
 
 # Prices one execution of an instruction. The program is an argument, because a ring's product is
@@ -332,12 +333,14 @@ class _Line:
             is_ahead = attributes.sent_as in self.asynchronous
             occupied = (LINKS,) if is_ahead else (UNIT, LINKS)
         is_control = isinstance(attributes, Control)
+        # The instructions of a body run inside of the loop's own time.
         seconds = self.inside(instruction) if is_control else self.seconds(instruction)
         operands_s = (self.ready.get(value, 0.0) for value in operands)
         start_s = max(*(self.free[resource] for resource in occupied), *operands_s, 0.0)
-        end = start_s + seconds
-        self.free.update(dict.fromkeys(occupied, end))
-        self.ready.update(dict.fromkeys(instruction.results, end))
+        end_s = start_s + seconds
+        # The unit and the links are busy until the end, when the results exist.
+        self.free.update(dict.fromkeys(occupied, end_s))
+        self.ready.update(dict.fromkeys(instruction.results, end_s))
 
     def inside(self, instruction: Instruction) -> float:
         """Return the seconds of all bodies of a loop or branch, times their trip counts."""

@@ -184,20 +184,20 @@ def _covers(difference: Formula) -> bool:
     large.
     """
     # A positive term can match several negative ones, until its coefficient is used up.
-    spare = {monomial: c for monomial, c in difference.terms.items() if c > 0}
+    spare_coefficients = {monomial: c for monomial, c in difference.terms.items() if c > 0}
     for monomial, coefficient in difference.terms.items():
-        need = -coefficient
-        for other in spare if need > 0 else ():
-            if need <= 0 or not spare[other]:
+        uncovered = -coefficient
+        for larger in spare_coefficients if uncovered > 0 else ():
+            if uncovered <= 0 or not spare_coefficients[larger]:
                 continue
             # A monomial is at least another one if their quotient is a product of sizes.
-            ratio = Formula({other: 1}) / Formula({monomial: 1})
+            ratio = Formula({larger: 1}) / Formula({monomial: 1})
             powers = [power for product in ratio.terms for power in product]
             if all(type(factor) is str and exponent > 0 for factor, exponent in powers):
-                taken = min(need, spare[other])
-                spare[other] -= taken
-                need -= taken
-        if need > 0:
+                matched = min(uncovered, spare_coefficients[larger])
+                spare_coefficients[larger] -= matched
+                uncovered -= matched
+        if uncovered > 0:
             return False
     return True
 

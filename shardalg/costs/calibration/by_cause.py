@@ -88,23 +88,32 @@ def chains(program: SpmdProgram, graph: Graph, inside: frozenset[int]) -> Chains
                 joined.join(place, producer[value])
     # The kernel of a product can run a chain next to it, too: one that reads the product's result
     # or a view of it, or that computes an operand, which the product may read through a view.
-    by_product = {v for ins in products for v in ins.results}
-    for_product = {v for ins in products for v in ins.operands}
+    product_results = {v for ins in products for v in ins.results}
+    product_operands = {v for ins in products for v in ins.operands}
     views = [ins for ins in fusing if is_view(ins)]
     for ins in views:
-        by_product.update(made for value, made in view_pairs(ins) if value in by_product)
+        product_results.update(
+            result for value, result in view_pairs(ins) if value in product_results
+        )
     for ins in reversed(views):
-        for_product.update(value for value, made in view_pairs(ins) if made in for_product)
-    next_to_products = {
+        product_operands.update(
+            value for value, result in view_pairs(ins) if result in product_operands
+        )
+    chains_at_products = {
         joined.root(place)
         for place, ins in enumerate(fusing)
-        if not by_product.isdisjoint(ins.operands) or not for_product.isdisjoint(ins.results)
+        if not product_results.isdisjoint(ins.operands)
+        or not product_operands.isdisjoint(ins.results)
     }
     # A reduction must end before its result is read, so a chain that has one cannot run inside of
     # a product's kernel.
-    summing = {joined.root(place) for place, ins in enumerate(fusing) if reduces(ins, graph)}
-    with_products = next_to_products - summing
-    return Chains({id(i): joined.root(place) in with_products for place, i in enumerate(fusing)})
+    chains_with_sums = {
+        joined.root(place) for place, ins in enumerate(fusing) if reduces(ins, graph)
+    }
+    chains_in_products = chains_at_products - chains_with_sums
+    return Chains(
+        {id(i): joined.root(place) in chains_in_products for place, i in enumerate(fusing)}
+    )
 
 
 LOCAL = ("matrix", "kernel", "traffic", "passes")
@@ -290,11 +299,12 @@ class Work:
         rows: dict[Key, dict[str, Any]] = defaultdict(dict)
         for key, quantities, sizes in self.steps:
             row = rows[key]
-            found = quantities(*sizes) if each is None else each(quantities, *sizes)
-            for name, amount in found.items():
+            quantities_by_name = quantities(*sizes) if each is None else each(quantities, *sizes)
+            for name, amount in quantities_by_name.items():
                 row[name] = row[name] + amount if name in row else amount
-        made = {key: row for key, row in rows.items() if any(map(np.any, row.values()))}
-        return ProgramAmounts(made, self.pipelined)
+        # A row in which all amounts are 0, such as a view, would only lengthen the tables.
+        nonzero_rows = {key: row for key, row in rows.items() if any(map(np.any, row.values()))}
+        return ProgramAmounts(nonzero_rows, self.pipelined)
 
 
 def amounts(program: SpmdProgram, graph: Graph, machine: Hardware | Topology) -> ProgramAmounts:
@@ -348,7 +358,11 @@ class _Split:
         self.is_roofline = as_priced and self.chip.calibration.is_datasheet
 
     def moved(self, step: Execution[Collective]) -> InstructionWork:
-        """Return the work of a collective."""
+        """Return the work of a collective: its bytes, the bytes of its message, and its executions.
+
+        A message has several collectives that a compiler combines; alone, it is the collective
+        itself.
+        """
         instruction, attributes = step.instruction, step.instruction.attributes
         axes = axis_names(self.program.mesh, attributes.digits)
         key = Key(attributes.sent_as, axes, instruction.role, instruction.phase)
@@ -364,43 +378,51 @@ class _Split:
         blocks, belong to "matrix", or to "kernel" inside of an attention kernel or another opaque
         one. Plain flops ("flops") are counted, and take no time.
         """
-        instruction, held = step.instruction, self.program.locals
+        instruction, planned_locals = step.instruction, self.program.locals
         # Measured steps move bytes at another rate next to products: it has a constant of its own.
         cause = "traffic" if self.chains.along(instruction) else "passes"
         moved = kernel_bytes(self.program, self.graph, instruction)
         if moved is None:
-            moved = sum(held[v].bytes for v in traffic(instruction, self.inside, self.casts))
-        found: dict[str, tuple[Any, float | None]] = {cause: (moved, self.chip.hbm_bytes_per_s)}
+            moved = sum(
+                planned_locals[v].bytes for v in traffic(instruction, self.inside, self.casts)
+            )
+        amount_and_rate: dict[str, tuple[Any, float | None]] = {
+            cause: (moved, self.chip.hbm_bytes_per_s)
+        }
         kind = FORMATTING
         if type(instruction.attributes) is Apply and instruction.node is not None:
             signature = self.graph.nodes[instruction.node].signature
             values = (*instruction.operands, *instruction.results)
-            shapes = tuple([held[v].shape for v in values])
+            shapes = tuple([planned_locals[v].shape for v in values])
             flops = shaped_flops(signature, shapes)
-            found["flops"] = flops, None
+            amount_and_rate["flops"] = flops, None
             kind = "other compute"
             is_product, dtype = multiplies(signature), operand_type(signature)
             if is_product or self.is_roofline:
                 kind = "contraction" if is_product else kind
                 peak = product_peak(self.chip, dtype) if is_product else self.chip.peak(dtype)
-                kept = is_kernel(signature) or not self.kept.isdisjoint(values)
-                whole = padded_flops(signature, shapes, self.chip.matrix_unit)
+                is_in_kernel = is_kernel(signature) or not self.kept.isdisjoint(values)
+                padded = padded_flops(signature, shapes, self.chip.matrix_unit)
                 # The backward pass of a fused attention kernel computes its scores again.
-                flops, whole = (
-                    with_recomputed(self.graph, instruction.node, n) for n in (flops, whole)
+                flops, padded = (
+                    with_recomputed(self.graph, instruction.node, n) for n in (flops, padded)
                 )
-                found["flops"] = flops, None
-                if kept and not self.is_roofline:
+                amount_and_rate["flops"] = flops, None
+                if is_in_kernel and not self.is_roofline:
                     # A causal mask hides half of an attention's products; the kernel skips it.
-                    hidden = instruction.node in causal_products(self.graph)
-                    done = times(whole, SKIPPED) if hidden and not is_kernel(signature) else whole
-                    found["kernel"] = done, peak
+                    is_half_hidden = instruction.node in causal_products(self.graph)
+                    executed = (
+                        times(padded, SKIPPED)
+                        if is_half_hidden and not is_kernel(signature)
+                        else padded
+                    )
+                    amount_and_rate["kernel"] = executed, peak
                 else:
-                    found["matrix"] = whole, peak
+                    amount_and_rate["matrix"] = padded, peak
         # `rates` and `sizes` have one order: an amount per cause. The number of executions is last.
         # A local operator sends nothing, so it has no mesh axes and no role in communication.
-        rates = tuple((name, rate) for name, (_, rate) in found.items())
-        sizes = (*(amount for amount, _ in found.values()), step.count)
+        rates = tuple((name, rate) for name, (_, rate) in amount_and_rate.items())
+        sizes = (*(amount for amount, _ in amount_and_rate.values()), step.count)
         computed = _Computed(rates, self.is_roofline)
         key = Key(kind=kind, axes=(), role="", phase=instruction.phase)
         return InstructionWork(key, computed, sizes)
@@ -422,22 +444,25 @@ def items(done: ProgramAmounts, calibration: Calibration) -> tuple[Item, ...]:
         "traffic": (MEMORY, calibration["traffic"]),
         "passes": (MEMORY, calibration["passes"]),
     }
-    found = []
+    cost_items = []
     for key, row in done.rows.items():
         seconds: dict[str, float] = defaultdict(float)
-        links = {"link": 1 / calibration["link_efficiency"]}
+        # The constant of links scales all causes of an all-reduce, latency too; otherwise the link
+        # alone.
+        link_weights = {"link": 1 / calibration["link_efficiency"]}
         if key.kind == "all_reduce":
-            links = dict.fromkeys(MOVED, 1 / calibration["link_efficiency"])
+            link_weights = dict.fromkeys(MOVED, 1 / calibration["link_efficiency"])
         for cause in CAUSES:
             if row.get(cause):
-                name, weight = weights.get(cause, (cause, links.get(cause, 1.0)))
+                name, weight = weights.get(cause, (cause, link_weights.get(cause, 1.0)))
                 seconds[name] += weight * row[cause]
         if row.get(STARTS):
             seconds["latency"] += calibration["start_s"] * row[STARTS]
         count, flops, sent = (row.get(name, 0) for name in ("count", "flops", "wire_bytes"))
+        # `row[SLICES]` is summed over executions, so that the division gives the slices of one.
         slices = row.get(SLICES, 0) / count if count and row.get(SLICES) else 1
-        found.append(Item(*key, count, flops, sent, tuple(seconds.items()), slices))
-    return tuple(found)
+        cost_items.append(Item(*key, count, flops, sent, tuple(seconds.items()), slices))
+    return tuple(cost_items)
 
 
 def step_time_s(done: ProgramAmounts, calibration: Calibration) -> float:

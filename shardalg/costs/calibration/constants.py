@@ -113,8 +113,8 @@ class Calibration:
                     f"{', '.join(CONSTANTS)}."
                 )
             least, most = CONSTANTS[name].least, CONSTANTS[name].most
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not least <= value <= most:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not least <= value <= most:
                 raise HardwareError(
                     f"calibration {self.software!r}: {name} is {value!r}; write {least} to {most}."
                 )
@@ -130,12 +130,17 @@ class Calibration:
         Raises:
           HardwareError: there is no constant of this name.
         """
-        for known, value in self.values:
-            if known == name:
+        for constant, value in self.values:
+            if constant == name:
                 return value
+        # A constant that was not fitted has its default; any other name is a mistake.
         if name not in CONSTANTS:
-            near = get_close_matches(str(name), list(CONSTANTS), 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(CONSTANTS)}."
+            close_names = get_close_matches(str(name), list(CONSTANTS), 1)
+            hint = (
+                f"did you mean {close_names[0]!r}?"
+                if close_names
+                else f"there are {', '.join(CONSTANTS)}."
+            )
             raise HardwareError(f"no constant has the name {name!r:.40}: {hint}")
         return CONSTANTS[name].default
 

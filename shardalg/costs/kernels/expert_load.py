@@ -32,20 +32,23 @@ LOADED = ("grouped_dot", "ragged_all_to_all")
 def with_expert_load(graph: Graph, load: float | str) -> Graph:
     """Return the graph with a load factor as a parameter of each ragged operator.
 
-    Prices of these operators depend on it.
+    Prices of these operators depend on it. The factor is the rows of the busiest device divided by
+    the average, or "worst"; `BALANCED` needs no parameter.
     """
     nodes = list(graph.nodes)
-    is_same = True
+    is_unchanged = True
     for node in graph.nodes_of(LOADED):
-        old = node.signature
-        params: Params = tuple(pair for pair in old.params if pair[0] != LOAD)
+        old_signature = node.signature
+        params: Params = tuple(pair for pair in old_signature.params if pair[0] != LOAD)
         if load != BALANCED:
             params = tuple(sorted((*params, (LOAD, load))))
-        if params != old.params:
-            signature = Signature(old.primitive, params, old.operands, old.results)
+        if params != old_signature.params:
+            signature = Signature(
+                old_signature.primitive, params, old_signature.operands, old_signature.results
+            )
             nodes[node.index] = replace(node, signature=signature)
-            is_same = False
-    return graph if is_same else replace(graph, nodes=tuple(nodes))
+            is_unchanged = False
+    return graph if is_unchanged else replace(graph, nodes=tuple(nodes))
 
 
 def busiest(amount: Any, load: Fraction | None, own: Any, whole: Any) -> Any:
@@ -137,7 +140,7 @@ def of_named_groups(signature: Signature, sides: tuple[Any, Any], amount: Any) -
 
 def loads(program: SpmdProgram, graph: Graph) -> tuple[tuple[str, float | str], ...]:
     """Return (source line, load factor) for each operator whose price depends on the factor."""
-    found: dict[tuple[str, float | str], None] = {}
+    lines_and_loads: dict[tuple[str, float | str], None] = {}
     for instruction in instructions(program.block):
         attributes, node = instruction.attributes, instruction.node
         # "g" is the loop over groups. If it is not sharded, each device has all groups, whatever
@@ -147,5 +150,6 @@ def loads(program: SpmdProgram, graph: Graph) -> tuple[tuple[str, float | str], 
         )
         if is_loaded and node is not None and graph.nodes[node].primitive in LOADED:
             load = graph.nodes[node].signature.param(LOAD, BALANCED)
-            found[graph.nodes[node].source or "an unknown line", load] = None
-    return tuple(found)
+            # A dictionary, because several instructions of one line have one entry, in order.
+            lines_and_loads[graph.nodes[node].source or "an unknown line", load] = None
+    return tuple(lines_and_loads)

@@ -71,6 +71,8 @@ class _Search:
         self.roots: dict[int, frozenset[int]] = {}
         self.powers: set[int] = set()
         self.summed: set[int] = set()
+        # A loop or branch is no operator itself; its body has nodes of its own. An alias has the
+        # tables of its operand through `handed`.
         for node in graph.nodes:
             if not node.bodies and not node.kernel and node.primitive not in ALIASES:
                 self._follow(node)
@@ -120,14 +122,15 @@ class _Search:
         scores = self._scores()
         if not scores:
             return frozenset()
-        kernels = scores | self._gradients(scores)
-        inner = {v for v, products in self.roots.items() if products <= kernels}
-        found = {
+        # The products of the gradient of the scores run in the same kernel.
+        score_products = scores | self._gradients(scores)
+        inner = {v for v, products in self.roots.items() if products <= score_products}
+        attention_nodes = {
             node.index
             for node in self._candidates()
             if not inner.isdisjoint((*node.operands, *node.results))
         }
-        return frozenset(found | self._masks(found, inner))
+        return frozenset(attention_nodes | self._masks(attention_nodes, inner))
 
     def _candidates(self) -> Iterator[Node]:
         """Yield the nodes that may belong to an attention: no loops, annotations or barriers."""
@@ -141,24 +144,27 @@ class _Search:
         exponential of p's result is also summed along one dimension. This is a softmax.
         """
         graph = self.graph
+        # The products that have an exponential of their result summed, as a softmax does.
         summed = NONE.union(*(self.roots.get(v, NONE) for v in self.summed & self.powers))
-        found = set()
+        score_nodes = set()
         for node in graph.nodes:
             if not contracts(node.signature):
                 continue
-            for at, value in enumerate(node.operands):
+            for position, value in enumerate(node.operands):
                 products = self.roots.get(value, NONE)
                 if len(products) != 1 or value not in self.powers or not products <= summed:
                     continue
                 (root,) = products
                 # A softmax loss is no attention. It is recognised by its gradient, which multiplies
                 # the softmax by an operand of the product that computed the logits.
-                own = {self._base(v) for v in graph.nodes[root].operands}
-                others = {self._base(v) for v in node.operands[:at] + node.operands[at + 1 :]}
+                root_operands = {self._base(v) for v in graph.nodes[root].operands}
+                other_operands = {
+                    self._base(v) for v in node.operands[:position] + node.operands[position + 1 :]
+                }
                 is_forward = node.phase == graph.nodes[root].phase == "forward"
-                if is_forward or own.isdisjoint(others):
-                    found.add(root)
-        return frozenset(found)
+                if is_forward or root_operands.isdisjoint(other_operands):
+                    score_nodes.add(root)
+        return frozenset(score_nodes)
 
     def _gradients(self, scores: frozenset[int]) -> frozenset[int]:
         """Return the nodes of the products that compute the gradient of softmax weights.
@@ -195,16 +201,16 @@ class _Search:
         for node in self._candidates():
             for value in node.operands:
                 readers[value].add(node.index)
-        made: set[int] = set()
+        mask_nodes: set[int] = set()
         # Readers come before their operands, so a mask that only another mask reads finds it in
         # `made`.
         for node in reversed(tuple(self._candidates())):
             if node.index in found or contracts(node.signature):
                 continue
             values = [v for v in node.results if elements(self.graph, v) in sizes]
-            if values and all(readers[v] and readers[v] <= found | made for v in values):
-                made.add(node.index)
-        return made
+            if values and all(readers[v] and readers[v] <= found | mask_nodes for v in values):
+                mask_nodes.add(node.index)
+        return mask_nodes
 
     def _base(self, value: int) -> int:
         """Return the value from which a value differs at most in layout and item type.

@@ -109,15 +109,16 @@ def read(data: Any, where: str) -> Interconnect:
     >>> read({"island": 8, "source": "data sheet"}, "toy.json").island
     8
     """
-    entry = '{"dimensions": [16, 16], "wraps_at": 16, "source": "..."}'
-    known = {field.name: getattr(UNKNOWN, field.name) for field in fields(Interconnect)}
+    example_entry = '{"dimensions": [16, 16], "wraps_at": 16, "source": "..."}'
+    defaults = {field.name: getattr(UNKNOWN, field.name) for field in fields(Interconnect)}
     if not isinstance(data, Mapping) or not isinstance(data.get("source"), str):
-        raise HardwareError(f"{where}: 'interconnect' is {data!r}; write {entry}.")
+        raise HardwareError(f"{where}: 'interconnect' is {data!r}; write {example_entry}.")
+    # The default of a field gives the type that its value must have.
     for name, value in data.items():
-        if name not in known or not _fits(value, known[name], name):
+        if name not in defaults or not _fits(value, defaults[name], name):
             raise HardwareError(
                 f"{where}: interconnect has {name!r}: {value!r}; the entries are "
-                f"{', '.join(known)}, as in {entry}."
+                f"{', '.join(defaults)}, as in {example_entry}."
             )
     return Interconnect(**{name: _frozen(value) for name, value in data.items()})
 
@@ -130,6 +131,7 @@ def _fits(value: Any, default: Any, name: str) -> bool:
         return isinstance(value, list | tuple) and all(_fits(v, (), "") for v in value)
     if name == "asynchronous":
         return isinstance(value, list | tuple) and all(v in tuple(COLLECTIVES) for v in value)
+    # All other tuples are sizes; a bool is no number here, so types must be equal.
     if isinstance(default, tuple):
         return isinstance(value, list | tuple) and all(_positive(v) for v in value)
     return _positive(value) if type(default) is int else type(value) is type(default)

@@ -280,6 +280,7 @@ def axis_parts(mesh: Mesh, digit: Digit) -> tuple[tuple[str, Digit], ...]:
 
     A digit of size 1 has no parts.
     """
+    # A digit in numbers may span several axes, e.g. size 8 on a mesh X=2, Y=4.
     if are_numbers((digit.size,)):
         if digit.size == 1:
             return ()

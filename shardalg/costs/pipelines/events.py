@@ -59,33 +59,35 @@ def events(
     a pipeline has one stage.
     """
     loops = pipeline_loops(graph)
-    rows = max((loop.stages for loop in loops.values()), default=1)
-    found: list[StageEvent] = []
-    now = 0.0
+    stage_count = max((loop.stages for loop in loops.values()), default=1)
+    stage_events: list[StageEvent] = []
+    start_s = 0.0
 
     def pipelined(each: Timed) -> Instruction | None:
         """Return the pipeline loop around an instruction, or None."""
         return next((i for i in each.step.loops if i.node in loops), None)
 
     # `timed` is in the order of the program; devices run combined all-reduces later.
-    order = {id(each): place for place, each in enumerate(all_in_execution_order(program.block))}
+    execution_place = {
+        id(each): place for place, each in enumerate(all_in_execution_order(program.block))
+    }
     steps = sorted(
-        timed(program, graph, hardware), key=lambda each: order[id(each.step.instruction)]
+        timed(program, graph, hardware), key=lambda each: execution_place[id(each.step.instruction)]
     )
     # The body of a pipeline loop is in the list once, so its instructions are repeated per trip.
-    for around, inside in groupby(steps, pipelined):
-        groups = [*parts([*inside], around)]
+    for pipeline_loop, loop_steps in groupby(steps, pipelined):
+        groups = [*parts([*loop_steps], pipeline_loop)]
         trips: Sequence[int | None] = [None]
-        if around is not None:
-            loop = around.attributes
+        if pipeline_loop is not None:
+            loop = pipeline_loop.attributes
             assert isinstance(loop, Loop), "a pipeline is a scan"
             trips = range(loop.length)[::-1] if loop.reverse else range(loop.length)
         for trip in trips:
-            for stage in range(rows):
-                idle = around is not None and _idle(loops, around, stage, trip)
-                found += _events_of_trip(groups, now, stage, trip, idle)
-            now += sum(group.seconds for group in groups)
-    return tuple(found)
+            for stage in range(stage_count):
+                idle = pipeline_loop is not None and _idle(loops, pipeline_loop, stage, trip)
+                stage_events += _events_of_trip(groups, start_s, stage, trip, idle)
+            start_s += sum(group.seconds for group in groups)
+    return tuple(stage_events)
 
 
 def _idle(loops: dict[int, PipelineLoop], loop: Instruction, stage: int, trip: int | None) -> bool:

@@ -71,22 +71,25 @@ def _spans(graph: Graph) -> set[int]:
 
 def _dependents(graph: Graph, seeds: set[int]) -> set[int]:
     """Return the given values and all values that depend on them."""
-    follows: dict[int, list[int]] = defaultdict(list)
+    dependents: dict[int, list[int]] = defaultdict(list)
+    # Loops and branches pass values through the arguments and results of their bodies.
     for argument in graph.region_arguments:
-        follows[argument.source].append(argument.target)
+        dependents[argument.source].append(argument.target)
     for node in graph.nodes:
         if node.bodies:
             continue
         # Each result of a barrier is one operand; any other result depends on all operands.
-        barrier = node.primitive == BARRIER
+        is_barrier = node.primitive == BARRIER
         for place, operand in enumerate(node.operands):
-            follows[operand].extend(node.results[place : place + 1] if barrier else node.results)
-    reached, ahead = set(seeds), list(seeds)
-    while ahead:
-        new = [value for value in follows[ahead.pop()] if value not in reached]
-        reached.update(new)
-        ahead.extend(new)
-    return reached
+            dependents[operand].extend(
+                node.results[place : place + 1] if is_barrier else node.results
+            )
+    found_values, waiting = set(seeds), list(seeds)
+    while waiting:
+        new_values = [value for value in dependents[waiting.pop()] if value not in found_values]
+        found_values.update(new_values)
+        waiting.extend(new_values)
+    return found_values
 
 
 @dataclass(frozen=True)

@@ -54,9 +54,9 @@ class Schedule:
         for name in ("stages", "microbatches", "rounds"):
             value = getattr(self, name)
             # A symbol has no value to compare, so only plain values are checked.
-            plain = isinstance(value, int | float | str | None)
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if plain and (not whole or value < 1):
+            is_plain = isinstance(value, int | float | str | None)
+            is_integer = isinstance(value, int) and not isinstance(value, bool)
+            if is_plain and (not is_integer or value < 1):
                 raise PipelineError(f"{name} must be an integer of at least 1, got {value!r}.")
         if isinstance(self.rounds, int) and self.rounds > 1 and self.microbatches < self.stages:
             raise PipelineError(

@@ -97,18 +97,19 @@ def _data(ranking: Ranking, options: argparse.Namespace) -> dict[str, Any]:
     from shardalg.costs.topology import machine
 
     chip = machine(options.hardware).chip
-    found = ranking.to_json()
-    ranked = [{**row, "fits": True} for row in found["ranked"]]
-    proved = {"verified": list(ranking.verified(options.verify))} if options.verify else {}
+    data = ranking.to_json()
+    # Only candidates that fit are ranked; each row says so, like the output of other commands.
+    ranked = [{**row, "fits": True} for row in data["ranked"]]
+    proof_entry = {"verified": list(ranking.verified(options.verify))} if options.verify else {}
     return {
         "hardware": chip.name,
         "machine": f"{options.devices} x {chip.name} (as asked for)",
         "devices": options.devices,
         "fits": bool(ranked),
         "capacity_bytes": int(options.memory or chip.hbm_bytes),
-        **found,
+        **data,
         "ranked": ranked,
-        **proved,
+        **proof_entry,
     }
 
 

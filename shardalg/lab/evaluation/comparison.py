@@ -67,18 +67,20 @@ def side_by_side(values: Sequence[Compared]) -> Table:
     """
     columns = {value.column.id: value.column for value in values}
     quantities = tuple(dict.fromkeys(value.quantity for value in values))
-    found = {(value.column.id, value.quantity): value for value in values}
+    value_of = {(value.column.id, value.quantity): value for value in values}
     rows = []
     for name, column in columns.items():
         # One value of a column may be fitted and another not: the row names the strongest use, and
         # an anchor is the strongest, because its whole table is scaled to it.
         uses = {v.prediction.how for v in values if v.column == column and v.prediction}
-        fitted = next((how for how in ("anchor", "trained", "held out") if how in uses), "-")
+        strongest_use = next((how for how in ("anchor", "trained", "held out") if how in uses), "-")
         facts = column.facts
-        cells = [_cell(found[name, quantity]) for quantity in quantities]
-        rows.append((name, facts["param_count"], column.mesh_text, facts["B"], fitted, *cells))
-    head = ("column", "parameters", "mesh", "batch", "constants")
-    return Table((*head, *quantities), tuple(rows))
+        cells = [_cell(value_of[name, quantity]) for quantity in quantities]
+        rows.append(
+            (name, facts["param_count"], column.mesh_text, facts["B"], strongest_use, *cells)
+        )
+    first_columns = ("column", "parameters", "mesh", "batch", "constants")
+    return Table((*first_columns, *quantities), tuple(rows))
 
 
 def _cell(value: Compared) -> str:
@@ -91,14 +93,14 @@ def _cell(value: Compared) -> str:
 
 def open_values(values: Iterable[Compared]) -> Iterator[str]:
     """Yield one text with the values that the paper does not determine, by reason, or nothing."""
-    reasons: dict[str, list[str]] = {}
+    places_by_reason: dict[str, list[str]] = {}
     for value in values:
         if isinstance(value.goal, Undetermined):
             place = f"{value.column.id} {value.quantity}"
-            reasons.setdefault(value.goal.reason, []).append(place)
-    if reasons:
+            places_by_reason.setdefault(value.goal.reason, []).append(place)
+    if places_by_reason:
         yield "Not determined by the paper:\n" + "\n".join(
-            f"- {_shortened(places)}: {reason}" for reason, places in reasons.items()
+            f"- {_shortened(places)}: {reason}" for reason, places in places_by_reason.items()
         )
 
 

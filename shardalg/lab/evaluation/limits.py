@@ -39,11 +39,12 @@ def seconds_by_cause(columns: Iterable[Column]) -> Table:
     """
     rows = []
     for column in columns:
-        found = {name: cost(column).seconds_by_cause.get(name, 0.0) for name in CAUSES}
-        limit = max((name for name in CAUSES if name != "matrix"), key=lambda name: found[name])
-        rows.append((column.id, column.mesh_text, *found.values(), CAUSES[limit]))
-    named = (f"{name.replace(' ', '_').lower()}_s" for name in CAUSES)
-    return Table(("column", "mesh", *named, "limited_by"), tuple(rows))
+        seconds = {name: cost(column).seconds_by_cause.get(name, 0.0) for name in CAUSES}
+        # Matrix products are work, and every other cause is time that a change could save.
+        limit = max((name for name in CAUSES if name != "matrix"), key=lambda name: seconds[name])
+        rows.append((column.id, column.mesh_text, *seconds.values(), CAUSES[limit]))
+    column_names = (f"{name.replace(' ', '_').lower()}_s" for name in CAUSES)
+    return Table(("column", "mesh", *column_names, "limited_by"), tuple(rows))
 
 
 def stacked(columns: Sequence[Column]) -> Figure:
@@ -57,10 +58,10 @@ def stacked(columns: Sequence[Column]) -> Figure:
     panel = figure.subplots()
     places, bottom = range(len(columns)), [0.0] * len(columns)
     for color, (name, text) in zip(COLORS, CAUSES.items(), strict=False):
-        parts = [cost(c).seconds_by_cause.get(name, 0.0) for c in columns]
-        panel.bar(places, parts, 0.7, bottom=bottom, color=color, alpha=0.75, label=text)
+        seconds = [cost(c).seconds_by_cause.get(name, 0.0) for c in columns]
+        panel.bar(places, seconds, 0.7, bottom=bottom, color=color, alpha=0.75, label=text)
         # matplotlib does not stack bars, so each cause starts where the previous one ends.
-        bottom = [a + b for a, b in zip(bottom, parts, strict=True)]
+        bottom = [a + b for a, b in zip(bottom, seconds, strict=True)]
     panel.plot(places, [c.measured[STEP] for c in columns], "o", color=INK, ms=5, label="measured")
     labels = [f"{c.facts['param_count']}\n{c.mesh_text}\n{c.facts['B']}" for c in columns]
     panel.set_xticks(list(places), labels, fontsize=7)
@@ -109,10 +110,10 @@ def beside(
     figure = Drawing(figsize=(9.2, 7.4 if compiled else 5.0), layout="constrained")
     panels = figure.subplots(3 if compiled else 2, 1)
     for panel, (quantity, unit) in zip(panels, ((STEP, "s"), (PEAK, "GB")), strict=False):
-        chosen = [v for v in values if v.quantity == quantity and v.prediction]
-        bars = {"predicted": [v.prediction.value for v in chosen if v.prediction]}
-        bars["measured"] = [v.measured for v in chosen]
-        labels = [f"{v.column.facts['param_count']} {v.column.mesh_text}" for v in chosen]
+        predicted_values = [v for v in values if v.quantity == quantity and v.prediction]
+        bars = {"predicted": [v.prediction.value for v in predicted_values if v.prediction]}
+        bars["measured"] = [v.measured for v in predicted_values]
+        labels = [f"{v.column.facts['param_count']} {v.column.mesh_text}" for v in predicted_values]
         _bars(panel, bars, labels)
         panel.set_ylabel(f"{quantity.rsplit('_', 1)[0].replace('_', ' ')}, {unit}", fontsize=8)
     # Peaks of other models (four layers) would mislead in the same panel, so they have their own.
@@ -127,9 +128,10 @@ def beside(
 def _bars(panel: Any, bars: Mapping[str, Sequence[float]], labels: Sequence[str]) -> None:
     """Draw groups of bars: one group per label, with one bar per entry of `bars`."""
     width = 0.8 / len(bars)
-    for number, ((name, sizes), color) in enumerate(zip(bars.items(), COLORS, strict=False)):
-        places = [i + (number - (len(bars) - 1) / 2) * width for i in range(len(sizes))]
-        panel.bar(places, sizes, width * 0.92, color=color, alpha=0.8, label=name)
+    for number, ((name, heights), color) in enumerate(zip(bars.items(), COLORS, strict=False)):
+        # The bars of a group are centred at its label: with two bars, at -0.2 and +0.2.
+        places = [i + (number - (len(bars) - 1) / 2) * width for i in range(len(heights))]
+        panel.bar(places, heights, width * 0.92, color=color, alpha=0.8, label=name)
     panel.set_xticks(range(len(labels)), labels, fontsize=6.5)
     # The legend is inside the axes and would cover the highest bars without this room.
     panel.set_ylim(top=1.15 * panel.get_ylim()[1])
@@ -164,7 +166,11 @@ def products(plan: Plan, chip: Hardware) -> Table:
 
 
 def roofline(found: Table, chip: Hardware) -> Figure:
-    """Draw the roofline of a chip, with the matrix products of `products` as points on it."""
+    """Draw the roofline of a chip, with the matrix products of `products` as points on it.
+
+    The roof is the most flops per second that peak and memory allow at an intensity (flops per
+    byte).
+    """
     from shardalg.drawing import Drawing
 
     figure = Drawing(figsize=(6.2, 3.6), layout="constrained")
@@ -174,9 +180,9 @@ def roofline(found: Table, chip: Hardware) -> Figure:
     ends = [peak / speed / 16, 2 * max(found["flops_per_byte"])]
     panel.plot([ends[0], peak / speed, ends[1]], [ends[0] * speed, peak, peak], color=INK)
     for phase, color in (("forward", COLORS[0]), ("backward", COLORS[1])):
-        x = [row["flops_per_byte"] for row in found if row["phase"] == phase]
-        reached = [min(peak, intensity * speed) for intensity in x]
-        panel.scatter(x, reached, color=color, s=26, label=phase, zorder=3)
+        intensities = [row["flops_per_byte"] for row in found if row["phase"] == phase]
+        attainable = [min(peak, intensity * speed) for intensity in intensities]
+        panel.scatter(intensities, attainable, color=color, s=26, label=phase, zorder=3)
     panel.set(xscale="log", yscale="log", xlabel="flops per byte", ylabel="flops per second")
     panel.axvline(peak / speed, color=BAND, lw=1)
     panel.legend(frameon=False, fontsize=8)

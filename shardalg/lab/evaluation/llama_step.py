@@ -73,19 +73,23 @@ class LlamaSizes:
     scan: bool = False
 
     def layer_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of one layer's weights."""
-        keys = (self.model_dim, self.kv_heads, self.head_dim)
-        gate = {"w_gate": (self.model_dim, self.hidden_dim)} if self.gated else {}
+        """Return the shape of each weight of one layer, by name.
+
+        Keys and values have `kv_heads` heads; a gated feed-forward layer has a third matrix,
+        "w_gate".
+        """
+        key_shape = (self.model_dim, self.kv_heads, self.head_dim)
+        gate_shape = {"w_gate": (self.model_dim, self.hidden_dim)} if self.gated else {}
         return {
             "norm_1": (self.model_dim,),
             "norm_2": (self.model_dim,),
             "w_q": (self.model_dim, self.heads, self.head_dim),
-            "w_k": keys,
-            "w_v": keys,
+            "w_k": key_shape,
+            "w_v": key_shape,
             "w_o": (self.heads, self.head_dim, self.model_dim),
             "w_in": (self.model_dim, self.hidden_dim),
             "w_out": (self.hidden_dim, self.model_dim),
-            **gate,
+            **gate_shape,
         }
 
     def outer_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -134,48 +138,63 @@ def _rotated(x: Array) -> Array:
 
 
 def _attended(sizes: LlamaSizes, q: Array, k: Array, v: Array) -> Array:
-    """Return the causal attention of queries, keys and values, each (B, S, heads, D)."""
+    """Return the causal attention of queries, keys and values, each (B, S, heads, D).
+
+    Keys and values may have fewer heads than queries.
+    """
+    # Each head of keys serves several heads of queries, which a repetition makes plain.
     if sizes.kv_heads < sizes.heads:
         k, v = (jnp.repeat(x, sizes.heads // sizes.kv_heads, axis=2) for x in (k, v))
     # Plain JAX writes the scores to memory, a flash kernel does not: ON_CHIP tells this to the cost
     # model.
-    inside = partial(annotate, name=ON_CHIP) if sizes.flash else lambda x: x
-    scores = inside(jnp.einsum("bsnd,btnd->bnst", q, k)) * sizes.head_dim**-0.5
+    on_chip = partial(annotate, name=ON_CHIP) if sizes.flash else lambda x: x
+    scores = on_chip(jnp.einsum("bsnd,btnd->bnst", q, k)) * sizes.head_dim**-0.5
+    # A token attends to itself and to earlier tokens only; -1e9 has the softmax weight 0.
     query = lax.broadcasted_iota(jnp.int32, scores.shape[2:], 0)
     key = lax.broadcasted_iota(jnp.int32, scores.shape[2:], 1)
     scores = jnp.where(query >= key, scores.astype(jnp.float32), -1e9)
-    shares = inside(jax.nn.softmax(scores, axis=-1).astype(q.dtype))
-    return jnp.einsum("bnst,btnd->bsnd", shares, v)
+    attention_weights = on_chip(jax.nn.softmax(scores, axis=-1).astype(q.dtype))
+    return jnp.einsum("bnst,btnd->bsnd", attention_weights, v)
 
 
 def _layer(sizes: LlamaSizes, weights: Weights, x: Array) -> Array:
-    """Return the activations, (B, S, M), after one layer; `checkpoint_name` names are MaxText's."""
-    w = {name: weight.astype(jnp.bfloat16) for name, weight in weights.items()}
+    """Return the activations, (B, S, M), after one layer: attention, then feed-forward.
+
+    Each value that a rematerialisation policy may keep has its name in MaxText.
+    """
+    # Products run in bfloat16; the scales of the norms stay in their own type.
+    cast = {name: weight.astype(jnp.bfloat16) for name, weight in weights.items()}
     x = checkpoint_name(x, "decoder_layer_input")
-    h = _norm(x, weights["norm_1"])
-    q, k, v = (jnp.einsum("bsm,mnd->bsnd", h, w[name]) for name in ("w_q", "w_k", "w_v"))
+    normed = _norm(x, weights["norm_1"])
+    q, k, v = (jnp.einsum("bsm,mnd->bsnd", normed, cast[name]) for name in ("w_q", "w_k", "w_v"))
     if sizes.rotary:
         q, k = _rotated(q), _rotated(k)
     q, k, v = map(checkpoint_name, (q, k, v), ("query_proj", "key_proj", "value_proj"))
-    core: Any = partial(_attended, sizes)
+    attend: Any = partial(_attended, sizes)
     # The backward pass of a flash kernel rebuilds the scores from queries and keys.
-    heads = checkpoint_name((jax.checkpoint(core) if sizes.flash else core)(q, k, v), "context")
-    x = x + checkpoint_name(jnp.einsum("bsnd,ndm->bsm", heads, w["w_o"]), "out_proj")
+    heads = checkpoint_name((jax.checkpoint(attend) if sizes.flash else attend)(q, k, v), "context")
+    x = x + checkpoint_name(jnp.einsum("bsnd,ndm->bsm", heads, cast["w_o"]), "out_proj")
     x = annotate(x, "residual")
-    h = _norm(x, weights["norm_2"])
-    hidden = checkpoint_name(jnp.einsum("bsm,mh->bsh", h, w["w_in"]), "mlpwi")
+    normed = _norm(x, weights["norm_2"])
+    hidden = checkpoint_name(jnp.einsum("bsm,mh->bsh", normed, cast["w_in"]), "mlpwi")
+    # SwiGLU (arXiv:2002.05202) multiplies by a gate; the plain form has one activation function.
     if sizes.gated:
-        gate = checkpoint_name(jnp.einsum("bsm,mh->bsh", h, w["w_gate"]), "mlpwi")
+        gate = checkpoint_name(jnp.einsum("bsm,mh->bsh", normed, cast["w_gate"]), "mlpwi")
         hidden = jax.nn.silu(gate) * hidden
     else:
         hidden = jax.nn.gelu(hidden)
-    x = x + checkpoint_name(jnp.einsum("bsh,hm->bsm", hidden, w["w_out"]), "mlpwo")
+    x = x + checkpoint_name(jnp.einsum("bsh,hm->bsm", hidden, cast["w_out"]), "mlpwo")
     return annotate(x, "residual")
 
 
 def _policy(sizes: LlamaSizes) -> Callable[..., Any] | None:
-    """Return the checkpoint policy of a layer; None keeps only the layer's input."""
+    """Return the checkpoint policy of a layer; None keeps only the layer's input.
+
+    A policy chooses the values that the backward pass finds in memory instead of computing them
+    again.
+    """
     policies = jax.checkpoint_policies
+    # Names that the user gives come before the named forms.
     if sizes.saved or sizes.offloaded:
         return policies.save_and_offload_only_these_names(
             names_which_can_be_saved=list(sizes.saved),
@@ -191,7 +210,12 @@ def _policy(sizes: LlamaSizes) -> Callable[..., Any] | None:
 
 
 def loss(sizes: LlamaSizes, params: Any, tokens: Array, targets: Array) -> Array:
-    """Return the mean cross-entropy of the targets, in nats."""
+    """Return the mean cross-entropy of the targets, in nats.
+
+    Args:
+      params: "embedding", "norm", "layers", and "output" unless `sizes.tied`.
+      tokens, targets: (B, S), integers below the vocabulary.
+    """
     x = annotate(params["embedding"].astype(jnp.bfloat16)[tokens], "residual")
     layer: Any = partial(_layer, sizes)
     if sizes.remat:
@@ -205,52 +229,58 @@ def loss(sizes: LlamaSizes, params: Any, tokens: Array, targets: Array) -> Array
             x = layer(weights, x)
     output = params["embedding" if sizes.tied else "output"].astype(jnp.bfloat16)
     logits = jnp.einsum("bsm,vm->bsv", _norm(x, params["norm"]), output).astype(jnp.float32)
-    number = lax.broadcasted_iota(jnp.int32, logits.shape, 2)
+    vocab_index = lax.broadcasted_iota(jnp.int32, logits.shape, 2)
     # Comparing with an iota instead of a gather: each device of a sharded vocabulary adds its part.
-    picked = jnp.sum(jnp.where(targets[..., None] == number, logits, 0.0), axis=-1)
-    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
+    target_logits = jnp.sum(jnp.where(targets[..., None] == vocab_index, logits, 0.0), axis=-1)
+    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - target_logits)
 
 
 def train_step(
     sizes: LlamaSizes, params: Any, state: Any, tokens: Array, targets: Array
 ) -> tuple[Any, Any, Array]:
-    """Return parameters, Adam's state and the loss after one step on one batch."""
-    both = jax.value_and_grad(partial(loss, sizes))
+    """Return (parameters, Adam's state, loss) after one step on one batch.
+
+    `state` is (first moments, second moments, number of steps). Gradients of microbatches are
+    summed.
+    """
+    loss_and_grads = jax.value_and_grad(partial(loss, sizes))
+    # A single batch needs no sum of gradients.
     if sizes.microbatches == 1:
-        value, grads = both(params, tokens, targets)
+        value, grads = loss_and_grads(params, tokens, targets)
     else:
         # A device has a contiguous part of the batch. If a microbatch were contiguous too, its rows
         # would have to move to the other devices, so it takes every n-th row instead.
-        parts = tuple(
+        microbatches = tuple(
             jnp.swapaxes(ids.reshape(-1, sizes.microbatches, sizes.seq), 0, 1)
             for ids in (tokens, targets)
         )
-        start: Any = jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)
+        zero_sums: Any = jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)
         (value, grads), _ = lax.scan(
-            lambda total, part: (jax.tree.map(jnp.add, total, both(params, *part)), None),
-            start,
-            parts,
+            lambda total, part: (jax.tree.map(jnp.add, total, loss_and_grads(params, *part)), None),
+            zero_sums,
+            microbatches,
         )
-    first, second, step = state
+    means, squares, step = state
     # Adam with decoupled weight decay (arXiv:1711.05101). The divisors 1 - beta^t below correct the
     # bias of moments that start at zero.
-    first = jax.tree.map(lambda m, g: (0.9 * m + 0.1 * g).astype(m.dtype), first, grads)
-    second = jax.tree.map(lambda m, g: (0.95 * m + 0.05 * g * g).astype(m.dtype), second, grads)
+    means = jax.tree.map(lambda m, g: (0.9 * m + 0.1 * g).astype(m.dtype), means, grads)
+    squares = jax.tree.map(lambda m, g: (0.95 * m + 0.05 * g * g).astype(m.dtype), squares, grads)
     time = (step + 1).astype(jnp.float32)
 
     def updated(w: Array, m: Array, v: Array) -> Array:
         size = jnp.sqrt(v / (1 - 0.95**time)) + 1e-8
         return (w - 1e-3 * (m / (1 - 0.9**time) / size + 0.1 * w)).astype(w.dtype)
 
-    params = jax.tree.map(updated, params, first, second)
-    return params, (first, second, step + 1), value
+    params = jax.tree.map(updated, params, means, squares)
+    return params, (means, squares, step + 1), value
 
 
 def arguments(sizes: LlamaSizes) -> tuple[Any, ...]:
-    """Return shapes and types of the arguments of `train_step`."""
-    lead = (sizes.layers,) if sizes.scan else ()
+    """Return the shapes and types of the arguments of `train_step`, in its order after `sizes`."""
+    # A scan reads weights that are stacked on a leading dimension of layers.
+    stack_dims = (sizes.layers,) if sizes.scan else ()
     layer = {
-        name: jax.ShapeDtypeStruct((*lead, *shape), sizes.param_dtype)
+        name: jax.ShapeDtypeStruct((*stack_dims, *shape), sizes.param_dtype)
         for name, shape in sizes.layer_shapes().items()
     }
     outer = {
@@ -261,9 +291,9 @@ def arguments(sizes: LlamaSizes) -> tuple[Any, ...]:
     params = {**outer, "layers": layers}
     # Adam's two moments have the shapes and types of the parameters. Leaves hold no data here, so
     # the tree itself describes the first moment, and a copy of it the second one.
-    copy = jax.tree.map(lambda leaf: leaf, params)
+    second_moments = jax.tree.map(lambda leaf: leaf, params)
     tokens = jax.ShapeDtypeStruct((sizes.batch, sizes.seq), jnp.int32)
-    return params, (params, copy, jax.ShapeDtypeStruct((), jnp.int32)), tokens, tokens
+    return params, (params, second_moments, jax.ShapeDtypeStruct((), jnp.int32)), tokens, tokens
 
 
 def strategy(sizes: LlamaSizes, mesh: Mesh) -> Strategy:
@@ -271,15 +301,15 @@ def strategy(sizes: LlamaSizes, mesh: Mesh) -> Strategy:
 
     An axis "tensor" of the mesh splits heads, hidden features and vocabulary of the weights.
     """
-    names = [name for name, size in mesh.axes if size > 1]
+    sharded_names = [name for name, size in mesh.axes if size > 1]
 
     def entry(axes: tuple[str, ...]) -> Any:
         return None if not axes else axes[0] if len(axes) == 1 else axes
 
     # A PartitionSpec must not name an axis that the mesh lacks, and one strategy serves all meshes.
-    batch = entry(tuple(axis for axis in BATCH_AXES if axis in names))
-    shard = entry(tuple(axis for axis in WEIGHT_AXES if axis in names))
-    tensor = entry(tuple(axis for axis in ("tensor",) if axis in names))
+    batch = entry(tuple(axis for axis in BATCH_AXES if axis in sharded_names))
+    shard = entry(tuple(axis for axis in WEIGHT_AXES if axis in sharded_names))
+    tensor = entry(tuple(axis for axis in ("tensor",) if axis in sharded_names))
     # W_in is split along its columns and W_out along its rows, so that the hidden features stay
     # split between both products (Megatron-LM, arXiv:1909.08053).
     by_columns, by_rows = PartitionSpec(shard, tensor), PartitionSpec(tensor, shard)
@@ -289,8 +319,8 @@ def strategy(sizes: LlamaSizes, mesh: Mesh) -> Strategy:
         **dict.fromkeys(("w_out", "embedding", "output"), by_rows),
         "w_o": PartitionSpec(tensor, None, shard),
     }
-    lead = (None,) if sizes.scan else ()
-    layer = {name: PartitionSpec(*lead, *specs[name]) for name in sizes.layer_shapes()}
+    stack_dims = (None,) if sizes.scan else ()
+    layer = {name: PartitionSpec(*stack_dims, *specs[name]) for name in sizes.layer_shapes()}
     outer = {name: specs[name] for name in sizes.outer_shapes()}
     layers: Any = layer if sizes.scan else tuple(dict(layer) for _ in range(sizes.layers))
     params = {**outer, "layers": layers}

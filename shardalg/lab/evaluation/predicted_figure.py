@@ -90,29 +90,32 @@ def predicted_against_measured(
     from shardalg.drawing import Drawing
 
     figure = Drawing(figsize=(6.4, 7.2), layout="constrained")
-    above, below = figure.subplots(2, 1, height_ratios=(3, 1.3), sharex=True)
-    every = [p for points in found.values() for p in points]
-    low, high = (f(p.measured for p in every) for f in (min, max))
+    times_panel, errors_panel = figure.subplots(2, 1, height_ratios=(3, 1.3), sharex=True)
+    all_points = [p for points in found.values() for p in points]
+    low, high = (f(p.measured for p in all_points) for f in (min, max))
     ends = [low / 1.25, high * 1.25]
     # The wider band first: the narrower one is drawn over it and gets the darker shade.
     for band in BANDS[::-1]:
+        # A band is the area between `(1 - error) * measured` and `(1 + error) * measured`.
         edges = [[end * (1 + sign * band) for end in ends] for sign in (-1, 1)]
-        above.fill_between(ends, *edges, color=INK, alpha=0.08, lw=0)
-        below.fill_between(ends, [-100 * band] * 2, [100 * band] * 2, color=INK, alpha=0.08, lw=0)
-    above.plot(ends, ends, color=FAINT, lw=0.8)
-    below.axhline(0, color=FAINT, lw=0.8)
+        times_panel.fill_between(ends, *edges, color=INK, alpha=0.08, lw=0)
+        errors_panel.fill_between(
+            ends, [-100 * band] * 2, [100 * band] * 2, color=INK, alpha=0.08, lw=0
+        )
+    times_panel.plot(ends, ends, color=FAINT, lw=0.8)
+    errors_panel.axhline(0, color=FAINT, lw=0.8)
     for place, (name, points) in enumerate(found.items()):
-        _draw(above, below, place, name, points)
-    above.set(xscale="log", yscale="log", ylabel=f"predicted {title}", xlim=ends)
-    below.set(xscale="log", xlabel=f"measured {title}", ylabel="error, %")
-    for panel in (above, below):
+        _draw(times_panel, errors_panel, place, name, points)
+    times_panel.set(xscale="log", yscale="log", ylabel=f"predicted {title}", xlim=ends)
+    errors_panel.set(xscale="log", xlabel=f"measured {title}", ylabel="error, %")
+    for panel in (times_panel, errors_panel):
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(color=BAND, lw=0.5)
-    above.legend(
+    times_panel.legend(
         frameon=False,
         fontsize=8,
         loc="upper left",
-        title=_words(every),
+        title=_words(all_points),
         title_fontsize=8,
         alignment="left",
     )
@@ -125,22 +128,27 @@ def figure_of(values: Iterable[Compared]) -> bytes:
 
 
 def _draw(above: Axes, below: Axes, place: int, name: str, points: Sequence[Point]) -> None:
-    """Draw the series number `place` in both panels: times above, errors below."""
+    """Draw the series number `place` in both panels: times above, errors below.
+
+    Points on which constants were fitted are hollow, the others are filled.
+    """
     # There are fewer colours than series may be: a repeated colour gets another marker.
-    turn = place // len(COLORS)
-    color, marker = COLORS[place % len(COLORS)], MARKERS[(place + 4 * turn) % len(MARKERS)]
-    for fitted in (False, True):
-        chosen = [p for p in points if p.fitted is fitted]
-        style: dict[str, Any] = {"facecolors": "none" if fitted else color, "edgecolors": color}
+    palette_round = place // len(COLORS)
+    color, marker = COLORS[place % len(COLORS)], MARKERS[(place + 4 * palette_round) % len(MARKERS)]
+    for is_fitted in (False, True):
+        series_points = [p for p in points if p.fitted is is_fitted]
+        style: dict[str, Any] = {"facecolors": "none" if is_fitted else color, "edgecolors": color}
         style |= {"marker": marker, "s": 30, "lw": 1.1}
         # The legend names a series once: at its plain points, or at hollow ones if it has no
         # others.
-        named: dict[str, Any] = (
-            {"label": name} if chosen and (not fitted or len(chosen) == len(points)) else {}
+        legend_entry: dict[str, Any] = (
+            {"label": name}
+            if series_points and (not is_fitted or len(series_points) == len(points))
+            else {}
         )
-        measured = [p.measured for p in chosen]
-        above.scatter(measured, [p.predicted for p in chosen], **style, **named)
-        below.scatter(measured, [100 * p.error for p in chosen], **style)
+        measured = [p.measured for p in series_points]
+        above.scatter(measured, [p.predicted for p in series_points], **style, **legend_entry)
+        below.scatter(measured, [100 * p.error for p in series_points], **style)
 
 
 def _words(points: Sequence[Point]) -> str:

@@ -118,17 +118,18 @@ def errors_by_chip() -> Table:
     >>> row["software"], row["runs"], row["median_pct"] < 4
     ('xla', 7, True)
     """
-    found = []
+    rows = []
     for key in dict.fromkeys((run.machine_name, run.software) for run in published_runs()):
         runs = [run for run in published_runs() if (run.machine_name, run.software) == key]
+        # Skipped runs are only counted; a chip without a priced run has no errors.
         priced = [run for run in runs if not run.skip]
         if not priced:
             continue
         median, worst = load(key[0]).on(key[1]).calibration.errors or (math.nan, math.nan)
-        percent = (round(100 * median, 1), round(100 * worst, 1))
-        found.append((*key, len(priced), *percent, len(runs) - len(priced)))
+        error_percents = (round(100 * median, 1), round(100 * worst, 1))
+        rows.append((*key, len(priced), *error_percents, len(runs) - len(priced)))
     columns = ("chip", "software", "runs", "median_pct", "worst_pct", "skipped")
-    return Table(columns, tuple(sorted(found)))
+    return Table(columns, tuple(sorted(rows)))
 
 
 def run_table() -> Table:
@@ -139,10 +140,11 @@ def run_table() -> Table:
     rows = []
     for run in published_runs():
         if not run.skip:
-            recorded = load(run.chip).on(run.software).calibration.provenance["rows"][run.name]
-            error, left_out = recorded["error"], recorded["left_out"]
+            run_errors = load(run.chip).on(run.software).calibration.provenance["rows"][run.name]
+            error, left_out = run_errors["error"], run_errors["left_out"]
+            # The error is relative to the measured time, so this is the predicted one.
             predicted = run.step_s * (1 + error)
-            percent = (round(100 * error, 1), round(100 * left_out, 1))
-            rows.append((run.name, run.software, run.step_s, round(predicted, 3), *percent))
+            error_percents = (round(100 * error, 1), round(100 * left_out, 1))
+            rows.append((run.name, run.software, run.step_s, round(predicted, 3), *error_percents))
     columns = ("run", "software", "measured_s", "predicted_s", "error_pct", "left_out_pct")
     return Table(columns, tuple(rows))

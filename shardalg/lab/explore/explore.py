@@ -159,9 +159,9 @@ class Exploration:
         self.say("deriving the paper's Table 1 from layers with named sizes")
         yield from table1.sections(replace(table1.HINTS, strategies=chosen))
         if not self.settings.quick:
-            scanned = self.priced[paper.UNROLLED.strategies[0]].cost(paper.CHIP)
+            scanned_cost = self.priced[paper.UNROLLED.strategies[0]].cost(paper.CHIP)
             self.say(f"planning the {paper.UNROLLED.config.L} unrolled layers of the same model")
-            yield paper.section(scanned=scanned)
+            yield paper.section(scanned=scanned_cost)
 
     @property
     def last_step(self) -> Plan:
@@ -171,27 +171,28 @@ class Exploration:
     def ran(self) -> Section:
         """Return the section of runs: layers under each strategy, and one train step if it fits."""
         settings = self.settings
-        reason = runs.why_not(settings, {**self.layers, "train step": self.last_step})
-        if reason:
-            return runs.not_run(reason)
+        obstacle = runs.why_not(settings, {**self.layers, "train step": self.last_step})
+        if obstacle:
+            return runs.not_run(obstacle)
         self.say("measuring this machine")
         hardware = known_or_probed(host_devices(settings.mesh.size))
-        found = list(self.run_layers())
+        results = list(self.run_layers())
         if not settings.quick:
             self.say("compiling and running the train step, ours and XLA's")
-            data = runs.sample(self.train_settings, strategies.TRAIN_STEP)
+            arguments = runs.sample(self.train_settings, strategies.TRAIN_STEP)
+            # Only the last strategy has its train step compiled, because a compile takes long.
             name = f"train step, {settings.strategies[-1]}"
-            found.append((name, self.last_step, runs.run(settings, self.last_step, data)))
-        return runs.section(settings, [runs.ExploredPlan(*ran, hardware) for ran in found])
+            results.append((name, self.last_step, runs.run(settings, self.last_step, arguments)))
+        return runs.section(settings, [runs.ExploredPlan(*ran, hardware) for ran in results])
 
     def run_layers(self) -> Iterator[tuple[str, Plan, Comparison]]:
         """Yield (name, plan, results) of a layer under each strategy, run on equal arguments."""
         self.say("running a layer on one device")
-        data = runs.sample(self.settings, strategies.LAYER)
-        for name, made in self.layers.items():
+        arguments = runs.sample(self.settings, strategies.LAYER)
+        for name, plan in self.layers.items():
             devices = self.settings.mesh.size
             self.say(f"running it under {name} on {devices} CPU devices, ours and XLA's")
-            yield f"layer, {name}", made, runs.run(self.settings, made, data)
+            yield f"layer, {name}", plan, runs.run(self.settings, plan, arguments)
 
     def foreign(self) -> Section:
         """Return the section of a train step that is built from PyPI packages (flax and optax).
@@ -227,20 +228,20 @@ def write_report(exploration: Exploration) -> tuple[Page, tuple[Path, ...]]:
 
 
 def write_figures(settings: Settings, folder: Path, say: Say | None = None) -> tuple[Path, ...]:
-    """Write the pictures that need no run into `folder`; returns their paths.
+    """Write the pictures that need no run into `folder`; return their paths.
 
     They are the same on every machine, so documentation can hold them.
     """
     say = say or Progress()
     exploration = Exploration(settings, say)
-    totals, *_ = strategies.sections(exploration.layers)
-    forward = strategies.plans_of(settings, drawings.FEED_FORWARD)
-    drawn = drawings.section(settings, forward)
+    totals_section, *_ = strategies.sections(exploration.layers)
+    forward_plans = strategies.plans_of(settings, drawings.FEED_FORWARD)
+    tiles_section = drawings.section(settings, forward_plans)
     curves = table1.curves(layer_costs())
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for picture in Page("", "", (totals, drawn, curves)).pictures():
-        written.append(folder / f"{picture.name}.png")
-        write_whole(written[-1], picture.png)
-        say(f"wrote {written[-1]}")
-    return tuple(written)
+    paths = []
+    for picture in Page("", "", (totals_section, tiles_section, curves)).pictures():
+        paths.append(folder / f"{picture.name}.png")
+        write_whole(paths[-1], picture.png)
+        say(f"wrote {paths[-1]}")
+    return tuple(paths)

@@ -115,24 +115,24 @@ def section(settings: Settings, found: Trained) -> Section:
     collectives = tables.strategies({"step": found.plan._collectives_table})
     fallbacks = warnings(found.plan.program, found.plan.graph)
     shown = ("phase", "kind", "mesh_axes", "role", "executions", "wire_bytes_per_step")
-    summed = collectives.select(*shown)
-    words = INTRODUCTION.format(
+    totals = collectives.select(*shown)
+    introduction = INTRODUCTION.format(
         sites=len(found.plan.graph.sites) or "no",
         nodes=len(found.plan.graph.nodes),
         fallback=sum(fallbacks["wire_bytes_per_step"]),
-        total=sum(summed["wire_bytes_per_step"]),
+        total=sum(totals["wire_bytes_per_step"]),
     )
     if not found.losses:
-        return Section(TITLE, (words, summed))
+        return Section(TITLE, (introduction, totals))
     # Donated arrays, such as parameters, whose new value has the sharding of the argument.
-    kept = found.kept
-    ran = RAN.format(
+    is_kept = found.kept
+    run_text = RAN.format(
         steps=len(found.losses),
         devices=settings.mesh.size,
         error=found.error,
-        kept=sum(kept),
-        state=len(kept),
+        kept=sum(is_kept),
+        state=len(is_kept),
     )
     rows = enumerate(zip(found.losses, found.expected, strict=True), 1)
     losses = Table(("step", "loss", "one_device"), tuple((n, a, b) for n, (a, b) in rows))
-    return Section(TITLE, (words, summed, ran, losses))
+    return Section(TITLE, (introduction, totals, run_text, losses))

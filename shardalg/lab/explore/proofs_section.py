@@ -24,7 +24,7 @@ COLUMNS = ("plan", "merges", "merges_proved", "proofs_ms", "all_claims")
 
 def section(plans: Mapping[str, Plan]) -> Section:
     """Return a section with the claims per plan, and the proofs of the last plan in detail."""
-    reports = {name: made.verify() for name, made in plans.items()}
+    reports = {name: plan.verify() for name, plan in plans.items()}
     last, report = list(reports.items())[-1]
     slowest = statements(report.cells)
     return Section(

@@ -102,22 +102,33 @@ def _name(given: Row, mesh: Mapping[str, int]) -> str:
 
 
 def _check(given: Row) -> None:
-    """Raise a `TableError` unless a row has one measurement, and valid values in all columns."""
-    found = [name for name in MEASURED if name in given]
-    bare = [name for name in _UNITLESS if name in given]
-    if len(found) != 1:
-        reason = f"{bare[0]!r} has no unit: write {_UNITLESS[bare[0]]}" if bare else f"got {found}"
+    """Raise a `TableError` unless a row has one measurement, and valid values in all columns.
+
+    Columns that the row lacks are not checked, except chip, seq and vocab, which every row has.
+    """
+    # A name such as "tokens" could be per step or per second, so a column without a unit is
+    # refused, and the error gives the name with the unit.
+    measurements = [name for name in MEASURED if name in given]
+    unitless = [name for name in _UNITLESS if name in given]
+    if len(measurements) != 1:
+        reason = (
+            f"{unitless[0]!r} has no unit: write {_UNITLESS[unitless[0]]}"
+            if unitless
+            else f"got {measurements}"
+        )
         raise TableError(f"a measured row has one of {', '.join(MEASURED)}; {reason}.")
     if not isinstance(given.get("chip"), str):
         raise TableError(f"a measured row has chip = {given.get('chip')!r}: write its name.")
-    for name in ("seq", "vocab", *found, *(name for name in _AMOUNTS if name in given)):
+    # These columns have one check: a finite number above 0.
+    for name in ("seq", "vocab", *measurements, *(name for name in _AMOUNTS if name in given)):
         if not _is_amount(given.get(name)):
             raise TableError(
                 f"a measured row has {name} = {given.get(name)!r}: write a number above 0."
             )
-    for name, (good, words) in _CHOICES.items():
-        if name in given and not good(given[name]):
-            raise TableError(f"a measured row has {name} = {given[name]!r}: write {words}.")
+    # Every other column has its own check and the text that tells a user a valid value.
+    for name, (is_valid, valid_text) in _CHOICES.items():
+        if name in given and not is_valid(given[name]):
+            raise TableError(f"a measured row has {name} = {given[name]!r}: write {valid_text}.")
 
 
 def _is_amount(value: Any) -> bool:
@@ -156,8 +167,16 @@ def _dims_of(row: Row, dims: Any) -> Row:
 
 
 def _model(given: Row, devices: int) -> DenseTransformer:
-    """Return the model of a row; `devices` turns a batch per device into the global batch."""
+    """Return the model of a row; `devices` turns a batch per device into the global batch.
+
+    Columns of other tables are translated, e.g. `expansion_ratio` 4 with model_dim 64 to hidden_dim
+    256.
+
+    Raises:
+      TableError: the row lacks a size.
+    """
     sizes: dict[str, Any] = {name: given[name] for name in _FIELDS if name in given}
+    # Most tables give the heads only. A size that is missing gets 0 here and is reported below.
     sizes.setdefault("head_dim", sizes.get("model_dim", 0) // max(1, sizes.get("heads", 1)))
     if "expansion_ratio" in given:
         sizes["hidden_dim"] = _plain(given["expansion_ratio"] * sizes.get("model_dim", 0))
@@ -169,13 +188,13 @@ def _model(given: Row, devices: int) -> DenseTransformer:
         sizes["remat"] = "full" if given["activation_checkpointing"] else False
     # Published tables describe optimizer and attention in free text, so the name is only a part of
     # the cell: comparing whole cells would refuse most tables.
-    words = str(given.get("optimizer", "adam"))
-    sizes["optimizer"] = "adam" if "adamw" in words else words
-    attention = str(given.get("attention", "flash"))
-    sizes["attention"] = "fused" if "flash" in attention else attention
-    wanted = [name for name in _REQUIRED if name not in sizes]
-    if wanted:
-        raise TableError(f"a measured row lacks {', '.join(wanted)}.")
+    optimizer_text = str(given.get("optimizer", "adam"))
+    sizes["optimizer"] = "adam" if "adamw" in optimizer_text else optimizer_text
+    attention_text = str(given.get("attention", "flash"))
+    sizes["attention"] = "fused" if "flash" in attention_text else attention_text
+    missing_names = [name for name in _REQUIRED if name not in sizes]
+    if missing_names:
+        raise TableError(f"a measured row lacks {', '.join(missing_names)}.")
     return DenseTransformer(**sizes)
 
 
@@ -183,12 +202,16 @@ _REQUIRED = ("layers", "model_dim", "hidden_dim", "heads", "vocab", "seq", "batc
 
 
 def _seconds(given: Row, model: DenseTransformer, devices: int) -> float:
-    """Return the seconds of a step from the row's measurement: one of the columns `MEASURED`."""
+    """Return the seconds of a step from the row's measurement: one of the columns `MEASURED`.
+
+    Tokens per second are of all devices; `tflops_per_chip` is 1e12 flops per second and device.
+    """
     tokens = model.batch * model.seq
     if "step_time_s" in given:
         return float(given["step_time_s"])
     if "tokens_per_s" in given:
         return float(tokens / given["tokens_per_s"])
+    # The published rate counts `counted_flops` for a step, so that they give the seconds back.
     return float(model.counted_flops / (devices * given["tflops_per_chip"] * 1e12))
 
 
@@ -204,6 +227,7 @@ def read(table: Any) -> tuple[MeasuredStep, ...]:
     if hasattr(data, "to_dict") and not isinstance(data, Mapping):
         # pandas marks an empty cell by NaN. It becomes None, which `_filled_cells` leaves out.
         data = data.astype(object).where(data.notna(), None).to_dict("records")
+    # Only the JSON form {"rows", "dims"} has sizes by model name; all other tables are plain rows.
     dims = data.get("dims") if isinstance(data, Mapping) else None
     rows = data.get("rows") if isinstance(data, Mapping) else data
     if not isinstance(rows, Iterable) or isinstance(rows, str):
@@ -211,15 +235,15 @@ def read(table: Any) -> tuple[MeasuredStep, ...]:
             f"a table of measurements is a list of rows, a pandas table or the path of a .csv or "
             f".json file, got {type(table).__name__}."
         )
-    found = []
+    measured_steps = []
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise TableError(f"row {number}: {row!r} is no mapping of names to values.")
         try:
-            found.append(from_row(_filled_cells(row), dims))
+            measured_steps.append(from_row(_filled_cells(row), dims))
         except ShardalgError as error:
             raise TableError(f"row {number}: {error}") from None
-    return tuple(found)
+    return tuple(measured_steps)
 
 
 def told_apart(rows: Sequence[MeasuredStep]) -> tuple[MeasuredStep, ...]:
@@ -260,16 +284,20 @@ def _sizes(row: MeasuredStep) -> dict[str, Any]:
 
 
 def _filled_cells(row: Row) -> dict[str, Any]:
-    """Return a row without empty cells; a mesh in text is parsed, and 8.0 becomes 8."""
-    plain = {name: _plain(value) for name, value in row.items()}
-    kept = {name: value for name, value in plain.items() if value is not None}
-    mesh = kept.get("mesh")
+    """Return a row without empty cells; a mesh in text is parsed, and 8.0 becomes 8.
+
+    E.g. {"mesh": "data=2, fsdp=8", "gpus": 16.0, "batch": ""} gives {"mesh": {"data": 2, "fsdp":
+    8}, "gpus": 16}. A mesh in another form stays text, and `_check` refuses it.
+    """
+    plain_cells = {name: _plain(value) for name, value in row.items()}
+    cells = {name: value for name, value in plain_cells.items() if value is not None}
+    mesh = cells.get("mesh")
     if isinstance(mesh, str):
         pairs = (part.partition("=") for part in mesh.replace(" ", "").split(","))
         sizes = {axis: size for axis, _, size in pairs}
-        good = all(size.isdecimal() for size in sizes.values())
-        kept["mesh"] = {axis: int(size) for axis, size in sizes.items()} if good else mesh
-    return kept
+        is_parsed = all(size.isdecimal() for size in sizes.values())
+        cells["mesh"] = {axis: int(size) for axis, size in sizes.items()} if is_parsed else mesh
+    return cells
 
 
 def _plain(value: Any) -> Any:
@@ -285,7 +313,11 @@ def _plain(value: Any) -> Any:
 
 
 def _loaded(path: Path) -> Any:
-    """Return the content of a JSON file, or the rows of a CSV file with parsed cells."""
+    """Return the content of a JSON file, or the rows of a CSV file with parsed cells.
+
+    Raises:
+      TableError: the file cannot be read, or a row has more cells than there are columns.
+    """
     try:
         text = path.read_text()
         if path.suffix != ".csv":
@@ -294,6 +326,7 @@ def _loaded(path: Path) -> Any:
         raise TableError(f"{path}: no table of measurements ({error}).") from None
     rows = list(csv.DictReader(text.splitlines()))
     for number, row in enumerate(rows):
+        # `csv.DictReader` puts the cells beyond the last column under the key None.
         if None in row:
             raise TableError(f"{path}: row {number} has more cells than there are columns.")
         for name, cell in row.items():
@@ -378,15 +411,22 @@ _FIRST = ("matrix_efficiency", "exposed", "memory")
 
 
 def _chosen(constants: Any, steps: int) -> list[tuple[str, ...]]:
-    """Return the constants to fit for this number of steps; each tuple is fitted as one value."""
+    """Return the constants to fit for this number of steps; each tuple is fitted as one value.
+
+    Args:
+      constants: names of constants, or of groups of them (`TOGETHER`). None chooses by `steps`.
+
+    Raises:
+      HardwareError: an unknown name, or no list of names.
+    """
     if constants is None:
         # One constant per four steps, because more constants would fit the noise of so few steps.
         constants = _FIRST[: max(1, steps // 4)]
-    listed = isinstance(constants, Sequence) and not isinstance(constants, str)
-    known = (*CONSTANTS, *TOGETHER)
-    if not listed or not constants or not all(c in known for c in constants):
+    is_list = isinstance(constants, Sequence) and not isinstance(constants, str)
+    known_names = (*CONSTANTS, *TOGETHER)
+    if not is_list or not constants or not all(c in known_names for c in constants):
         raise HardwareError(
-            f"constants {constants!r}: give some of {', '.join(known)}, each once, as in "
+            f"constants {constants!r}: give some of {', '.join(known_names)}, each once, as in "
             '["matrix_efficiency"].'
         )
     return [TOGETHER.get(name, (name,)) for name in constants]
@@ -405,7 +445,11 @@ def _base(chip: str, name: str, given: Mapping[str, float] | None) -> Calibratio
 
 
 def _pairs(steps: Any) -> list[tuple[Plan, float]] | None:
-    """Return pairs of a plan and its seconds, or None for a table of measurements."""
+    """Return pairs of a plan and its seconds, or None for a table of measurements.
+
+    Raises:
+      TableError: the seconds of a pair are no number above 0.
+    """
     if not isinstance(steps, Sequence) or isinstance(steps, str) or not steps:
         return None
     if not all(isinstance(s, tuple) and len(s) == 2 and isinstance(s[0], Plan) for s in steps):

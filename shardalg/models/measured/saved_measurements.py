@@ -65,6 +65,8 @@ class Calibrated:
 
     def __repr__(self) -> str:
         """Return the table, with the median and the worst error of left-out rows."""
+        # Each row is left out once and predicted from the others, so that the errors are of unseen
+        # rows.
         errors = sorted(map(abs, self.fit.left_out.values()))
         untold = f"; not told apart: {', '.join(self.untold)}" if self.untold else ""
         return (
@@ -80,16 +82,25 @@ def from_saved(paths: Sequence[str | Path]) -> Calibrated:
       TableError: a file that is no measurement or is cut short; a missing field or an invalid
         number; files of two kinds of devices; not more rows than figures.
     """
-    named = {Path(path): _read(Path(path)) for path in paths}
-    files = list(named.values())
+    content_by_path = {Path(path): _read(Path(path)) for path in paths}
+    files = list(content_by_path.values())
     if not files:
         raise TableError("no measurements: name files that measurement.save(path) wrote.")
-    kinds = {_kind(file): str(path) for path, file in named.items()}
+    kinds = {_kind(file): str(path) for path, file in content_by_path.items()}
     if len(kinds) > 1:
-        found = "; ".join(f"{path}: {kind}, {cores} cores" for (kind, cores), path in kinds.items())
-        raise TableError(f"measurements of more than one machine ({found}): fit each by itself.")
-    every = [row for path, file in named.items() for row in _rows(str(path.with_suffix("")), file)]
-    rows, untold = _told_apart(every)
+        kind_text = "; ".join(
+            f"{path}: {kind}, {cores} cores" for (kind, cores), path in kinds.items()
+        )
+        raise TableError(
+            f"measurements of more than one machine ({kind_text}): fit each by itself."
+        )
+    all_rows = [
+        row
+        for path, file in content_by_path.items()
+        for row in _rows(str(path.with_suffix("")), file)
+    ]
+    # Figures that these rows do not determine are left out of the fit: `untold` has their names.
+    rows, untold = _told_apart(all_rows)
     figures = _names(rows)
     if len(rows) <= len(figures):
         raise TableError(
@@ -125,6 +136,7 @@ def _read(path: Path) -> dict[str, Any]:
     schema = content.get("schema") if isinstance(content, dict) else type(content).__name__
     if schema != SCHEMA:
         raise TableError(f"{path}: schema {schema!r}, but {SCHEMA!r} is read: measurement.save's.")
+    # The schema has no version for optional fields, so each field is looked for.
     missing = [name for name in _PLAIN if name not in content]
     if missing:
         raise TableError(f"{path}: {', '.join(missing)} is missing: measure and save it again.")
@@ -133,7 +145,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check(path: Path, content: Mapping[str, Any]) -> None:
-    """Raise a `TableError` unless times and amounts are numbers, and all figures have a unit."""
+    """Raise a `TableError` unless times and amounts are numbers, and all figures have a unit.
+
+    A file has the measured step ("ours") and, in "alone", single operators ("timing").
+    """
     parts = [("step", content), *((str(one.get("name")), one) for one in content["alone"])]
     for name, part in parts:
         timing = part.get("ours" if part is content else "timing") or {}
@@ -146,10 +161,14 @@ def _check(path: Path, content: Mapping[str, Any]) -> None:
         unknown = [figure for figure in amounts if figure.partition(".")[0] not in ALL_UNITS]
         if unknown or not amounts:
             raise TableError(f"{path}: {name} takes {unknown or 'nothing'}: measure it again.")
-        runs = [(unit, s) for unit in ("seconds", "busy_s") for s in timing[unit]]
-        bad = [f"{what} = {n!r}" for what, n in (*amounts.items(), *runs) if not _is_amount(n)]
-        if bad or not timing["seconds"]:
-            reason = ", ".join(bad) or "no runs"
+        measured_times = [(unit, s) for unit in ("seconds", "busy_s") for s in timing[unit]]
+        bad_numbers = [
+            f"{quantity} = {n!r}"
+            for quantity, n in (*amounts.items(), *measured_times)
+            if not _is_amount(n)
+        ]
+        if bad_numbers or not timing["seconds"]:
+            reason = ", ".join(bad_numbers) or "no runs"
             raise TableError(f"{path}: {name}: {reason}; all are finite numbers from 0.")
 
 

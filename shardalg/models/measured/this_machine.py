@@ -88,10 +88,10 @@ class CalibrationRun:
         names, plans, steps = [], [], []
         for program in programs(len(devices)):
             say(program.name)
-            planned = program.plan(len(devices))
+            plan = program.plan(len(devices))
             names.append(program.name)
-            plans.append(planned)
-            steps.append((planned.lower(devices), program.arguments()))
+            plans.append(plan)
+            steps.append((plan.lower(devices), program.arguments()))
         return CalibrationRun(tuple(devices), tuple(names), tuple(plans), tuple(steps))
 
     def hardware(self, timings: Sequence[Timing]) -> Hardware:
@@ -160,7 +160,7 @@ def calibrated(rough: Hardware, fit: CoreFit) -> Hardware:
       fit: the seconds per unit of work that a least-squares fit found, and its errors.
     """
     errors = sorted(abs(error) for error in fit.left_out.values())
-    how = (
+    source_text = (
         f"least squares on {len(errors)} measurements; each foretold by the others: median error "
         f"{statistics.median(errors):.1%}, worst {errors[-1]:.1%}"
     )
@@ -168,21 +168,25 @@ def calibrated(rough: Hardware, fit: CoreFit) -> Hardware:
     # in seconds already.
     units = {**UNITS, **OPERATOR_UNITS}
     figures = {
-        name: each if units[name.partition(".")[0]] == "s" else 1 / max(each, _NO_TIME)
-        for name, each in fit.seconds.items()
+        name: seconds_per_unit
+        if units[name.partition(".")[0]] == "s"
+        else 1 / max(seconds_per_unit, _NO_TIME)
+        for name, seconds_per_unit in fit.seconds.items()
     }
     memory = figures.pop(MEMORY, math.inf)
-    fitted = [Source(name, value, how) for name, value in figures.items()]
-    fitted += [Source(MEMORY, memory, how)] if math.isfinite(memory) else []
+    fitted = [Source(name, value, source_text) for name, value in figures.items()]
+    fitted += [Source(MEMORY, memory, source_text)] if math.isfinite(memory) else []
     peaks = _peaks(figures)
-    fitted += [Source(f"peak_flops_per_s.{dtype}", value, how) for dtype, value in peaks.items()]
-    kept = ("link_bytes_per_s", "latency_s", "hbm_bytes", "cores")
+    fitted += [
+        Source(f"peak_flops_per_s.{dtype}", value, source_text) for dtype, value in peaks.items()
+    ]
+    kept_figures = ("link_bytes_per_s", "latency_s", "hbm_bytes", "cores")
     return replace(
         rough,
         peak_flops_per_s=tuple(peaks.items()) or rough.peak_flops_per_s,
         hbm_bytes_per_s=memory,
         operators=OperatorRates(tuple(figures.items())),
-        sources=(*fitted, *(s for s in rough.sources if s.figure in kept)),
+        sources=(*fitted, *(s for s in rough.sources if s.figure in kept_figures)),
     )
 
 

@@ -148,7 +148,11 @@ def _subsampled(config: Conformer, weights: Any, features: Array) -> Array:
 
 
 def layer(config: Conformer, weights: Any, x: Array) -> Array:
-    """Return the activations of a microbatch after one Conformer layer, (b, S, M)."""
+    """Return the activations of a microbatch after one Conformer layer, (b, S, M).
+
+    Two half feed-forward layers surround attention and convolution; each part has a norm and a
+    residual.
+    """
     weights = {name: weight.astype(config.dtype) for name, weight in weights.items()}
     x = x + _feed_forward(weights["in_1"], weights["out_1"], _norm(config, x)) / 2
     x = x + _attention(config, weights, _norm(config, x))

@@ -85,9 +85,9 @@ class MoEConfig:
     def __post_init__(self) -> None:
         """Raise StrategyError for an impossible size, or layers that cannot alternate."""
         sizes = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "dtype"}
-        bad = {k: v for k, v in sizes.items() if type(v) is not int or v < 1}
-        if bad:
-            raise StrategyError(f"sizes of a model are integers of at least 1, got {bad}.")
+        bad_sizes = {k: v for k, v in sizes.items() if type(v) is not int or v < 1}
+        if bad_sizes:
+            raise StrategyError(f"sizes of a model are integers of at least 1, got {bad_sizes}.")
         if self.L % 2 or self.E < 2:
             raise StrategyError(
                 f"L={self.L} layers with E={self.E} experts: dense and MoE layers alternate, so "
@@ -195,10 +195,14 @@ def pair(config: MoEConfig, weights: Any, x: Array) -> tuple[Array, Array]:
 
 
 def loss(config: MoEConfig, params: Any, tokens: Array, targets: Array) -> Array:
-    """Return the mean cross-entropy in nats, plus the weighted balance loss of the experts."""
+    """Return the mean cross-entropy in nats, plus the weighted balance loss of the experts.
+
+    The balance loss is small if all experts get equally many tokens; its weight is `BALANCE`.
+    """
     dense = config.dense
     embedding = params["embedding"].astype(config.dtype)
     x = annotate(embedding[tokens], "embedded")
+    # A step of the scan is a pair of layers, one dense and one with experts.
     x, balance = lax.scan(lambda x, w: pair(config, w, x), x, params["layers"])
     logits = transformer.logits(dense, embedding, x)
     return transformer.cross_entropy(logits, targets) + BALANCE * jnp.mean(balance)

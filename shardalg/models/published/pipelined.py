@@ -68,11 +68,12 @@ class Pipelined:
 
     @property
     def pipe(self) -> Pipeline:
-        """The layers as a pipeline."""
+        """The layers as a pipeline, each applied to one microbatch at a time."""
         schedule = self.schedule
-        inside = replace(self.config, B=schedule.microbatch_size(self.config.B))
+        # A layer sees one microbatch, so its config has the size of one as its batch.
+        microbatch_config = replace(self.config, B=schedule.microbatch_size(self.config.B))
         return pipeline(
-            partial(transformer.layer, inside),
+            partial(transformer.layer, microbatch_config),
             stages=schedule.stages,
             microbatches=schedule.microbatches,
             rounds=schedule.rounds,
@@ -99,6 +100,7 @@ class Pipelined:
         """
         config, stages = self.config, self.schedule.stages
         sizes = {letter: getattr(config, letter) for letter in "BSMHNDV"}
+        # Weights of layers are stacked: L numbers the stages, n the layers of a stage.
         layers = {name: Parameter("Ln" + dims, _ROWS[name], 2) for name, dims in _LETTERS.items()}
         return Model(
             sizes={

@@ -70,6 +70,8 @@ class UNet3D:
     @property
     def model(self) -> Model:
         """The model with these sizes, with weights, data and loss, to be planned and trained."""
+        # Level i has width * 2^i channels, and twice as many after it has joined the output of the
+        # way down.
         sizes = {_channel(i): self.width * 2**i for i in range(self.levels)}
         sizes |= {_joined(i): 2 * self.width * 2**i for i in range(self.levels - 1)}
         image = {"B": self.batch, "d": self.size, "h": self.size, "w": self.size}
@@ -82,16 +84,23 @@ class UNet3D:
         )
 
     def _weights(self) -> Iterator[tuple[str, Parameter]]:
-        """Yield the name and the letters of each convolution kernel, level by level."""
+        """Yield the name and the letters of each convolution kernel, level by level.
+
+        The letters "333" are a kernel of 3 x 3 x 3; then follow input and output channels. The
+        number after them says that the first four dimensions are contracted.
+        """
         for i in range(self.levels):
-            here = _channel(i)
-            yield f"down {i} first", Parameter("333" + (_channel(i - 1) if i else "i") + here, 4)
-            yield f"down {i} second", Parameter("333" + here + here, 4)
+            channels = _channel(i)
+            yield (
+                f"down {i} first",
+                Parameter("333" + (_channel(i - 1) if i else "i") + channels, 4),
+            )
+            yield f"down {i} second", Parameter("333" + channels + channels, 4)
         for i in range(self.levels - 1):
-            here = _channel(i)
-            yield f"up {i} doubles", Parameter("222" + _channel(i + 1) + here, 4)
-            yield f"up {i} first", Parameter("333" + _joined(i) + here, 4)
-            yield f"up {i} second", Parameter("333" + here + here, 4)
+            channels = _channel(i)
+            yield f"up {i} doubles", Parameter("222" + _channel(i + 1) + channels, 4)
+            yield f"up {i} first", Parameter("333" + _joined(i) + channels, 4)
+            yield f"up {i} second", Parameter("333" + channels + channels, 4)
         yield "classes", Parameter(_channel(0) + "o")
 
 
@@ -113,19 +122,20 @@ def loss(config: UNet3D, params: Any, images: Array, targets: Array) -> Array:
 def forward(config: UNet3D, params: Any, images: Array) -> Array:
     """Return logits (batch, depth, height, width, classes) in float32."""
     weights = {name: weight.astype(config.dtype) for name, weight in params.items()}
-    x, skipped = images.astype(config.dtype), []
+    x, down_outputs = images.astype(config.dtype), []
     for i in range(config.levels):
         if i:
             # Windows of 2 with stride 2 do not overlap: an even block of the image needs no halo.
             window = (1, 2, 2, 2, 1)
             x = lax.reduce_window(x, -jnp.inf, lax.max, window, window, "VALID")
         x = _twice(weights, f"down {i}", x)
-        skipped.append(x)
+        down_outputs.append(x)
+    # The way up starts at the second deepest level, because the deepest has no output to join.
     for i in reversed(range(config.levels - 1)):
         x = lax.conv_transpose(
             x, weights[f"up {i} doubles"], (2, 2, 2), "VALID", dimension_numbers=_NAMES
         )
-        x = _twice(weights, f"up {i}", jnp.concatenate([skipped[i], x], -1))
+        x = _twice(weights, f"up {i}", jnp.concatenate([down_outputs[i], x], -1))
     return jnp.einsum("bdhwc,co->bdhwo", x, weights["classes"]).astype(jnp.float32)
 
 

@@ -114,18 +114,20 @@ class Ranking:
         Columns: those of `table`, and `since`: the smallest batch from which on the fastest
         candidate has the same mesh, strategy, rounds, remat and optimizer.
         """
+        # `ranked` is in order of time per sample, so the first candidate of a batch is its fastest.
         best: dict[int, Ranked] = {}
         for one in self.ranked:
             best.setdefault(one.candidate.model.batch, one)
         front, rows = set(map(id, self.pareto)), []
-        last: tuple[Any, ...] = ()
+        previous_choice: tuple[Any, ...] = ()
         since = 0
         for batch in sorted(best):
             fastest = best[batch].candidate
+            # Batch and microbatches change with the batch, and are no part of the choice.
             schedule = fastest.rounds, fastest.model.remat, fastest.model.optimizer
-            way = fastest.strategy, fastest.mesh, *schedule
-            since = since if way == last else batch
-            last = way
+            current_choice = fastest.strategy, fastest.mesh, *schedule
+            since = since if current_choice == previous_choice else batch
+            previous_choice = current_choice
             rows.append((*_record(best[batch], front).values(), since))
         return Table((*_COLUMNS, "since"), tuple(rows))
 
@@ -164,6 +166,7 @@ class Ranking:
         names = "seconds per sample", "peak memory"
         canvas = draw_points(points, names, (seconds_text, bytes_text))
         table = self.table(MOST_ROWS)
+        # A candidate on the Pareto front is marked; no other one is better in both time and memory.
         title = f"{self.summary()}."
         if self.ranked:
             best = self.ranked[0]
@@ -219,6 +222,7 @@ def _record(one: Ranked, front: Set[int]) -> dict[str, Any]:
     Args:
       front: ids of the candidates on the Pareto front.
     """
+    # The order is that of `_COLUMNS`.
     candidate, model = one.candidate, one.candidate.model
     values = (
         candidate.strategy,
@@ -337,17 +341,21 @@ class _CandidateSearch:
         self.peaks: list[tuple[int, str]] = []
 
     def over(self, found: Sequence[Candidate | Refused]) -> Ranking:
-        """Return the ranking of the candidates that fit; if interrupted, of those priced so far."""
+        """Return the ranking of the candidates that fit; if interrupted, of those priced so far.
+
+        Args:
+          found: candidates, and those that are refused already because no plan can be made of them.
+        """
         # Candidates of a group share a traced step, so they are priced together, in one task.
         groups = by_step(self.dividing(found))
         # Progress counts all candidates, so the first priced one comes after the refused ones.
-        first, left = len(found) - sum(map(len, groups)) + 1, 0
-        numbers = list(accumulate(map(len, groups), initial=first))
+        first, unpriced_count = len(found) - sum(map(len, groups)) + 1, 0
+        first_numbers = list(accumulate(map(len, groups), initial=first))
         tasks = [self.task(group) for group in groups]
 
         def begun(place: int) -> None:
             if self.progress is not None:
-                self.progress(numbers[place], len(found), str(groups[place][0]))
+                self.progress(first_numbers[place], len(found), str(groups[place][0]))
 
         work = Workers(tasks, begun, self.processes, self.pricing)
         # An interrupted search still ranks the tasks that are done; `left` counts the others.
@@ -357,22 +365,27 @@ class _CandidateSearch:
             if place in work.done:
                 self.rank(task, work.done[place])
             else:
-                left += len(task.group)
-        order = sorted(self.ranked, key=lambda one: one.seconds_per_sample)
+                unpriced_count += len(task.group)
+        fastest_first = sorted(self.ranked, key=lambda one: one.seconds_per_sample)
         planned = sum(one.planned for one in work.done.values())
-        return Ranking(tuple(order), tuple(self.refused), left, planned)
+        return Ranking(tuple(fastest_first), tuple(self.refused), unpriced_count, planned)
 
     def refuse(self, what: Candidate, why: object) -> None:
         """Record a rejected candidate with the reason."""
         self.refused.append((str(what), " ".join(str(why).split())))
 
     def dividing(self, found: Sequence[Candidate | Refused]) -> Iterator[Candidate]:
-        """Yield the candidates whose axes divide batch and layers; refuse the others."""
+        """Yield the candidates whose axes divide batch and layers; refuse the others.
+
+        Items of another type than `Candidate` are refused already, with their reason.
+        """
         for one in found:
             if not isinstance(one, Candidate):
                 self.refused.append(one)
                 continue
             try:
+                # This call needs no plan, and raises for a batch or layers that the axes do not
+                # divide.
                 one.data_bytes()
             except ShardalgError as error:
                 self.refuse(one, error)
@@ -395,6 +408,7 @@ class _CandidateSearch:
 
     def rank(self, task: PricingTask, result: Done) -> None:
         """Add the task's candidates that fit to `ranked`, and refuse the others with a reason."""
+        # A plan that cannot be made is refused for all candidates of the task, which share a step.
         if result.refused:
             for one in task.group:
                 self.refuse(one, result.refused)
@@ -403,10 +417,11 @@ class _CandidateSearch:
             if price.peak_memory_bytes <= self.memory:
                 self.ranked.append(Ranked(one, price, self.on))
                 continue
+            # The peak is kept, so that `least` can say which memory would suffice.
             peak = price.peak_memory_bytes
             self.peaks.append((peak, str(one)))
-            has = bytes_text(self.memory)
-            self.refuse(one, f"its peak is {bytes_text(peak)}, a device has {has}.")
+            capacity_text = bytes_text(self.memory)
+            self.refuse(one, f"its peak is {bytes_text(peak)}, a device has {capacity_text}.")
 
     def holding(self, group: Sequence[Candidate], state: int) -> Iterator[Candidate]:
         """Yield the candidates whose arguments fit the memory; refuse the others.
@@ -446,7 +461,13 @@ class _CandidateSearch:
         return best
 
     def nothing(self, devices: int, refused: Sequence[Refused]) -> StrategyError:
-        """Return the error for an empty ranking: the reason, and the options to change."""
+        """Return the error for an empty ranking: the reason, and the options to change.
+
+        Args:
+          devices: the number of devices. refused: the candidates with their reasons.
+        """
+        # If any plan exists, only the memory was too small, and the smallest peak says how much is
+        # needed.
         if best := self.least():
             below = "" if self.peaks else " is below parameters and optimizer state, and"
             return StrategyError(
@@ -459,6 +480,7 @@ class _CandidateSearch:
                 f"no mesh of {devices} devices suits these strategies: give a number of devices "
                 "that shares factors with layers, or another strategy."
             )
+        # All candidates failed for another reason; the first reason is shown.
         what, why = refused[0]
         return StrategyError(
             f"no mesh of {devices} devices divides this model and batch; the first of "

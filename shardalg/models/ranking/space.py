@@ -48,7 +48,8 @@ def chosen(
             raise StrategyError(f"choices of {name} are {values!r}: give a list of at least one.")
         for value in values:
             _check(name, value)
-    start: dict[str, Sequence[Any]] = {
+    # The microbatches of pipelines depend on their stages, so their default is chosen later.
+    defaults: dict[str, Sequence[Any]] = {
         "strategy": STRATEGIES,
         "batch": (model.batch,),
         "microbatches": (),
@@ -57,7 +58,10 @@ def chosen(
         "optimizer": (model.optimizer,),
         "order": ORDERS[:1],
     }
-    return {name: tuple(dict.fromkeys(given)) for name, given in {**start, **choices}.items()}
+    return {
+        name: tuple(dict.fromkeys(values_to_try))
+        for name, values_to_try in {**defaults, **choices}.items()
+    }
 
 
 def _check(name: str, value: Any) -> None:

@@ -55,15 +55,20 @@ class Done:
 
 
 def done(task: PricingTask, pricing: CandidatePricing) -> Done:
-    """Return the task's prices, computed in this process."""
-    before = pricing.planned
+    """Return the task's prices, computed in this process.
+
+    The result has the prices in the order of the group, the number of plans that were made, and the
+    error's text if no plan can be made.
+    """
+    planned_before = pricing.planned
     if not task.group:
         return Done((), 0)
     try:
-        found = {id(one): price for one, price in pricing.prices(task.group, task.on)}
+        # Candidates that share a plan may be priced in another order than that of the group.
+        price_of = {id(one): price for one, price in pricing.prices(task.group, task.on)}
     except ShardalgError as error:
-        return Done((), pricing.planned - before, str(error))
-    return Done(tuple(found[id(one)] for one in task.group), pricing.planned - before)
+        return Done((), pricing.planned - planned_before, str(error))
+    return Done(tuple(price_of[id(one)] for one in task.group), pricing.planned - planned_before)
 
 
 def cores() -> int:

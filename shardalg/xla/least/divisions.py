@@ -148,14 +148,18 @@ def plain_rule(signature: Signature) -> Rule | None:
 
     Such an operator has one result, reads at fixed indices, and combines elements by `COMBINED`.
     """
-    found = rules(signature)
-    if not found or len(found) > 1 or len(signature.results) > 1:
+    rows = rules(signature)
+    if not rows or len(rows) > 1 or len(signature.results) > 1:
         return None
-    rule = found[0]
-    special = rule.guards or rule.symbols or rule.whole or rule.prefix
-    simple = all(index.loop or not index.variables for index in rule.results[0])
-    exists = all(extent for _, extent in rule.loops)
-    return rule if simple and exists and rule.combine in COMBINED and not special else None
+    rule = rows[0]
+    has_special_loops = rule.guards or rule.symbols or rule.whole or rule.prefix
+    has_simple_result = all(index.loop or not index.variables for index in rule.results[0])
+    has_extents = all(extent for _, extent in rule.loops)
+    return (
+        rule
+        if has_simple_result and has_extents and rule.combine in COMBINED and not has_special_loops
+        else None
+    )
 
 
 @dataclass(frozen=True)
@@ -181,26 +185,35 @@ class Loops:
         empty if the lower bound leaves the operator out: it sums over a window that is sharded, or
         there are too many ways.
         """
-        places = [(name, self._choices(name)) for name in self._of_result]
-        sums = [(name, self._subsets(name)) for name in self._summed]
+        result_choices = [(name, self._choices(name)) for name in self._of_result]
+        sum_choices = [(name, self._subsets(name)) for name in self._summed]
         if self._has_divided_taps:
             return []
-        count = math.prod(len(choices) for _, choices in (*places, *sums))
+        count = math.prod(len(choices) for _, choices in (*result_choices, *sum_choices))
         if count > MOST_DIVISIONS:
             return []
-        found = []
+        ways = []
         # A digit divides one loop only. Summed loops choose first, and the result's loops get the
         # digits that are left.
-        for added in product(*(choices for _, choices in sums)):
-            taken = [d for digits in added for d in digits]
-            if not _apart(taken):
+        for sum_digits in product(*(choices for _, choices in sum_choices)):
+            taken_digits = [d for digits in sum_digits for d in digits]
+            if not _apart(taken_digits):
                 continue
-            for chosen in product(*(choices for _, choices in places)):
-                rest = [tuple(d for d in digits if d not in taken) for digits in chosen]
-                if _apart([*taken, *(d for digits in rest for d in digits)]):
-                    place = dict(zip((name for name, _ in places), rest, strict=True))
-                    found.append((place, dict(zip((n for n, _ in sums), added, strict=True))))
-        return found
+            for result_digits in product(*(choices for _, choices in result_choices)):
+                free_digits = [
+                    tuple(d for d in digits if d not in taken_digits) for digits in result_digits
+                ]
+                if _apart([*taken_digits, *(d for digits in free_digits for d in digits)]):
+                    digits_of_loop = dict(
+                        zip((name for name, _ in result_choices), free_digits, strict=True)
+                    )
+                    ways.append(
+                        (
+                            digits_of_loop,
+                            dict(zip((n for n, _ in sum_choices), sum_digits, strict=True)),
+                        )
+                    )
+        return ways
 
     @cached_property
     def _of_result(self) -> tuple[str, ...]:

@@ -76,15 +76,19 @@ def _explicit(graph: Graph, traffic: Traffic, devices: int) -> Iterator[float]:
 
 
 def _manual_axes(graph: Graph, region: int | None) -> int:
-    """Return the number of devices along the manual axes of a region, 0 where it has none."""
-    found = 0
+    """Return the number of devices along the manual axes of a region, 0 where it has none.
+
+    Regions may be nested: the axes of every `shard_map` around the operator are multiplied.
+    """
+    device_count = 0
     while region is not None:
-        place = graph.regions[region]
-        if place.kind == "shard_map" and place.node is not None:
-            axes = graph.nodes[place.node].signature.param("axes", ())
-            found = max(found, 1) * math.prod(int(size) for _, size in axes)
-        region = place.parent
-    return found
+        region_of = graph.regions[region]
+        if region_of.kind == "shard_map" and region_of.node is not None:
+            axes = graph.nodes[region_of.node].signature.param("axes", ())
+            # 0 marks no manual region so far, and 1 is the neutral factor.
+            device_count = max(device_count, 1) * math.prod(int(size) for _, size in axes)
+        region = region_of.parent
+    return device_count
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,25 +118,26 @@ class _Least:
         them. The shares of one value then add up to no more than its received bytes.
         """
         # If one division of an operator receives no bytes, the lower bound of the operator is 0.
-        found = [
+        divided_operators = [
             ways
             for ways in self._divisions()
             if ways and all(w.results > 0 or any(b > 0 for b in w.copies.values()) for w in ways)
         ]
-        sure: dict[int, float] = {}
-        for ways in found:
+        certain_bytes: dict[int, float] = {}
+        for ways in divided_operators:
             for value in ways[0].copies:
                 least = min(way.copies.get(value, 0.0) for way in ways)
-                sure[value] = max(sure.get(value, 0.0), least)
+                certain_bytes[value] = max(certain_bytes.get(value, 0.0), least)
 
         def beyond(way: Division) -> dict[int, float]:
-            sent = {v: amount - sure.get(v, 0.0) for v, amount in way.copies.items()}
+            """Return the bytes per value that a division receives beyond the certain ones."""
+            sent = {v: amount - certain_bytes.get(v, 0.0) for v, amount in way.copies.items()}
             return {v: amount for v, amount in sent.items() if amount > 0}
 
-        more = [[beyond(way) for way in ways] for ways in found]
-        sharing = Counter(v for rows in more for v in {v for row in rows for v in row})
-        total = sum(sure.values())
-        for ways, rows in zip(found, more, strict=True):
+        further_bytes = [[beyond(way) for way in ways] for ways in divided_operators]
+        sharing = Counter(v for rows in further_bytes for v in {v for row in rows for v in row})
+        total = sum(certain_bytes.values())
+        for ways, rows in zip(divided_operators, further_bytes, strict=True):
             shares = [sum(sent / sharing[v] for v, sent in row.items()) for row in rows]
             total += min(w.results + share for w, share in zip(ways, shares, strict=True))
         return total

@@ -33,31 +33,35 @@ class Values:
     def numbers(self) -> tuple[int, ...]:
         """Per value, the first value that is equal: the same operator on equal operands."""
         # XLA computes equal values once. A constant of a loop is the value outside.
-        number = list(range(len(self.graph.values)))
-        known: dict[object, tuple[int, ...]] = {}
+        first_equal = list(range(len(self.graph.values)))
+        results_by_key: dict[object, tuple[int, ...]] = {}
         for tie in self.graph.region_arguments:
             if tie.kind == "const":
-                number[tie.target] = number[tie.source]
+                first_equal[tie.target] = first_equal[tie.source]
 
         def first(value: int) -> int:
-            while number[value] != value:
-                value = number[value]
+            """Return the first value that is equal, at the end of the chain of equal values."""
+            while first_equal[value] != value:
+                value = first_equal[value]
             return value
 
+        # Nodes come after their operands, so that equal operands have equal numbers already. A loop
+        # or branch is never equal to another.
         for node in self.graph.walk():
             if not node.bodies:
                 key = (node.signature, tuple(map(first, node.operands)))
                 for value, same in zip(
-                    node.results, known.setdefault(key, node.results), strict=True
+                    node.results, results_by_key.setdefault(key, node.results), strict=True
                 ):
-                    number[value] = same
-        return tuple(map(first, range(len(number))))
+                    first_equal[value] = same
+        return tuple(map(first, range(len(first_equal))))
 
     @cached_property
     def roots(self) -> tuple[int, ...]:
         """Per value, the value that it is a copy of after operators of `FORMATTING`, or itself."""
         root = list(range(len(self.graph.values)))
         for node in self.graph.walk():
+            # A root is in `root` already, because nodes come after their operands.
             if node.primitive in FORMATTING and len(node.operands) == len(node.results) == 1:
                 for value in node.results:
                     root[value] = root[self.numbers[node.operands[0]]]
@@ -93,17 +97,19 @@ class Values:
         known = bytearray(len(graph.values))
         for one in graph.values:
             known[one.index] = one.kind == "constant"
-        for value, asked in zip(graph.arguments, self.sharded.annotations.arguments, strict=True):
-            known[value] = asked is None
+        for value, annotation in zip(
+            graph.arguments, self.sharded.annotations.arguments, strict=True
+        ):
+            known[value] = annotation is None
         for node in graph.walk():
-            inputs = all(known[v] for v in node.operands) and not node.bodies
-            spread = node.primitive == "broadcast_in_dim"
+            has_known_operands = all(known[v] for v in node.operands) and not node.bodies
+            is_broadcast = node.primitive == "broadcast_in_dim"
             if node.primitive in FORMATTING:
-                whole = all(known[v] for v in node.operands)
+                may_be_whole = all(known[v] for v in node.operands)
             else:
-                whole = not node.bodies and plain_rule(node.signature) is None
+                may_be_whole = not node.bodies and plain_rule(node.signature) is None
             for value in node.results:
-                known[value] = inputs or spread or whole
+                known[value] = has_known_operands or is_broadcast or may_be_whole
         return known
 
     @cached_property
@@ -112,6 +118,7 @@ class Values:
 
         The number is 0 inside of a branch.
         """
+        # `depth` is the number of regions around each region.
         graph, depth = self.graph, self._depths
         level = [0] * len(graph.values)
         ties: dict[int, list[tuple[str, int]]] = {}
@@ -124,15 +131,23 @@ class Values:
                 level[value] = region.index
         for region in graph.regions:
             for value in region.arguments:
-                outer = [s for kind, s in ties.get(value, ()) if kind in ("const", "init")]
-                carried = [s for kind, s in ties.get(value, ()) if kind not in ("const", "init")]
+                outer = [
+                    source_value
+                    for kind, source_value in ties.get(value, ())
+                    if kind in ("const", "init")
+                ]
+                carried = [
+                    source_value
+                    for kind, source_value in ties.get(value, ())
+                    if kind not in ("const", "init")
+                ]
                 if outer and all(source == value for source in carried):
                     level[value] = level[outer[0]]
         # An operator is computed as far outside as its innermost operand allows.
         for node in graph.walk():
-            inner = max((level[v] for v in node.operands), key=depth.__getitem__, default=0)
+            innermost = max((level[v] for v in node.operands), key=depth.__getitem__, default=0)
             for value in node.results:
-                level[value] = node.region if node.bodies else inner
+                level[value] = node.region if node.bodies else innermost
         return tuple(
             0 if is_branch(graph, region) else int(graph.regions[region].trip_count)
             for region in level
@@ -156,6 +171,7 @@ class Values:
         split = [every] * len(graph.values)
 
         def read(value: int, digits: frozenset[Digit]) -> None:
+            """Record a reader that takes a part of the value along these digits only."""
             split[value] &= digits
 
         for value, layout in zip(graph.results, self.sharded.results, strict=True):
@@ -167,16 +183,18 @@ class Values:
         for node in reversed(list(graph.walk())):
             if node.bodies:
                 continue
-            made = frozenset[Digit]().union(*(_all(self.layouts[v]) for v in node.results))
+            result_digits = frozenset[Digit]().union(*(_all(self.layouts[v]) for v in node.results))
             rule = plain_rule(node.signature)
             layouts = tuple(self.layouts[v] for v in (*node.operands, *node.results))
             # XLA may divide an operator without a row in an unknown way, so such an operator counts
             # as a reader of parts along all digits of its operands and results.
             for operand, value in enumerate(node.operands):
                 if node.primitive in FORMATTING:
-                    read(value, made | split[node.results[0]])
+                    read(value, result_digits | split[node.results[0]])
                 elif rule is None or operand not in rule.operands:
-                    read(value, made.union(*(_all(self.layouts[v]) for v in node.operands)))
+                    read(
+                        value, result_digits.union(*(_all(self.layouts[v]) for v in node.operands))
+                    )
                 else:
                     read(value, _parts_read(rule, operand, layouts))
         return tuple(split)

@@ -177,6 +177,7 @@ def _custom_call(step: TextStep, *operands: Any) -> Any:
         return of_lapack(step, *operands)
     if target != "Sharding" or not step.has("mhlo.sharding"):
         raise step.refused(f" @{target}")
+    # HLO writes a sharding constraint as a call with its operand as the result.
     sharding = step.op.attributes["mhlo.sharding"].value
     return constrained(operands[0], step.layout(sharding, step.shape))
 

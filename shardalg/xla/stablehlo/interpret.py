@@ -89,8 +89,10 @@ class StablehloProgram:
             return tuple(arrays)
         pairs = zip(arrays, function.attributes[name], strict=True)
         return tuple(
-            constrained(x, self.layout(attrs[SHARDY], jnp.shape(x))) if SHARDY in attrs else x
-            for x, attrs in pairs
+            constrained(x, self.layout(attributes[SHARDY], jnp.shape(x)))
+            if SHARDY in attributes
+            else x
+            for x, attributes in pairs
         )
 
     def _block(self, block: Any, env: Env, args: Sequence[Any]) -> tuple[Any, ...]:
@@ -101,17 +103,17 @@ class StablehloProgram:
         """
         env = ChainMap({}, env)
         # Shardy applies a constraint whose result has no users to the constrained value itself.
-        unread: dict[Any, list[Any]] = {}
-        for op in (each.operation for each in block.operations):
+        constraints: dict[Any, list[Any]] = {}
+        for op in (operation.operation for operation in block.operations):
             if op.name == "sdy.sharding_constraint" and not list(op.result.uses):
-                unread.setdefault(op.operands[0], []).append(op)
-        self._define(env, block.arguments, args, unread)
+                constraints.setdefault(op.operands[0], []).append(op)
+        self._define(env, block.arguments, args, constraints)
         for op in block.operations:
             operands = [env[value] for value in op.operands]
             if op.operation.name in _RETURNS:
                 return tuple(operands)
             results = self._operator(op.operation, env, operands)
-            self._define(env, op.operation.results, results, unread)
+            self._define(env, op.operation.results, results, constraints)
         return ()
 
     def _define(
@@ -129,14 +131,21 @@ class StablehloProgram:
                 (env[value],) = self._operator(op, env, [env[value]])
 
     def _operator(self, op: Any, env: Env, operands: Sequence[Any]) -> tuple[Any, ...]:
-        """Run an operator; called functions are inlined in the scopes and lines of the call."""
-        # Errors of an inner operator name its place already, so that they pass unchanged.
+        """Run an operator; called functions are inlined in the scopes and lines of the call.
+
+        The results are constrained to the operator's Shardy shardings, if it has any.
+
+        Raises:
+          NotationError, ShardingError, StrategyError: with the line of the text, or the user's
+            line.
+        """
+        # The line of the operator begins every error below.
         location = str(op.location)
         run, step = self._found(op, env, location)
         try:
             with scoped(location):
-                value = called_from(frames(location, self.path), run, step, *operands)
-                results = value if isinstance(value, tuple) else (value,)
+                returned = called_from(frames(location, self.path), run, step, *operands)
+                results = returned if isinstance(returned, tuple) else (returned,)
                 if SHARDY not in op.attributes:
                     return results
                 shardings = per_value(op.attributes[SHARDY])
@@ -144,12 +153,17 @@ class StablehloProgram:
                 return tuple(constrained(x, self.layout(s, jnp.shape(x))) for x, s in pairs)
         except (NotationError, ShardingError, StrategyError) as error:
             place = shown(location, self.path)
+            # Errors of an inner operator name its place already, so they pass unchanged.
             if str(error).startswith(f"{place}: "):
                 raise
             raise type(error)(f"{place}: {op.name}: {error}") from None
 
     def _found(self, op: Any, env: Env, location: str) -> tuple[Callable[..., Any], Any]:
-        """Return the function of an operator and its first argument; composites are unwrapped."""
+        """Return the function of an operator and its first argument; composites are unwrapped.
+
+        A call gets the name of the called function, and any other operator a `TextStep` with its
+        attributes, regions and the place for error messages.
+        """
         name = op.attributes["name"].value if op.name == COMPOSITE else op.name
         if op.name in _CALLS and name not in OPERATORS:
             return self.call, op.attributes[_CALLS[op.name]].value

@@ -87,17 +87,26 @@ def _text(text: str | Path) -> tuple[str, str]:
 
 
 def _traced(module: Any, path: str) -> Any:
-    """Trace the function `main` of a parsed module; `path` names the text in messages."""
-    found = [op.operation for op in module.body.operations]
-    functions = {op.attributes["sym_name"].value: op for op in found if op.name == "func.func"}
+    """Trace the function `main` of a parsed module; `path` names the text in messages.
+
+    The result of `jax.jit(...).trace` also has the layouts that the text states for its arguments
+    and results, as the attribute `STATED`.
+
+    Raises:
+      TraceError: the module has no function `main`.
+    """
+    operators = [op.operation for op in module.body.operations]
+    functions = {op.attributes["sym_name"].value: op for op in operators if op.name == "func.func"}
     if "main" not in functions:
-        have = ", ".join(functions) or "no functions"
-        raise TraceError(f"{path} has {have}, and no function 'main'. Name the one to plan so.")
-    program = StablehloProgram(functions, *_meshes(module, found, path))
+        function_names = ", ".join(functions) or "no functions"
+        raise TraceError(
+            f"{path} has {function_names}, and no function 'main'. Name the one to plan so."
+        )
+    program = StablehloProgram(functions, *_meshes(module, operators, path))
     main = functions["main"]
     block = main.regions[0].blocks[0]
     types = [jax.ShapeDtypeStruct(*border_type(value.type)) for value in block.arguments]
-    ends = [
+    result_types = [
         border_type(kind)
         for kind in ir.FunctionType(main.attributes["function_type"].value).results
     ]
@@ -116,19 +125,25 @@ def _traced(module: Any, path: str) -> Any:
     parameters = [Parameter(name, Parameter.POSITIONAL_ONLY) for name in names]
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     run.__name__ = Path(path).stem.replace("-", "_")
-    *_, last = block.operations
-    starts = [(f"argument {i}", str(v.location)) for i, v in enumerate(block.arguments)]
-    into = _layouts(program, attributes, [kind.shape for kind in types], starts)
-    stops = [(f"result {i}", str(last.operation.location)) for i in range(len(ends))]
-    given = _attributes(main, "res_attrs", len(ends))
-    out = _layouts(program, given, [shape for shape, _ in ends], stops)
+    *_, return_op = block.operations
+    argument_places = [(f"argument {i}", str(v.location)) for i, v in enumerate(block.arguments)]
+    argument_layouts = _layouts(
+        program, attributes, [kind.shape for kind in types], argument_places
+    )
+    result_places = [
+        (f"result {i}", str(return_op.operation.location)) for i in range(len(result_types))
+    ]
+    result_attributes = _attributes(main, "res_attrs", len(result_types))
+    result_layouts = _layouts(
+        program, result_attributes, [shape for shape, _ in result_types], result_places
+    )
     traced = jax.jit(
         run,
         donate_argnums=[i for i, each in enumerate(attributes) if any(n in each for n in _DONATED)],
         keep_unused=True,
     ).trace(*types)
     # JAX has no layouts with open axes, priorities or uneven blocks at the border of a function.
-    setattr(traced, STATED, Stated(program.mesh, into, out))
+    setattr(traced, STATED, Stated(program.mesh, argument_layouts, result_layouts))
     return traced
 
 
@@ -185,20 +200,27 @@ def _meshes(
     # JAX may state meshes that no sharding names. If some are named, the others do not count. A
     # sharding of Shardy names its mesh (`<@mesh`), or contains it as text (`<mesh<...`, INLINED).
     text = str(module)
-    stated = [op.attributes for op in operators if op.name == "sdy.mesh"]
-    read = {each["sym_name"].value: shardy_mesh(each["mesh"]) for each in stated}
-    inlined = {
+    mesh_attributes = [op.attributes for op in operators if op.name == "sdy.mesh"]
+    meshes_by_name = {each["sym_name"].value: shardy_mesh(each["mesh"]) for each in mesh_attributes}
+    inlined_meshes = {
         found: ir.Attribute.parse(f"#sdy.{found}") for found in re.findall(f"<({INLINED})", text)
     }
-    used = {name for name in read if re.search(rf"<@{re.escape(name)}\b", text)} | inlined.keys()
-    read |= {found: shardy_mesh(attribute) for found, attribute in inlined.items()}
-    shardy = [mesh for name, mesh in read.items() if mesh.axes and (name in used or not used)]
-    if len({mesh.size for mesh in shardy}) > 1:
+    used_names = {
+        name for name in meshes_by_name if re.search(rf"<@{re.escape(name)}\b", text)
+    } | inlined_meshes.keys()
+    meshes_by_name |= {found: shardy_mesh(attribute) for found, attribute in inlined_meshes.items()}
+    shardy_meshes = [
+        mesh
+        for name, mesh in meshes_by_name.items()
+        if mesh.axes and (name in used_names or not used_names)
+    ]
+    if len({mesh.size for mesh in shardy_meshes}) > 1:
         raise TraceError(
-            f"{path} has meshes of {sorted({mesh.size for mesh in shardy})} devices: {shardy}. "
-            "Meshes of one program have the same devices; remove the others from the text."
+            f"{path} has meshes of {sorted({mesh.size for mesh in shardy_meshes})} devices: "
+            f"{shardy_meshes}. Meshes of one program have the same devices; remove the others from "
+            "the text."
         )
-    if shardy:
-        return split_axes(shardy[0], text), path, read
+    if shardy_meshes:
+        return split_axes(shardy_meshes[0], text), path, meshes_by_name
     texts = re.findall(r'mhlo\.sharding = "(\{[^"]*\})"', text)
-    return (hlo_mesh(texts) if texts else None), path, read
+    return (hlo_mesh(texts) if texts else None), path, meshes_by_name

@@ -59,9 +59,10 @@ def _reduce(step: TextStep, *operands: Any) -> Any:
     """Compute a reduction by `lax`; the operands are its values, then as many initial values."""
     half = len(operands) // 2
     dims = step.ints("dimensions")
-    found = _arg_reduce(step, operands, dims)
-    if found is not None:
-        return found
+    # An argmax has a rule of its own in the planner, which a reduction of pairs has not.
+    arg_reduction = _arg_reduce(step, operands, dims)
+    if arg_reduction is not None:
+        return arg_reduction
     xs, inits = operands[:half], operands[half:]
     if half == 1:
         return lax.reduce(xs[0], inits[0], _computation(step), dims)
@@ -76,15 +77,19 @@ def _arg_reduce(step: TextStep, operands: tuple[Any, ...], dims: tuple[int, ...]
     # As `argmax`, the operator has the planner's rule for it, unlike a reduction by a region.
     if len(operands) != 4 or len(dims) != 1:
         return None
+    # The second operand must number the elements along the reduced dimension.
     iota = step.op.operands[1].owner
     if getattr(iota, "name", "") != "stablehlo.iota":
         return None
     if int(iota.attributes["iota_dimension"].value) != dims[0]:
         return None
-    x, counted = operands[:2]
-    for kept, extreme in ((lax.argmax, lax.reduce_max), (lax.argmin, lax.reduce_min)):
-        if _keeps_first(step, kept, (x.dtype, counted.dtype)):
-            return extreme(x, dims), kept(x, dims[0], counted.dtype)
+    x, index = operands[:2]
+    for arg_primitive, reduce_primitive in (
+        (lax.argmax, lax.reduce_max),
+        (lax.argmin, lax.reduce_min),
+    ):
+        if _keeps_first(step, arg_primitive, (x.dtype, index.dtype)):
+            return reduce_primitive(x, dims), arg_primitive(x, dims[0], index.dtype)
     return None
 
 
@@ -126,13 +131,13 @@ def _window(step: TextStep, x: Any, init: Any) -> Any:
     )
     # JAX's cumulative operators may appear as a window as long as the dimension, padded on one
     # side. Read as `cumsum`, they have the planner's rule for prefixes.
-    running = _RUNNING.get(step.only())
-    wide = [dim for dim, size in enumerate(sizes) if size > 1]
-    if running and len(wide) == 1 and {*strides, *base, *dilation} == {1}:
-        (dim,), size = wide, x.shape[wide[0]]
-        other = all(pads == (0, 0) for d, pads in enumerate(padding) if d != dim)
-        if other and sizes[dim] == size and padding[dim] in ((size - 1, 0), (0, size - 1)):
-            return running(x, dim, reverse=padding[dim][0] == 0)
+    cumulative = _RUNNING.get(step.only())
+    window_dims = [dim for dim, size in enumerate(sizes) if size > 1]
+    if cumulative and len(window_dims) == 1 and {*strides, *base, *dilation} == {1}:
+        (dim,), size = window_dims, x.shape[window_dims[0]]
+        is_padded_once = all(pads == (0, 0) for d, pads in enumerate(padding) if d != dim)
+        if is_padded_once and sizes[dim] == size and padding[dim] in ((size - 1, 0), (0, size - 1)):
+            return cumulative(x, dim, reverse=padding[dim][0] == 0)
     return lax.reduce_window(x, init, _computation(step), sizes, strides, padding, base, dilation)
 
 
@@ -143,19 +148,20 @@ def _select_and_scatter(step: TextStep, x: Any, source: Any, init: Any) -> Any:
     """Compute a select-and-scatter by JAX, as in the gradient of a maximum over windows."""
     # The direction of a comparison is read from its text, `#stablehlo<comparison_direction GE>`.
     compare = step.op.regions[0].blocks[0].operations[0].operation
-    word = str(compare.attributes["comparison_direction"])[-3:-1] if compare.operands else ""
+    direction = str(compare.attributes["comparison_direction"])[-3:-1] if compare.operands else ""
+    # JAX has this operator only for sums that begin with 0 at the largest or smallest element.
     if (
-        word not in _SELECTS
+        direction not in _SELECTS
         or step.only(0) != "compare"
         or step.only(1) != "add"
         or not _is_zero(init)
     ):
         raise step.refused(" of computations other than ge or le, and add")
-    add: Primitive = find_primitive("select_and_scatter_add")
-    return add.bind(
+    primitive: Primitive = find_primitive("select_and_scatter_add")
+    return primitive.bind(
         source,
         x,
-        select_prim=find_primitive(_SELECTS[word]),
+        select_prim=find_primitive(_SELECTS[direction]),
         window_dimensions=step.ints("window_dimensions", (1,) * x.ndim),
         window_strides=step.ints("window_strides", (1,) * x.ndim),
         padding=step.pairs("padding", x.ndim),
@@ -168,15 +174,18 @@ def _is_zero(value: Any) -> bool:
 
 
 def _sort(step: TextStep, *operands: Any) -> Any:
-    """Sort ascending by the operands that the comparison reads."""
+    """Sort ascending by the operands that the comparison reads; the others move with them.
+
+    An operator that sorts downwards, or by operands that are not the first, is refused.
+    """
     # The comparison has two arguments per operand, and uses only those of the keys.
     block = step.op.regions[0].blocks[0]
-    keys = sum(bool(list(argument.uses)) for argument in block.arguments[::2])
-    if not _is_upwards(step, keys, [x.dtype for x in operands]):
+    key_count = sum(bool(list(argument.uses)) for argument in block.arguments[::2])
+    if not _is_upwards(step, key_count, [x.dtype for x in operands]):
         raise step.refused(" downwards, or by operands that are not the first,")
     dim = step.number("dimension")
     stable = step.has("is_stable") and bool(step.op.attributes["is_stable"].value)
-    return tuple(lax.sort(operands, dimension=dim, is_stable=stable, num_keys=keys))
+    return tuple(lax.sort(operands, dimension=dim, is_stable=stable, num_keys=key_count))
 
 
 def _is_upwards(step: TextStep, keys: int, types: Sequence[Any]) -> bool:

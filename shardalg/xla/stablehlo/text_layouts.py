@@ -46,20 +46,22 @@ def split_axes(mesh: Mesh, text: str) -> Mesh:
     """
     # `"b":(4)2` is the factor of size 2 behind a factor of size 4: it cuts the axis at 4 and at 8.
     cuts: dict[str, set[int]] = {}
-    for name, before, size in _SUB_AXIS.findall(text):
-        cuts.setdefault(name, set()).update((int(before), int(before) * int(size)))
+    for name, major_size, size in _SUB_AXIS.findall(text):
+        cuts.setdefault(name, set()).update((int(major_size), int(major_size) * int(size)))
     if not cuts.keys() & set(mesh.axis_names):
         return mesh
     sizes: dict[str, int] = {}
     for name, size in mesh.axes:
-        ends = sorted({1, size, *cuts.get(name, ())})
-        if any(high % low for low, high in pairwise(ends)):
+        part_ends = sorted({1, size, *cuts.get(name, ())})
+        # Each end must divide the next one, so that the parts are factors of the axis.
+        if any(high % low for low, high in pairwise(part_ends)):
             raise NotationError(
-                f"the sub-axes of {name!r} end at {ends}, and no one split of the axis has these."
+                f"the sub-axes of {name!r} end at {part_ends}, and no one split of the axis has "
+                "these."
             )
-        parts = [high // low for low, high in pairwise(ends)]
-        own = [name] if len(parts) < 2 else [f"{name}.{i}" for i in range(len(parts))]
-        sizes |= dict(zip(own, parts, strict=True))
+        parts = [high // low for low, high in pairwise(part_ends)]
+        part_names = [name] if len(parts) < 2 else [f"{name}.{i}" for i in range(len(parts))]
+        sizes |= dict(zip(part_names, parts, strict=True))
     return Mesh(sizes, mesh.device_ids)
 
 
@@ -151,21 +153,22 @@ def constrained(x: Any, layout: Sharding | None) -> Any:
     """
     if layout is None or not layout.shape:
         return x
-    free = layout.unspecified_dims
-    if any(layout.priorities) or (layout.replicated and free):
+    open_dims = layout.unspecified_dims
+    if any(layout.priorities) or (layout.replicated and open_dims):
         raise NotationError(
             f"{layout.text()} has priorities, or replicated axes beside open dimensions; inside "
             "a program such a layout cannot be planned. State it on an argument, or close the "
             "dimensions."
         )
-    if len(free) == len(layout.shape) and not any(layout.dims):
+    # A layout that shards nothing and has only open dimensions asks for nothing.
+    if len(open_dims) == len(layout.shape) and not any(layout.dims):
         return x
     names = layout.mesh.axis_names
-    if layout.mesh.device_ids is None and not any(layout.dims[dim] for dim in free):
+    if layout.mesh.device_ids is None and not any(layout.dims[dim] for dim in open_dims):
         return jax.lax.with_sharding_constraint(x, named(layout))
     # JAX's own constraint expresses neither an order of the devices nor a dimension that is open
     # behind given axes. The annotation `mesh_split` expresses both.
     axes = [layout.mesh.axis_ref(digit).name for dim in layout.dims for digit in dim]
-    counts = iter(axes)
-    mapping: list[Any] = [tuple(names.index(next(counts)) for _ in dim) for dim in layout.dims]
-    return mesh_split_value(x, layout.mesh, [dim or -1 for dim in mapping], free)
+    next_axis = iter(axes)
+    mapping: list[Any] = [tuple(names.index(next(next_axis)) for _ in dim) for dim in layout.dims]
+    return mesh_split_value(x, layout.mesh, [dim or -1 for dim in mapping], open_dims)

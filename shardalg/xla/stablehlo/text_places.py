@@ -100,9 +100,13 @@ def _parts(location: str) -> list[str]:
 
 
 def _split(text: str) -> list[str]:
-    """Split a path at the slashes that are outside of parentheses."""
+    """Split a path at the slashes that are outside of parentheses.
+
+    E.g. "jit(f)/transpose(a/b)/mul" gives ["jit(f)", "transpose(a/b)", "mul"].
+    """
     parts, depth = [""], 0
     for letter in text:
+        # `depth` is the number of parentheses that are open.
         depth += (letter == "(") - (letter == ")")
         if letter == "/" and not depth:
             parts.append("")

@@ -155,9 +155,11 @@ def literal(op: Any) -> Any:
     shape, dtype = array_type(op.results[0].type)
     if dtype.kind == "c":  # the parser has no attribute of such elements
         return _of_text(op.get_asm().partition(" = stablehlo.constant ")[2], shape, dtype)
+    # A splat has one value for all elements, and the text has it once.
     attribute = op.attributes["value"]
     if getattr(attribute, "is_splat", False) and dtype.kind in "biuf":
         return np.full(shape, np.asarray(attribute.get_splat_value().value, dtype))
+    # Types that numpy lacks are read from the text of the attribute.
     try:
         return np.asarray(attribute).reshape(shape).astype(dtype)
     except TypeError:
@@ -165,20 +167,27 @@ def literal(op: Any) -> Any:
 
 
 def _of_text(text: str, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Return the array of an MLIR literal whose elements the MLIR bindings cannot read."""
-    raw = re.match('dense<"0x([0-9A-Fa-f]+)">', text)
+    """Return the array of an MLIR literal whose elements the MLIR bindings cannot read.
+
+    The text has the type at its end, e.g. `dense<[1.0, 2.0]> : tensor<2xf32>`.
+    """
+    hex_bytes = re.match('dense<"0x([0-9A-Fa-f]+)">', text)
     # MLIR prints large constants as the hexadecimal digits of their bytes.
-    if raw:
-        return np.frombuffer(bytes.fromhex(raw[1]), dtype).reshape(shape)
-    part = np.dtype({"complex64": "float32", "complex128": "float64"}.get(str(dtype), dtype))
-    size = part.itemsize
-    found = _NUMBER.findall(text[: text.rindex(":")])
+    if hex_bytes:
+        return np.frombuffer(bytes.fromhex(hex_bytes[1]), dtype).reshape(shape)
+    # A complex number has two parts of half its size.
+    part_type = np.dtype({"complex64": "float32", "complex128": "float64"}.get(str(dtype), dtype))
+    size = part_type.itemsize
+    number_texts = _NUMBER.findall(text[: text.rindex(":")])
     # MLIR prints NaN and infinities as the hexadecimal bits of the element.
-    bits = [int(n, 16).to_bytes(size, "little") if n.startswith("0x") else None for n in found]
-    flat = [
-        np.asarray(float(n), part) if b is None else np.frombuffer(b, part)[0]
-        for n, b in zip(found, bits, strict=True)
+    bits = [
+        int(n, 16).to_bytes(size, "little") if n.startswith("0x") else None for n in number_texts
+    ]
+    parts = [
+        np.asarray(float(n), part_type) if b is None else np.frombuffer(b, part_type)[0]
+        for n, b in zip(number_texts, bits, strict=True)
     ]
     # Real and imaginary parts alternate, so a view pairs them to complex numbers.
-    elements = np.asarray(flat, part).view(dtype)
+    elements = np.asarray(parts, part_type).view(dtype)
+    # One element alone is a splat, the value of the whole array.
     return np.full(shape, elements[0]) if len(elements) == 1 else elements.reshape(shape)
