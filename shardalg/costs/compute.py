@@ -142,11 +142,12 @@ def local_rule(signature: Signature, shapes: Shapes, params: Params) -> Rule:
     count = len(signature.operands)
     types = (*signature.operands, *signature.results)
     local = tuple(ValueType(shape, t.dtype) for shape, t in zip(shapes, types, strict=True))
+    # Parameters such as padding differ on a device, because its block has a halo.
     merged = tuple((dict(signature.params) | dict(params)).items())
-    made = rules(Signature(signature.primitive, merged, local[:count], local[count:]))
+    all_rules = rules(Signature(signature.primitive, merged, local[:count], local[count:]))
     # Other rules of the operator, such as that of an index computation, have no arithmetic.
-    (found,) = [rule for rule in made or () if rule.flops]
-    return found
+    (rule_with_flops,) = [rule for rule in all_rules or () if rule.flops]
+    return rule_with_flops
 
 
 Places = tuple[tuple[tuple[str, ...], int, int], ...]
@@ -192,18 +193,18 @@ def _places(rule: Rule, first_result: int) -> Iterator[tuple[tuple[str, ...], in
 
 def _loop_sizes(rule: Rule, places: Places, shapes: Shapes) -> dict[str, Any]:
     """Return the size of each loop, read from the shapes at the dimensions that it indexes."""
-    found: dict[str, Any] = {}
+    sizes: dict[str, Any] = {}
     for loops, tensor, dim in places:
         if len(loops) == 1:
-            found[loops[0]] = shapes[tensor][dim]
+            sizes[loops[0]] = shapes[tensor][dim]
             continue
         # A dimension with the index `4*i + j` has as many elements as the product of both loops. So
         # its size gives the one loop that is still unknown, divided by the sizes of the others.
-        free = next((name for name in loops if name not in found), None)
-        if free is not None:
-            others = (found.get(n, rule.extents[n]) for n in loops if n != free)
-            found[free] = quotient(shapes[tensor][dim], math.prod(others))
-    return found
+        unknown_loop = next((name for name in loops if name not in sizes), None)
+        if unknown_loop is not None:
+            other_sizes = (sizes.get(n, rule.extents[n]) for n in loops if n != unknown_loop)
+            sizes[unknown_loop] = quotient(shapes[tensor][dim], math.prod(other_sizes))
+    return sizes
 
 
 def multiplies(signature: Signature) -> bool:

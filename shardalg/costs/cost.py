@@ -588,11 +588,12 @@ class Cost:
                 raise FormulaError(
                     f"{name!r} is no size of the plan, which has {', '.join(hints)}."
                 )
-        known = {axis for item in self.items for axis in item.axes}
+        # Only axes along which something is sent can limit the step.
+        known_axes = {axis for item in self.items for axis in item.axes}
         for axis in axes or ():
-            if axis not in known:
-                there = ", ".join(sorted(known)) or "none"
-                raise TableError(f"no collective runs along {axis!r}; there are {there}.")
+            if axis not in known_axes:
+                axes_text = ", ".join(sorted(known_axes)) or "none"
+                raise TableError(f"no collective runs along {axis!r}; there are {axes_text}.")
         difference = compute_minus_communication(self.totals, axes)
         return inequality(difference, names or (*hints,), hints)
 
@@ -620,18 +621,18 @@ class Cost:
         (33521688, [True, False])
         """
         if self.sizes is None or name not in self.sizes.hints:
-            known = sorted(self.sizes.hints) if self.sizes else "none: plan with sa.dims"
-            raise FormulaError(f"{name!r} is no named size of this plan; there are {known}.")
+            known_names = sorted(self.sizes.hints) if self.sizes else "none: plan with sa.dims"
+            raise FormulaError(f"{name!r} is no named size of this plan; there are {known_names}.")
         if self.elsewhere is None:
             raise FormulaError("no plan made this program: ask the cost of a plan, plan.cost(...).")
-        others = {n: size for n, size in self.sizes.hints.items() if n != name}
-        made = self.totals.peaks() if self.totals.peaks else (self.totals.peak_bytes,)
-        peaks = [Formula.of(peak).subs(others) for peak in made]
-        most, plan = self.hardware.hbm_bytes, self.elsewhere
+        other_sizes = {n: size for n, size in self.sizes.hints.items() if n != name}
+        peak_formulas = self.totals.peaks() if self.totals.peaks else (self.totals.peak_bytes,)
+        peaks = [Formula.of(peak).subs(other_sizes) for peak in peak_formulas]
+        capacity, plan = self.hardware.hbm_bytes, self.elsewhere
         # The guess keeps the decisions of the hints. The search below plans anew at each size.
-        guess = largest(lambda n: all(peak.at({name: n}) <= most for peak in peaks))
+        guess = largest(lambda n: all(peak.at({name: n}) <= capacity for peak in peaks))
         step = math.lcm(self.sizes.hints[name], self.hints.devices)
-        return largest_near(lambda n: plan.fits({**others, name: n}), guess, step)
+        return largest_near(lambda n: plan.fits({**other_sizes, name: n}), guess, step)
 
     def _less_than(self, other: Cost, quantity: str) -> tuple[Formula, dict[str, int]]:
         """Return (a quantity of this plan minus that of another, the hints of both plans).

@@ -52,19 +52,19 @@ def flops(
         return 0
     loops = {**rule.extents, **(sizes or {})}
     # The loop of a guard counts once, so it is among the counted loops from the start.
-    count, counted = rule.flops, {guard.loop.loop for guard in rule.guards}
+    count, counted_loops = rule.flops, {guard.loop.loop for guard in rule.guards}
     # Loops that read through one window are counted together: which iterations of one loop read an
     # element depends on the other loop.
     for index, operand, dim in _partial(rule):
         names = [n for n in index.variables if n in loops]
-        known = bool(shapes) or all(loops[n] == rule.extents[n] for n in names)
-        if known and not counted & set(names) and len(names) == len(index.variables):
+        has_shapes = bool(shapes) or all(loops[n] == rule.extents[n] for n in names)
+        if has_shapes and not counted_loops & set(names) and len(names) == len(index.variables):
             size = (shapes or rule.operand_shapes)[operand][dim]
             count *= inside(index, {n: loops[n] for n in names}, size)
-            counted.update(names)
-    counted |= rule.whole
-    free = (n for name, n in loops.items() if name not in counted)
-    count *= math.prod(loops[name] for name in _largest_block(rule)) * math.prod(free)
+            counted_loops.update(names)
+    counted_loops |= rule.whole
+    free_sizes = (n for name, n in loops.items() if name not in counted_loops)
+    count *= math.prod(loops[name] for name in _largest_block(rule)) * math.prod(free_sizes)
     return count if rule.load is None or not sizes else busiest_flops(rule, sizes, count)
 
 

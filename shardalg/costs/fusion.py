@@ -182,21 +182,22 @@ def without_aliases(block: Block) -> tuple[Block, dict[int, int]]:
       The block, in which operators that only produce aliases have no operands and results; and
       a dictionary from each alias to its original value.
     """
-    same: dict[int, int] = {}
-    found = []
+    original_of: dict[int, int] = {}
+    instructions = []
     for instruction in block.instructions:
         operands = instruction.operands
-        if not same.keys().isdisjoint(operands):
-            operands = tuple(same.get(v, v) for v in operands)
+        if not original_of.keys().isdisjoint(operands):
+            # Operands come before their readers, so `original_of` never leads to another alias.
+            operands = tuple(original_of.get(v, v) for v in operands)
         if getattr(instruction.attributes, "primitive", None) in SAME_BUFFER:
-            same.update(zip(instruction.results, operands, strict=True))
+            original_of.update(zip(instruction.results, operands, strict=True))
             # The instruction stays, because lifetimes are positions in the original block.
             instruction = replace(instruction, operands=(), results=())
         elif operands is not instruction.operands:
             instruction = replace(instruction, operands=operands)
-        found.append(instruction)
-    results = tuple(same.get(v, v) for v in block.results)
-    return replace(block, instructions=tuple(found), results=results), same
+        instructions.append(instruction)
+    results = tuple(original_of.get(v, v) for v in block.results)
+    return replace(block, instructions=tuple(instructions), results=results), original_of
 
 
 def held_back(block: Block) -> frozenset[int]:

@@ -182,12 +182,12 @@ class Hardware:
         """
         if software == DATASHEET:
             return replace(self, calibration=NOTHING)
-        for found in self.calibrations:
-            if found.software == software:
-                return replace(self, calibration=replace(found, was_chosen=True))
-        known = ", ".join((*(one.software for one in self.calibrations), DATASHEET))
+        for constants in self.calibrations:
+            if constants.software == software:
+                return replace(self, calibration=replace(constants, was_chosen=True))
+        known_names = ", ".join((*(one.software for one in self.calibrations), DATASHEET))
         raise HardwareError(
-            f"no constants of {self.name!r} under software {software!r}: there are {known}."
+            f"no constants of {self.name!r} under software {software!r}: there are {known_names}."
         )
 
     def peak(self, dtype: str) -> float:
@@ -245,11 +245,13 @@ class Hardware:
         # Each core works for `turns` devices, one after the other, so that everything takes so many
         # times as long.
         turns = max(1.0, devices / self.cores)
-        plain = {n: getattr(self, n) for n in UNITS if n not in ("peak_flops_per_s", "cores")}
-        slower = {n: v * turns if UNITS[n] == "s" else v / turns for n, v in plain.items()}
+        figures = {n: getattr(self, n) for n in UNITS if n not in ("peak_flops_per_s", "cores")}
+        slower_figures = {
+            n: v * turns if UNITS[n] == "s" else v / turns for n, v in figures.items()
+        }
         return replace(
             self,
-            **{**slower, "hbm_bytes": self.hbm_bytes / devices},
+            **{**slower_figures, "hbm_bytes": self.hbm_bytes / devices},
             peak_flops_per_s=tuple((t, v / turns) for t, v in self.peak_flops_per_s),
             axis_link_bytes_per_s=tuple((a, v / turns) for a, v in self.axis_link_bytes_per_s),
             operators=self.operators.slower(turns),

@@ -33,16 +33,19 @@ def link_bytes(
       program: the partitioned program.
       wiring: the links under the mesh axes.
     """
-    found: dict[tuple[str, ...], dict[str, float]] = {}
+    bytes_by_axes: dict[tuple[str, ...], dict[str, float]] = {}
     for step in walk(program):
+        # Local instructions, and collectives over one device, send nothing.
         if not moves(step):
             continue
         attributes = step.instruction.attributes
         sent = wire_bytes(attributes, sent_bytes(program, step.instruction))
-        sums = found.setdefault(axis_names(program.mesh, attributes.digits), defaultdict(float))
+        sums = bytes_by_axes.setdefault(
+            axis_names(program.mesh, attributes.digits), defaultdict(float)
+        )
         for link, share in _shares(attributes, wiring).items():
             sums[link] += float(sent * step.count * share)
-    return {axes: dict(sums) for axes, sums in found.items()}
+    return {axes: dict(sums) for axes, sums in bytes_by_axes.items()}
 
 
 def _shares(attributes: Collective, wiring: Wiring | UnplacedAxes) -> dict[str, Fraction]:

@@ -406,10 +406,12 @@ class Scan:
     def liveness(self, lives: Lives, place: ProgramPoint) -> Liveness:
         """Return the `Liveness` of the values alive while the instruction at a place runs."""
         program, block = self.program, self.program.block
-        line = self.peak(block, lives, stop=place)
+        timeline = self.peak(block, lives, stop=place)
         # If the place is in a loop body, the values alive there (`inner`) add to those around it.
-        held = {**line.alive, **line.inner}
-        rows = (Alive(v, self.memory_class(v), self.name(v), *size) for v, size in held.items())
+        alive_sizes = {**timeline.alive, **timeline.inner}
+        rows = (
+            Alive(v, self.memory_class(v), self.name(v), *size) for v, size in alive_sizes.items()
+        )
         # Ties are ordered by number, so that the order does not depend on the scan.
         alive = tuple(sorted(rows, key=lambda row: (-row.bytes, row.local)))
         return Liveness(
@@ -611,9 +613,14 @@ class Scan:
             return ()
         # An operand between fused operators is not in memory. The result can then overwrite the
         # values from which this operand is computed (`sources`).
-        read = (lives.sources.get(v, (v,)) for v in instruction.operands)
-        found = [v for of in read if not free.isdisjoint(of) for v in sorted(free.intersection(of))]
-        return [(operand, instruction.results[0]) for operand in found]
+        sources_of_operands = (lives.sources.get(v, (v,)) for v in instruction.operands)
+        free_sources = [
+            v
+            for sources in sources_of_operands
+            if not free.isdisjoint(sources)
+            for v in sorted(free.intersection(sources))
+        ]
+        return [(operand, instruction.results[0]) for operand in free_sources]
 
     def writes_apart(self, instruction: Instruction) -> bool:
         """Return whether an instruction still reads operands while it writes its result.

@@ -257,21 +257,21 @@ def _sources(
     """
     sources: dict[int, frozenset[int]] = {}
     reduced: set[int] = set()
-    moved = {v for ins in instructions if type(ins.attributes) in APART for v in ins.results}
+    transferred = {v for ins in instructions if type(ins.attributes) in APART for v in ins.results}
     for instruction, bit in zip(instructions, bits, strict=True):
-        inner = () if unwritten.isdisjoint(instruction.results) else instruction.results
-        if not inner and not bit & REDUCES:
+        unwritten_results = () if unwritten.isdisjoint(instruction.results) else instruction.results
+        if not unwritten_results and not bit & REDUCES:
             continue
-        of = NOTHING.union(*[sources.get(v, (v,)) for v in instruction.operands])
+        memory_values = NOTHING.union(*[sources.get(v, (v,)) for v in instruction.operands])
         # Of the bits `FUSES` and `REDUCES`, a pointwise operator has the first one alone. Any other
         # operator, such as a product, does not write over its operands, so its result has no
         # sources to overwrite.
-        made_of = of if bit & _REPEATS == FUSES else NOTHING
-        for value in inner:
+        overwritable = memory_values if bit & _REPEATS == FUSES else NOTHING
+        for value in unwritten_results:
             if value in unwritten:
-                sources[value] = made_of
+                sources[value] = overwritable
         if bit & REDUCES:
-            reduced |= of - moved
+            reduced |= memory_values - transferred
     return sources, frozenset(reduced)
 
 
@@ -347,18 +347,22 @@ def _cut(span: _ForwardSpan, sizes: Sequence[int]) -> frozenset[int]:
     Args:
       sizes: bytes of each value in `span.values`.
     """
-    number, n = span.values, len(span.values)
+    index_of, count = span.values, len(span.values)
     # An arc of infinite capacity is never cut: a fixed value cannot be recomputed, and a result
     # needs its operands. More than all bytes together, so that no minimum cut contains such an arc.
-    source, sink, infinite = 2 * n, 2 * n + 1, sum(sizes) + 1
-    arcs = [(2 * k, 2 * k + 1, sizes[k]) for k in number.values()]
-    arcs += [(source, 2 * number[value], infinite) for value in span.fixed]
-    arcs += [(2 * number[a] + 1, 2 * number[b], infinite) for a, b in set(span.edges)]
-    arcs += [(2 * number[value] + 1, sink, infinite) for value in span.crossing if value in number]
+    source, sink, infinite = 2 * count, 2 * count + 1, sum(sizes) + 1
+    arcs = [(2 * k, 2 * k + 1, sizes[k]) for k in index_of.values()]
+    arcs += [(source, 2 * index_of[value], infinite) for value in span.fixed]
+    arcs += [(2 * index_of[a] + 1, 2 * index_of[b], infinite) for a, b in set(span.edges)]
+    arcs += [
+        (2 * index_of[value] + 1, sink, infinite) for value in span.crossing if value in index_of
+    ]
     # By max-flow min-cut, the arcs from reachable to unreachable nodes of the residual graph are
     # a minimum cut.
     reached = _reached_beside_flow(arcs, source, sink)
-    return frozenset(v for v, k in number.items() if 2 * k in reached and 2 * k + 1 not in reached)
+    return frozenset(
+        v for v, k in index_of.items() if 2 * k in reached and 2 * k + 1 not in reached
+    )
 
 
 def _reached_beside_flow(arcs: Sequence[tuple[int, int, int]], source: int, sink: int) -> set[int]:

@@ -520,8 +520,8 @@ class Pricing:
             by_cause.setdefault(cause, []).append(self.seconds(amount, rate))
         seconds = tuple((cause, total(found)) for cause, found in by_cause.items())
         # The slices are summed over the executions, so their mean is the number that one joins.
-        joined = number(quotient(slices, count)) if slices else 1
-        return Item(*key, count, flops, sent, seconds, joined)
+        slices_per_execution = number(quotient(slices, count)) if slices else 1
+        return Item(*key, count, flops, sent, seconds, slices_per_execution)
 
     def priced_alone(self, price: _Price) -> Item:
         """Return a price as an `Item` of a single execution."""

@@ -88,11 +88,11 @@ class Sizes:
         from shardalg.algebra.dims import sizes_of
 
         shapes, trips, symbols = _read(lifted)
-        found = {name: _plain(from_sympy(size)) for name, size in axes.items()}
-        given = (size for size in axes.values() if not isinstance(size, int))
-        named = sizes_of([*symbols, *given])
-        hints = {name: symbol.hint for name, symbol in named.items()}
-        return Sizes(shapes, found, trips, dict(named), hints)
+        axis_sizes = {name: _plain(from_sympy(size)) for name, size in axes.items()}
+        symbolic_axes = (size for size in axes.values() if not isinstance(size, int))
+        named_sizes = sizes_of([*symbols, *symbolic_axes])
+        hints = {name: symbol.hint for name, symbol in named_sizes.items()}
+        return Sizes(shapes, axis_sizes, trips, dict(named_sizes), hints)
 
     @cached_property
     def _shown(self) -> dict[Formula, sympy.Expr]:
@@ -201,11 +201,11 @@ def symbolise(
     for local in (*program.block.arguments, *(local for local, _ in program.constants)):
         work.enter(local)
     block = work.block(program.block)
-    held = tuple(
+    priced_locals = tuple(
         replace(v, shape=work.shapes[v.index]) if v.index in work.shapes else v
         for v in program.locals
     )
-    priced = replace(program, locals=held, block=block)
+    priced = replace(program, locals=priced_locals, block=block)
     return Symbolised(graph, sizes, program, priced, tuple(work.facts))
 
 
@@ -586,15 +586,17 @@ def formula_digits(mesh: Mesh, axes: Mapping[str, Size], digits: Digits) -> Digi
     >>> formula_digits(mesh, {"X": symbol("X"), "Y": 4}, (Digit(1, 8),))
     (Digit(stride=4, size=X), Digit(stride=1, size=4))
     """
-    found = []
+    split_digits = []
     for digit in digits:
         below = digit.size
         for ref in mesh.axis_refs(digit):
             axis = mesh.digit(ref.name)
+            # `below` is the number of positions in the parts after this one, which is the stride of
+            # the part.
             below //= ref.size or axis.size
             size: Any = axes[ref.name] if ref.size is None else ref.size
-            found.append(Digit(digit.stride * below, size))
-    return tuple(found)
+            split_digits.append(Digit(digit.stride * below, size))
+    return tuple(split_digits)
 
 
 def share(total: Size, count: Size) -> Size:

@@ -109,18 +109,19 @@ class Topology:
         >>> Topology.parse("tpu_v3:8x8").text, Topology.parse("h100:64").text
         ('tpu_v3:8x8', 'h100:8x8')
         """
-        found = re.fullmatch(r"(.+?):(\d+(?:x\d+)*)(?:\*(\d+))?(?:@([^/]+))?(?:/(.+))?", text)
-        if not found:
+        match = re.fullmatch(r"(.+?):(\d+(?:x\d+)*)(?:\*(\d+))?(?:@([^/]+))?(?:/(.+))?", text)
+        if not match:
             raise HardwareError(
                 f"{text!r} is no topology: write the chip and its shape, as in 'v3:8x8', "
                 "'tpu_v5e:16x16*2' for two slices, or 'h100:64' for so many chips."
             )
-        chip, sizes, slices, crossing, order = found.groups()
+        chip, sizes, slices, crossing, order = match.groups()
         shape = tuple(map(int, sizes.split("x")))
-        given: dict[str, Any] = {"chips": shape[0]} if len(shape) == 1 else {"shape": shape}
-        given["order"] = order.split(",") if order else ()
-        given["network_axes"] = crossing.split(",") if crossing else ()
-        return Topology(chip, slices=int(slices or 1), **given)
+        # A single number is a count of chips, whose shape is the vendor's.
+        options: dict[str, Any] = {"chips": shape[0]} if len(shape) == 1 else {"shape": shape}
+        options["order"] = order.split(",") if order else ()
+        options["network_axes"] = crossing.split(",") if crossing else ()
+        return Topology(chip, slices=int(slices or 1), **options)
 
     @property
     def text(self) -> str:
@@ -299,15 +300,19 @@ def _whole_level_placement(sizes: Mapping[str, int], counts: Sequence[int]) -> P
       sizes: sizes of the mesh axes, major first.
       counts: sizes of the levels, outermost first.
     """
-    first = next((a for a, size in sizes.items() if size > 1), "")
-    if counts[0] == 1 or not first:
+    outermost_axis = next((a for a, size in sizes.items() if size > 1), "")
+    # One slice needs no axis over slices.
+    if counts[0] == 1 or not outermost_axis:
         return exact_placement(sizes, counts)
-    if sizes[first] % counts[0]:
+    if sizes[outermost_axis] % counts[0]:
         return None
-    rest = {**sizes, first: sizes[first] // counts[0]}
+    inner_sizes = {**sizes, outermost_axis: sizes[outermost_axis] // counts[0]}
     # The remaining part of the outermost axis must fit on whole levels inside of a slice.
-    found = exact_placement(rest, [1, *counts[1:]])
-    return found and {**found, first: [(0, counts[0], 1), *found[first]]}
+    placement = exact_placement(inner_sizes, [1, *counts[1:]])
+    return placement and {
+        **placement,
+        outermost_axis: [(0, counts[0], 1), *placement[outermost_axis]],
+    }
 
 
 def _placement_by_options(
@@ -565,21 +570,22 @@ def arranged(given: str | Machine, mesh: Mesh) -> Machine:
     >>> arranged("h100", Mesh({"fsdp": 16})), arranged("h100", Mesh({"fsdp": 12})).name
     (Topology(h100:2x8), 'h100')
     """
-    found = machine(given)
-    joined = found.chip.interconnect
-    cores = joined.cores_per_chip
-    is_known = joined.dimensions or joined.island
-    own_links = found.chip.axis_link_bytes_per_s
-    if isinstance(found, Topology) or not is_known or own_links or mesh.symbolic:
-        return found
-    if mesh.size % cores or joined.default(mesh.size // cores) is None:
-        return found
-    made = Topology(found, chips=mesh.size // cores)
+    machine_or_chip = machine(given)
+    interconnect = machine_or_chip.chip.interconnect
+    cores = interconnect.cores_per_chip
+    is_known = interconnect.dimensions or interconnect.island
+    own_links = machine_or_chip.chip.axis_link_bytes_per_s
+    if isinstance(machine_or_chip, Topology) or not is_known or own_links or mesh.symbolic:
+        return machine_or_chip
+    if mesh.size % cores or interconnect.default(mesh.size // cores) is None:
+        return machine_or_chip
+    topology = Topology(machine_or_chip, chips=mesh.size // cores)
+    # `spans` raises if the mesh does not tile the slice.
     try:
-        made.spans(mesh)
+        topology.spans(mesh)
     except HardwareError:
-        return found
-    return made
+        return machine_or_chip
+    return topology
 
 
 def with_devices_of(given: Topology, mesh: Mesh) -> Topology:
@@ -600,20 +606,21 @@ def with_devices_of(given: Topology, mesh: Mesh) -> Topology:
         return given
     cores = given.hardware.interconnect.cores_per_chip
     if given.slices == 1:
-        chips, rest = divmod(mesh.size, cores)
-        kept = {"order": given.order, "network_axes": given.network_axes}
-        if not rest:
-            return Topology(given.hardware, chips=chips, **kept)  # type: ignore[arg-type]
+        # A chip may count as several devices, e.g. two cores on a TPU v3.
+        chips, remainder = divmod(mesh.size, cores)
+        kept_options = {"order": given.order, "network_axes": given.network_axes}
+        if not remainder:
+            return Topology(given.hardware, chips=chips, **kept_options)  # type: ignore[arg-type]
         raise HardwareError(
             f"{mesh!r} has {mesh.size} devices, and a chip of {given.hardware.name} has {cores}: "
             "give axes whose product is a multiple."
         )
-    each = given.devices // given.slices
-    slices, rest = divmod(mesh.size, each)
-    if rest or not slices:
+    devices_per_slice = given.devices // given.slices
+    slices, remainder = divmod(mesh.size, devices_per_slice)
+    if remainder or not slices:
         raise HardwareError(
             f"{mesh!r} has {mesh.size} devices, which is no number of slices of {given!r} with "
-            f"{each} devices each: give a multiple, or a topology of one slice."
+            f"{devices_per_slice} devices each: give a multiple, or a topology of one slice."
         )
     return replace(given, slices=slices)
 
@@ -651,6 +658,8 @@ def machine_text(
     >>> machine_text("v3:2x2", 8)
     '8 x tpu_v3 (as asked for; devices of the mesh), joined as tpu_v3:2x2'
     """
-    given = machine(asked) if mesh is None else arranged(asked, mesh)
-    joined = f"joined as {given.text}" if isinstance(given, Topology) else OWN_LINKS
-    return f"{chip_text(asked, devices, source)}, {joined}"
+    machine_or_chip = machine(asked) if mesh is None else arranged(asked, mesh)
+    links_text = (
+        f"joined as {machine_or_chip.text}" if isinstance(machine_or_chip, Topology) else OWN_LINKS
+    )
+    return f"{chip_text(asked, devices, source)}, {links_text}"

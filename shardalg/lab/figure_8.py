@@ -36,23 +36,25 @@ def layer_plan(mesh: Mesh, layout: DimensionAxes, config: MoEConfig = SIZES) -> 
     ['all_to_all X', 'all_gather Y', 'reduce_scatter Y', 'all_to_all X']
     """
     model = config.model
-    whole, types = model.strategy(mesh, layout), model.types()["layers"]["moe"]
-    specs = whole.in_shardings[0]["layers"]["moe"]  # type: ignore[index]
+    model_strategy, types = model.strategy(mesh, layout), model.types()["layers"]["moe"]
+    specs = model_strategy.in_shardings[0]["layers"]["moe"]  # type: ignore[index]
     names = ("w_in", "w_out")
     # The model's weights have a leading dimension of layers, and the figure has one layer.
     weights = {name: jax.ShapeDtypeStruct(types[name].shape[1:], "float32") for name in names}
     laid_out = {name: PartitionSpec(*tuple(specs[name])[1:]) for name in names}
     sizes = {letter: getattr(config, letter) for letter in "BSECM"}
-    shares, x = (
+    masks, x = (
         jax.ShapeDtypeStruct(tuple(sizes[letter] for letter in dims), "float32")
         for dims in ("BSEC", "BSM")
     )
     # A layer reads and returns activations of the residual stream, which have one sharding.
-    ends = whole.sites["layer_output"]
-    given = laid_out, whole.sites["masks"], ends
-    strategy = Strategy(mesh, given, ends, {name: whole.sites[name] for name in _SITES})
+    residual_sharding = model_strategy.sites["layer_output"]
+    in_shardings = laid_out, model_strategy.sites["masks"], residual_sharding
+    strategy = Strategy(
+        mesh, in_shardings, residual_sharding, {name: model_strategy.sites[name] for name in _SITES}
+    )
     roles = ("parameters", "data", "data")
-    return plan(partial(experts, config), weights, shares, x, strategy=strategy, roles=roles)
+    return plan(partial(experts, config), weights, masks, x, strategy=strategy, roles=roles)
 
 
 def panels() -> list[Panel]:

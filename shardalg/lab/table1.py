@@ -118,12 +118,14 @@ def table(
     rows = []
     for name, strategy in found.items():
         for place, quantity in enumerate(COLUMNS if paper else QUANTITIES):
-            ours = strategy.orders[place]
+            order = strategy.orders[place]
             # One order, or none: a row that is not in the paper gets no cells for a comparison.
-            theirs = [paper_order(paper[name][place])] if paper else []
-            against = [cell for o in theirs for cell in (big_o(o), "yes" if o == ours else "NO")]
+            paper_orders = [paper_order(paper[name][place])] if paper else []
+            comparison = [
+                cell for o in paper_orders for cell in (big_o(o), "yes" if o == order else "NO")
+            ]
             priced = _priced(strategy.scaling.values()[place], strategy.hints)
-            rows.append((name, quantity, *priced, big_o(ours), *against))
+            rows.append((name, quantity, *priced, big_o(order), *comparison))
     columns = ("strategy", "quantity", "formula", "bytes", "order")
     return Table(columns + (("paper", "equal") if paper else ()), tuple(rows))
 

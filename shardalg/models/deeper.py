@@ -239,21 +239,23 @@ def aligned(low: Sequence[Key], high: Sequence[Key]) -> list[tuple[int, int]] | 
     >>> aligned("p12ab12ab12e", "p12ab12ab12ab12e")[4:9]
     [(4, 4), (5, 9), (6, 10), (7, 11), (8, 12)]
     """
-    more = [0] * len(low)
-    i = shift = 0
-    while i < len(low):
-        if i + shift < len(high) and low[i] == high[i + shift]:
-            more[i] = shift
-            i += 1
+    shifts = [0] * len(low)
+    index = shift = 0
+    while index < len(low):
+        if index + shift < len(high) and low[index] == high[index + shift]:
+            shifts[index] = shift
+            index += 1
             continue
-        run = _run(low, high, i, i + shift)
+        # The keys differ, so the longer sequence has more repetitions here, or is another one.
+        run = _run(low, high, index, index + shift)
         if run is None:
             return None
-        _moved(more, high, i, shift, run)
+        _moved(shifts, high, index, shift, run)
         shift += run
-    if rest := len(high) - len(low) - shift:
-        _moved(more, high, len(low), shift, rest)
-    return [(i, i + shift) for i, shift in enumerate(more)]
+    # Keys that are left at the end of the longer sequence are repetitions, too.
+    if final_run := len(high) - len(low) - shift:
+        _moved(shifts, high, len(low), shift, final_run)
+    return [(index, index + shift) for index, shift in enumerate(shifts)]
 
 
 def _run(low: Sequence[Key], high: Sequence[Key], i: int, j: int) -> int | None:
@@ -359,19 +361,20 @@ def totals_of(depth: int, plans: Mapping[int, Plan], on: Topology | Hardware) ->
     Args:
       plans: plans of the model with fewer layers, by their number of layers: one or two of them.
     """
-    found = {n: plan.cost(on).totals for n, plan in plans.items()}
+    totals = {n: plan.cost(on).totals for n, plan in plans.items()}
     if depth in plans:
-        return found[depth]
+        return totals[depth]
     low, high = sorted(plans)
+    # Share 0 is the lower model and share 1 the higher one; a deeper model has a larger share.
     share = (depth - low) // (high - low)
     # The line through both plans gives the totals of the deeper model. The instruction with the
     # most live bytes can change with the depth, so memory has a line for every instruction, and the
     # largest result is the peak (`deeper`).
-    one, other = (
+    low_model, high_model = (
         Shallow(p.program, p.graph, p._traced.roles, p._traced.donated, chip_of(on).rebuilds)
         for p in (plans[low], plans[high])
     )
-    return _totals(found[low], found[high], share, deeper(one, other, share))
+    return _totals(totals[low], totals[high], share, deeper(low_model, high_model, share))
 
 
 def interpolated_amounts(low: ProgramAmounts, high: ProgramAmounts, share: float) -> ProgramAmounts:

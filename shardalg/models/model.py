@@ -201,10 +201,14 @@ def letters_spec(mesh: Mesh, where: Mapping[str, Axes], dims: str) -> PartitionS
     ('X', None, 'Y')
     """
     # JAX refuses a sharding with one axis in two dimensions, so the first letter keeps the axis.
-    free, entries = list(mesh.axis_names), []
+    free_axes, entries = list(mesh.axis_names), []
     for letter in dims:
-        named = where.get(letter, ())
-        axes = [a for a in ((named,) if isinstance(named, str) else named) if a in free]
-        free = [axis for axis in free if axis not in axes]
+        letter_axes = where.get(letter, ())
+        axes = [
+            a
+            for a in ((letter_axes,) if isinstance(letter_axes, str) else letter_axes)
+            if a in free_axes
+        ]
+        free_axes = [axis for axis in free_axes if axis not in axes]
         entries.append(None if not axes else axes[0] if len(axes) == 1 else tuple(axes))
     return PartitionSpec(*entries)

@@ -194,20 +194,20 @@ def _paired(
     Args:
       ours: signature per value. theirs: pairs (instruction, signature).
     """
-    rows: dict[object, list[HloInstruction]] = defaultdict(list)
+    instructions_by_signature: dict[object, list[HloInstruction]] = defaultdict(list)
     for instruction, signature in theirs:
-        rows[signature].append(instruction)
+        instructions_by_signature[signature].append(instruction)
     counts = Counter(ours.values())
-    turn: Counter[object] = Counter()
-    pairs, rest = [], []
+    used_counts: Counter[object] = Counter()
+    pairs, unpaired = [], []
     for value, signature in ours.items():
-        here = rows.get(signature, [])
+        instructions = instructions_by_signature.get(signature, [])
         # If all have one sharding, any of them will do. Otherwise pairing in order needs the same
         # number on both sides.
-        same_sharding = len({i.attributes.get("sharding") for i in here}) == 1
-        if same_sharding or len(here) == counts[signature]:
-            pairs.append((value, here[0 if same_sharding else turn[signature]]))
-            turn[signature] += 1
-        elif not here:
-            rest.append(value)
-    return pairs, rest
+        same_sharding = len({i.attributes.get("sharding") for i in instructions}) == 1
+        if same_sharding or len(instructions) == counts[signature]:
+            pairs.append((value, instructions[0 if same_sharding else used_counts[signature]]))
+            used_counts[signature] += 1
+        elif not instructions:
+            unpaired.append(value)
+    return pairs, unpaired

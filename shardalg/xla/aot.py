@@ -224,22 +224,27 @@ def _tpus(topology: Topology, mesh: Mesh) -> Target:
 
 
 def _gpus(topology: Topology, mesh: Mesh) -> Target:
-    """Return the target for GPUs, numbered as in JAX: island by island."""
+    """Return the target for GPUs, numbered as in JAX: island by island.
+
+    Raises:
+      LoweringError: no description of this chip exists for XLA's GPU compiler.
+    """
     compiler = _cuda()
-    described = GPUS / f"{topology.hardware.name}.txtpb"
-    if not described.exists():
-        known = ", ".join(sorted(path.stem for path in GPUS.glob("*.txtpb")))
+    description = GPUS / f"{topology.hardware.name}.txtpb"
+    if not description.exists():
+        known_names = ", ".join(sorted(path.stem for path in GPUS.glob("*.txtpb")))
         raise LoweringError(
             f"XLA's GPU compiler needs a description of {topology.hardware.name}, and shardalg has "
-            f"none. It has descriptions of {known}: compile for one of these."
+            f"none. It has descriptions of {known_names}: compile for one of these."
         )
     # JAX names a topology of GPUs by slices, hosts and devices of a host. Autotuning would need a
     # GPU, so it is off.
     islands, inside = topology.shape
     name = f"1x{islands}x{inside}"
-    options = {"topology": name, "target_config": described.read_text()}
-    found = _places(topology, mesh)
-    places: list[tuple[int, ...]] = [(p[HOSTS][0] * inside + p[SWITCH][0],) for p in found]
+    options = {"topology": name, "target_config": description.read_text()}
+    # A GPU's number is its island times the GPUs of an island, plus its place in the island.
+    level_places = _places(topology, mesh)
+    places: list[tuple[int, ...]] = [(p[HOSTS][0] * inside + p[SWITCH][0],) for p in level_places]
     return Target(compiler, "cuda", name, options, {"xla_gpu_autotune_level": 0}, places)
 
 

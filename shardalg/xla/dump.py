@@ -236,10 +236,12 @@ def read(
                 "that its program cannot be compared. plan.cost and plan.verify need no compiler."
             ) from None
         # XLA chooses the shardings of results without annotation, so the executable is asked.
-        given = zip(jax.tree.leaves(compiled.output_shardings), _shapes(stage), strict=True)
-        texts = [(str(s._to_xla_hlo_sharding(len(shape))), shape) for s, shape in given]
-        made = _completion(dumping.read(), partitioner, mesh, texts, loops=loops)
-        return replace(made, flops=(compiled.cost_analysis() or {}).get("flops"))
+        result_shardings = zip(
+            jax.tree.leaves(compiled.output_shardings), _shapes(stage), strict=True
+        )
+        texts = [(str(s._to_xla_hlo_sharding(len(shape))), shape) for s, shape in result_shardings]
+        completion = _completion(dumping.read(), partitioner, mesh, texts, loops=loops)
+        return replace(completion, flops=(compiled.cost_analysis() or {}).get("flops"))
 
 
 def _shapes(stage: Any) -> list[tuple[int, ...]]:
@@ -280,9 +282,9 @@ def _completion(
             f"XLA partitioned nothing on {mesh!r}: there is no dump of its partitioner. Compare a "
             "plan for two devices or more."
         )
-    known = tuple(layout(text, shape, mesh) for text, shape in results)
-    made = collectives(dump.after, mesh, told=loops)
-    return Completion(partitioner, mesh, parse(dump.before), known, made)
+    result_layouts = tuple(layout(text, shape, mesh) for text, shape in results)
+    sent_collectives = collectives(dump.after, mesh, told=loops)
+    return Completion(partitioner, mesh, parse(dump.before), result_layouts, sent_collectives)
 
 
 def _stage(graph: Graph, annotations: Annotations, *, probe: bool = True) -> Any:

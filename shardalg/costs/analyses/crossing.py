@@ -49,22 +49,24 @@ def sign_changes(difference: Formula, name: str, hints: Mapping[str, Number]) ->
     """
     if name not in difference.names:
         raise FormulaError(f"{difference} does not depend on {name}: nothing turns as it grows.")
-    here = difference.subs({other: size for other, size in hints.items() if other != name})
+    difference_of_size = difference.subs(
+        {other: size for other, size in hints.items() if other != name}
+    )
 
     def sign(size: int) -> int:
         """Return the sign of the difference, -1, 0 or 1, computed exactly."""
-        value = here.at({name: size})
+        value = difference_of_size.at({name: size})
         return (value > 0) - (value < 0)
 
-    beyond = np.geomspace(EACH, LARGEST, EACH)
+    sizes_beyond = np.geomspace(EACH, LARGEST, EACH)
     # `crossovers` reads `ceil(n/d)` as `n/d`, so an exact turn may be next to one of its roots.
     roots = []
-    for root in crossovers(here, name) if _only_ceilings(here) else ():
+    for root in crossovers(difference_of_size, name) if _only_ceilings(difference_of_size) else ():
         roots += [int(root) + k for k in range(-1, 3) if 1 <= int(root) + k <= LARGEST]
-    given = np.concatenate([np.arange(1, EACH), beyond, roots])
+    all_sizes = np.concatenate([np.arange(1, EACH), sizes_beyond, roots])
     # Sorted and without repetition, so that neighbours enclose each change of sign.
-    sizes = np.unique(given.astype(np.int64))
-    signs = _signs(here, {name: sizes}, sign)
+    sizes = np.unique(all_sizes.astype(np.int64))
+    signs = _signs(difference_of_size, {name: sizes}, sign)
     changes = np.flatnonzero(signs[1:] != signs[:-1])
     return tuple(
         t for i in changes for t in _changes_between(sign, int(sizes[i]), int(sizes[i + 1]))
@@ -184,7 +186,10 @@ def _last(fits: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def _primes(n: int) -> Iterator[int]:
-    """Yield the prime factors of a number, each as often as it divides the number."""
+    """Yield the prime factors of a number, each as often as it divides the number.
+
+    E.g. 12 gives 2, 2 and 3.
+    """
     prime = 2
     while prime * prime <= n:
         if n % prime:
@@ -192,6 +197,7 @@ def _primes(n: int) -> Iterator[int]:
         else:
             yield prime
             n //= prime
+    # No number up to the square root divides the rest, so it is 1 or a prime.
     if n > 1:
         yield n
 

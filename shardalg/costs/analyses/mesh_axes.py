@@ -51,35 +51,36 @@ def rank_device_orders(
     Y, X            0.0295984       9.68e+10       5.19e+10
     as JAX lays it   0.035345       4.15e+10       8.89e+10
     """
-    given = Topology.parse(topology) if isinstance(topology, str) else topology
-    if not isinstance(mesh, Mesh) or not isinstance(given, Topology):
+    machine = Topology.parse(topology) if isinstance(topology, str) else topology
+    if not isinstance(mesh, Mesh) or not isinstance(machine, Topology):
         raise HardwareError(
             f"rank_device_orders takes a sa.Mesh and a topology such as 'v3:8x8', got {mesh!r:.80} "
-            f"and {given!r:.80}."
+            f"and {machine!r:.80}."
         )
     weights = _weights(mesh, sent_bytes)
-    found = []
+    speeds_by_order = []
     for order in ((), *permutations(mesh.axis_names)):
+        # An order that does not tile the topology has no row.
         try:
             speeds = {
-                row["axis"]: row["bytes_per_s"] for row in replace_order(given, order).axes(mesh)
+                row["axis"]: row["bytes_per_s"] for row in replace_order(machine, order).axes(mesh)
             }
         except HardwareError:
             # A mesh of one axis has a single order, so its own error is the most precise one.
             if not order and len(mesh.axis_names) < 2:
                 raise
             continue
-        found.append((", ".join(order) or "as JAX lays it", speeds))
-    if not found:
-        given.axes(mesh)  # raises the error of JAX's placement
+        speeds_by_order.append((", ".join(order) or "as JAX lays it", speeds))
+    if not speeds_by_order:
+        machine.axes(mesh)  # raises the error of JAX's placement
     # Orders of equal speeds take equal time, so one row names the first of them.
-    rows = {tuple(speeds.values()): (order, speeds) for order, speeds in reversed(found)}
-    timed = [
+    rows = {tuple(speeds.values()): (order, speeds) for order, speeds in reversed(speeds_by_order)}
+    timed_rows = [
         (order, sum(n / speeds[name] for name, n in weights.items()), *speeds.values())
         for order, speeds in rows.values()
     ]
     speeds_of = (f"{name}_bytes_per_s" for name in mesh.axis_names)
-    return Table(("order", "seconds", *speeds_of), tuple(sorted(timed, key=lambda r: r[1])))
+    return Table(("order", "seconds", *speeds_of), tuple(sorted(timed_rows, key=lambda r: r[1])))
 
 
 def _weights(mesh: Mesh, sent_bytes: Any) -> dict[str, float]:

@@ -195,22 +195,27 @@ def ring_times(
       seconds: function that prices a product or a collective alone.
       spans: the links under the mesh axes of the ring.
     """
-    a = ring.attributes
-    product_s = seconds(program, a.product)
-    apart_s = product_s + seconds(program, a.collective)
-    step_s = sum(seconds(piece(program, a, d), a.product) for d in a.directions)
+    ring_attributes = ring.attributes
+    product_s = seconds(program, ring_attributes.product)
+    apart_s = product_s + seconds(program, ring_attributes.collective)
+    step_s = sum(
+        seconds(piece(program, ring_attributes, d), ring_attributes.product)
+        for d in ring_attributes.directions
+    )
     permute = permute_s(program, ring, spans, chip.operators.collective(PERMUTE))
     permuted_s = sum(permute.values())
-    ahead = PERMUTE in chip.interconnect.asynchronous
+    is_ahead = PERMUTE in chip.interconnect.asynchronous
     # A permute that the compiler does not start ahead cannot run during the product.
-    both_s = max(step_s, permuted_s) if ahead else step_s + permuted_s
+    both_s = max(step_s, permuted_s) if is_ahead else step_s + permuted_s
     # A ring of n members sends n - 1 times, and multiplies once more.
-    ring_s = step_s + (a.members - 1) * both_s
-    beyond = max(ring_s - product_s, 0.0)
+    ring_s = step_s + (ring_attributes.members - 1) * both_s
+    exposed_s = max(ring_s - product_s, 0.0)
     causes = permute if permuted_s else {LATENCY: 1.0}
-    whole = sum(causes.values())
+    permute_total_s = sum(causes.values())
     # Only the permutes make a ring longer than its product, so the exposed time has their causes.
-    return RingTimes(apart_s, ring_s, tuple((c, beyond * s / whole) for c, s in causes.items()))
+    return RingTimes(
+        apart_s, ring_s, tuple((c, exposed_s * s / permute_total_s) for c, s in causes.items())
+    )
 
 
 def piece(program: SpmdProgram, a: CollectiveMatmul, direction: Direction) -> SpmdProgram:
@@ -247,19 +252,24 @@ def permute_s(
       spans: the links under the mesh axes of the ring.
       measured: measured (seconds of each permute, bytes per second); None for the data sheet.
     """
-    a = ring.attributes
-    moving = a.collective.operands if a.gathers else a.collective.results
-    sent = program.locals[moving[0]].bytes
+    ring_attributes = ring.attributes
+    moved_values = (
+        ring_attributes.collective.operands
+        if ring_attributes.gathers
+        else ring_attributes.collective.results
+    )
+    sent = program.locals[moved_values[0]].bytes
+    # Measured figures contain the links, whatever they are.
     if measured is not None:
-        return {LATENCY: measured[0] * len(a.directions), LINK: sent / measured[1]}
-    over = stages(spans)
-    if over[0].medium == CHIP:
+        return {LATENCY: measured[0] * len(ring_attributes.directions), LINK: sent / measured[1]}
+    link_stages = stages(spans)
+    if link_stages[0].medium == CHIP:
         return {}
-    both = len(a.directions) > 1
-    rate = min(s.bytes_per_s if both else s.one_way_bytes_per_s for s in over[0].spans)
+    is_two_way = len(ring_attributes.directions) > 1
+    rate = min(s.bytes_per_s if is_two_way else s.one_way_bytes_per_s for s in link_stages[0].spans)
     # Only one core of a chip sends to another chip, so it has the link's whole rate.
-    cores = math.prod(stage.count for stage in over if stage.medium == CHIP)
-    return {over[0].cause: sent / (rate * cores), LATENCY: over[0].latency_s}
+    cores = math.prod(stage.count for stage in link_stages if stage.medium == CHIP)
+    return {link_stages[0].cause: sent / (rate * cores), LATENCY: link_stages[0].latency_s}
 
 
 OVERLAPS = ("measured", "none", "asynchronous", "dependences", "full")

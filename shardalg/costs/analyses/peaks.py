@@ -87,11 +87,13 @@ def peak_at(
             numbers[size] = Formula.of(size).at(point)
         return numbers[size]
 
-    held = named.program.locals
-    sized = (replace(local, shape=tuple(map(number, local.shape))) for local in held)
-    program = replace(named.hints, locals=tuple(sized))
-    found: int = peak_bytes(program, named.graph, donated=donated, rebuild=rebuild)
-    return found
+    planned_locals = named.program.locals
+    sized_locals = (
+        replace(local, shape=tuple(map(number, local.shape))) for local in planned_locals
+    )
+    program = replace(named.hints, locals=tuple(sized_locals))
+    peak: int = peak_bytes(program, named.graph, donated=donated, rebuild=rebuild)
+    return peak
 
 
 def possible_maxima(formulas: Iterable[Formula]) -> tuple[Formula, ...]:
@@ -106,20 +108,22 @@ def possible_maxima(formulas: Iterable[Formula]) -> tuple[Formula, ...]:
     >>> possible_maxima([B, 2 * B, B + M, M, 2 * B, M + B / M])
     (2*B, B + M)
     """
-    found = tuple(dict.fromkeys(formulas))
+    distinct = tuple(dict.fromkeys(formulas))
     # A row has a formula's coefficients, a column per monomial. Monomials are positive, so a row
     # that is at least as large in every column is at least as large at all sizes. A larger row has
     # the larger sum, so that it is kept before the rows that it makes superfluous.
-    terms = _Terms.of(found)
-    rows = [terms.row(formula) for formula in found]
-    kept: list[int] = []
-    for at in sorted(range(len(rows)), key=lambda at: (-rows[at].sum(), str(found[at]))):
-        if not any((rows[k] >= rows[at]).all() for k in kept):
-            kept.append(at)
-    left = [found[at] for at in kept]
+    terms = _Terms.of(distinct)
+    rows = [terms.row(formula) for formula in distinct]
+    kept_rows: list[int] = []
+    for at in sorted(range(len(rows)), key=lambda at: (-rows[at].sum(), str(distinct[at]))):
+        if not any((rows[k] >= rows[at]).all() for k in kept_rows):
+            kept_rows.append(at)
+    candidates = [distinct[at] for at in kept_rows]
     # The exact test (`_covers`) costs a subtraction per pair, so coefficients are compared first.
     # `_outermost` also drops formulas below a weighted mean of two others.
-    return _outermost(f for f in left if not any(o is not f and _covers(o - f) for o in left))
+    return _outermost(
+        f for f in candidates if not any(o is not f and _covers(o - f) for o in candidates)
+    )
 
 
 def _outermost(formulas: Iterable[Formula]) -> tuple[Formula, ...]:
@@ -133,18 +137,18 @@ def _outermost(formulas: Iterable[Formula]) -> tuple[Formula, ...]:
     >>> _outermost([4 * B, 4 * M, B + 2 * M, 3 * B + 3 * M])
     (4*B, 4*M, 3*B + 3*M)
     """
-    found = tuple(formulas)
-    terms = _Terms.of(found)
-    rows = {formula: terms.row(formula) for formula in found}
+    candidates = tuple(formulas)
+    terms = _Terms.of(candidates)
+    rows = {formula: terms.row(formula) for formula in candidates}
     # The smallest formulas are tried first, while the large ones that can form such a mean are
     # still there.
-    for formula in sorted(found, key=lambda f: rows[f].sum()) if len(found) > 2 else ():
-        others = [other for other in rows if other is not formula]
-        found_mean = _mean(rows[formula], np.array([rows[other] for other in others]))
+    for formula in sorted(candidates, key=lambda f: rows[f].sum()) if len(candidates) > 2 else ():
+        other_formulas = [other for other in rows if other is not formula]
+        found_mean = _mean(rows[formula], np.array([rows[other] for other in other_formulas]))
         if found_mean is None:
             continue
         first, second, weight = found_mean
-        mean = weight * others[first] + (1 - weight) * others[second]
+        mean = weight * other_formulas[first] + (1 - weight) * other_formulas[second]
         # The weight was found in floating point. The exact mean is checked before it counts.
         if _covers(mean - formula):
             del rows[formula]

@@ -29,20 +29,26 @@ def reused_arguments(program: SpmdProgram, donated: Sequence[int]) -> Mapping[in
     Args:
       donated: positions of the flattened arguments whose buffers the program may take over.
     """
-    held, found = program.locals, {}
+    planned_locals, argument_of_result = program.locals, {}
     # XLA pairs results with arguments in order, each argument once. An argument that nothing reads
     # is no argument of the compiled program.
     block = program.block
-    read = {v for one in block.instructions for v in one.operands} | set(block.results)
-    free = [v for v in (block.arguments[position] for position in donated) if v in read]
+    read_values = {v for one in block.instructions for v in one.operands} | set(block.results)
+    free_arguments = [
+        v for v in (block.arguments[position] for position in donated) if v in read_values
+    ]
     for result in dict.fromkeys(program.block.results):
-        target = held[result]
-        for argument in free:
-            if held[argument].dtype == target.dtype and held[argument].shape == target.shape:
-                free.remove(argument)
-                found[result] = argument
+        target = planned_locals[result]
+        for argument in free_arguments:
+            # Memory can be taken over only by an array of the same type and shape.
+            if (
+                planned_locals[argument].dtype == target.dtype
+                and planned_locals[argument].shape == target.shape
+            ):
+                free_arguments.remove(argument)
+                argument_of_result[result] = argument
                 break
-    return found
+    return argument_of_result
 
 
 Bytes = Any
@@ -125,9 +131,9 @@ def scaling(
       saved: local values that are kept for the backward pass; None computes them, which needs
         a program in numbers.
     """
-    kept = saved_values(program, graph) if saved is None else saved
+    saved_locals = saved_values(program, graph) if saved is None else saved
     parameters = [v for v in program.block.arguments if _role(program, roles, v) == "parameters"]
-    activations = [v for v in kept if _role(program, roles, v) in ACTIVATIONS]
+    activations = [v for v in saved_locals if _role(program, roles, v) in ACTIVATIONS]
     # Bytes that collectives send, by the group of the moved value.
     weights_sent: Bytes = 0
     activations_sent: Bytes = 0

@@ -149,12 +149,12 @@ class StepFormulas:
         blocks send a fraction of a byte on average.
         """
         shape = next(iter(sizes.values())).shape
-        found = [np.broadcast_to(array, shape) for array in run(self.code, self.places, sizes)]
-        seconds, *amounts = found
+        arrays = [np.broadcast_to(array, shape) for array in run(self.code, self.places, sizes)]
+        seconds, *amounts = arrays
         for number, array in enumerate(amounts):
-            whole = np.rint(array)
-            is_near = np.isclose(array, whole, rtol=1e-12, atol=1e-6)
-            amounts[number] = np.where(is_near, whole, array)
+            nearest = np.rint(array)
+            is_near = np.isclose(array, nearest, rtol=1e-12, atol=1e-6)
+            amounts[number] = np.where(is_near, nearest, array)
         return seconds, *amounts
 
 

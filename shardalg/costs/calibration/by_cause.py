@@ -251,15 +251,17 @@ class _Computed:
         The arguments are the amounts of one execution, in the order of `rates`, and at last the
         number of executions.
         """
-        *given, count = amounts
-        found = {"count": 1.0 * count}
-        for (name, rate), amount in zip(self.rates, given, strict=True):
-            found[name] = float(amount * count) if rate is None else float(amount) / rate * count
+        *step_amounts, count = amounts
+        work = {"count": 1.0 * count}
+        for (name, rate), amount in zip(self.rates, step_amounts, strict=True):
+            work[name] = float(amount * count) if rate is None else float(amount) / rate * count
         if self.is_roofline:
-            times = [(found.pop(name), name) for name, rate in self.rates if rate is not None]
+            # On a roofline, arithmetic and traffic overlap fully, so the longer one alone takes
+            # time.
+            times = [(work.pop(name), name) for name, rate in self.rates if rate is not None]
             longest, name = max(times, default=(0.0, "matrix"))
-            found[name] = longest
-        return found
+            work[name] = longest
+        return work
 
 
 class InstructionWork(NamedTuple):

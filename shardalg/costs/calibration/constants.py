@@ -165,12 +165,14 @@ class Calibration:
         if PIPELINED not in dict(self.values):
             return self
         slower = self[PIPELINED]
+        # An efficiency is a share of a rate and is divided; traffic and passes are factors of
+        # seconds.
         efficiencies = {n: self[n] / slower for n in ("matrix_efficiency", "kernel_efficiency")}
         traffic = {n: self[n] * slower for n in ("traffic", "passes")}
         exposed = dict.fromkeys(EXPOSED, 1.0)
-        kept = {n: v for n, v in self.values if n != PIPELINED}
-        found = {**kept, **exposed, **traffic, **efficiencies}
-        return replace(self, values=tuple(found.items()))
+        other_constants = {n: v for n, v in self.values if n != PIPELINED}
+        constants = {**other_constants, **exposed, **traffic, **efficiencies}
+        return replace(self, values=tuple(constants.items()))
 
     def exposed(self, kind: str, role: str) -> float:
         """Return the share of a collective's seconds on links that no computation hides.

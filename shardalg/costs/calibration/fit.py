@@ -63,29 +63,31 @@ def rate_amounts(program: SpmdProgram, graph: Graph, *, finely: bool) -> tuple[C
     """
     # An amount is the seconds of an instruction on hardware on which one unit of the figure takes
     # a second and everything else takes no time. So the amounts are those that prices use.
-    plain = timed(program, graph, Hardware("nothing takes time"))
-    rates = dict.fromkeys(_rates(program, graph, plain, finely=finely), math.inf)
-    sent = dict.fromkeys(
+    free_prices = timed(program, graph, Hardware("nothing takes time"))
+    rates = dict.fromkeys(_rates(program, graph, free_prices, finely=finely), math.inf)
+    collective_details = dict.fromkeys(
         f"{price.kind}.{','.join(price.axes)}" if finely else price.kind
-        for price in plain
+        for price in free_prices
         if price.kind in RING_BYTES
     )
     # With infinite rates and no constant times, each figure takes no time until it is set to 1.
-    free = {**rates, "operator_s": 0.0}
-    free |= {f"collective_s.{detail}": 0.0 for detail in sent}
-    free |= {f"collective_bytes_per_s.{detail}": math.inf for detail in sent}
-    found: list[dict[str, float]] = [{} for _ in plain]
-    for name in (*free, MEMORY):
-        figures = {**free, name: 1.0} if name != MEMORY else free
+    free_figures = {**rates, "operator_s": 0.0}
+    free_figures |= {f"collective_s.{detail}": 0.0 for detail in collective_details}
+    free_figures |= {f"collective_bytes_per_s.{detail}": math.inf for detail in collective_details}
+    amounts: list[dict[str, float]] = [{} for _ in free_prices]
+    for name in (*free_figures, MEMORY):
+        figures = {**free_figures, name: 1.0} if name != MEMORY else free_figures
         memory = 1.0 if name == MEMORY else math.inf
         unit = Hardware(
             "unit", hbm_bytes_per_s=memory, operators=OperatorRates((*figures.items(),))
         )
-        for each, price in zip(found, timed(program, graph, unit), strict=True):
+        for step_amounts, price in zip(amounts, timed(program, graph, unit), strict=True):
             if price.seconds:
-                each[name] = price.seconds
-    rows = zip(plain, found, strict=True)
-    return tuple(CostSample(id(p.step.instruction), p.step.count, each) for p, each in rows)
+                step_amounts[name] = price.seconds
+    rows = zip(free_prices, amounts, strict=True)
+    return tuple(
+        CostSample(id(p.step.instruction), p.step.count, step_amounts) for p, step_amounts in rows
+    )
 
 
 def whole_step(taken: Iterable[CostSample]) -> dict[str, float]:
@@ -108,7 +110,7 @@ def _rates(
     Args:
       finely: whether each class, type and size has a rate of its own (see `rate_amounts`).
     """
-    held = program.locals
+    planned_locals = program.locals
     for price in prices:
         instruction = price.step.instruction
         if type(instruction.attributes) is not Apply or instruction.node is None:
@@ -116,11 +118,13 @@ def _rates(
         signature = graph.nodes[instruction.node].signature
         operator, dtype = operator_class(signature), operand_type(signature)
         # Item types without a rate of their own share the rate of float32, as in `OperatorRates`.
-        own = operator != POINTWISE if finely else (operator, dtype) == (MATMUL, "bfloat16")
-        name = f"operator_flops_per_s.{operator}.{dtype if own else 'float32'}"
+        has_own_rate = (
+            operator != POINTWISE if finely else (operator, dtype) == (MATMUL, "bfloat16")
+        )
+        name = f"operator_flops_per_s.{operator}.{dtype if has_own_rate else 'float32'}"
         if finely and operator != POINTWISE:
             values = (*instruction.operands, *instruction.results)
-            flops = shaped_flops(signature, tuple(held[v].shape for v in values))
+            flops = shaped_flops(signature, tuple(planned_locals[v].shape for v in values))
             name += f".{size_class(flops)}"
         yield name
 
@@ -166,17 +170,19 @@ def core_fit(rows: Sequence[CoreTime]) -> CoreFit:
     {'f': 2.0, 'g': 1.0}
     """
     names = sorted({name for row in rows for name, amount in row.amounts.items() if amount})
+    # Divided by the measured seconds, a row of amounts times the seconds per unit is 1 without
+    # error.
     weights = np.array([[row.amounts.get(n, 0.0) / row.seconds for n in names] for row in rows])
-    found = _least(weights)
-    errors = weights @ found - 1
+    seconds_per_unit = _least(weights)
+    errors = weights @ seconds_per_unit - 1
     # Leave-one-out: the error of a program that the rates were fitted on says little about others.
     left_out = []
     for place in range(len(rows)):
-        others = np.delete(weights, place, axis=0)
-        left_out.append(float(weights[place] @ _least(others) - 1))
+        other_rows = np.delete(weights, place, axis=0)
+        left_out.append(float(weights[place] @ _least(other_rows) - 1))
     programs = [row.name for row in rows]
     return CoreFit(
-        dict(zip(names, found.tolist(), strict=True)),
+        dict(zip(names, seconds_per_unit.tolist(), strict=True)),
         dict(zip(programs, errors.tolist(), strict=True)),
         dict(zip(programs, left_out, strict=True)),
     )
@@ -240,15 +246,20 @@ class Fit:
         Raises:
           HardwareError: no measured step ran on that chip.
         """
-        found = machine(hardware)
-        chip = found.chip
+        machine_or_chip = machine(hardware)
+        # A topology contains its chip; a chip is its own.
+        chip = machine_or_chip.chip
         if chip.name not in self.calibrations:
             raise HardwareError(
                 f"no measured step ran on {chip.name!r}, but on {', '.join(self.calibrations)}."
             )
-        own = self.calibrations[chip.name]
-        fitted = replace(chip, calibration=own)
-        return replace(found, hardware=fitted) if isinstance(found, Topology) else fitted
+        constants = self.calibrations[chip.name]
+        fitted = replace(chip, calibration=constants)
+        return (
+            replace(machine_or_chip, hardware=fitted)
+            if isinstance(machine_or_chip, Topology)
+            else fitted
+        )
 
     @property
     def median_left_out(self) -> float:
@@ -296,12 +307,14 @@ def fit(
     if twice:
         raise TableError(f"measured steps of one name, {twice[0]!r}: give each its own.")
     problem = _Problem(base, tuple(free), prior)
-    whole = problem.solved(measured)
-    left = {
+    fitted = problem.solved(measured)
+    # Each step is predicted with constants from all others, because a step's own fit says little
+    # about unseen steps.
+    left_out_errors = {
         one.name: _error(problem.solved([m for m in measured if m is not one]), one)
         for one in measured
     }
-    return Fit(whole, errors_of(whole, measured), left)
+    return Fit(fitted, errors_of(fitted, measured), left_out_errors)
 
 
 def errors_of(

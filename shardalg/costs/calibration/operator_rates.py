@@ -87,9 +87,10 @@ class OperatorRates:
             name = f"{figure}.{detail}"
             if name in self._by_name:
                 return self._by_name[name]
-            finer = [value for other, value in self.figures if other.startswith(f"{name}.")]
-            if finer:
-                return slowest(finer)
+            # The slowest of the finer figures never promises too much.
+            finer_values = [value for other, value in self.figures if other.startswith(f"{name}.")]
+            if finer_values:
+                return slowest(finer_values)
         return None
 
     @property

@@ -73,7 +73,7 @@ def _masked_scores(graph: Graph, givers: Givers) -> set[int]:
     Args:
       givers: for each argument of a loop body and similar values, the values that it is equal to.
     """
-    found: set[int] = set()
+    masked: set[int] = set()
     triangles = frozenset(_triangles(graph))
     # A comparison, and a select between constants, is a mask that another operator may add to the
     # scores.
@@ -96,14 +96,14 @@ def _masked_scores(graph: Graph, givers: Givers) -> set[int]:
             ):
                 # A select between constants is a mask itself; a select with data applies the mask.
                 has_data = any(_reads_data(graph, case, givers) for case in cases)
-                (found if has_data else masks).add(result)
+                (masked if has_data else masks).add(result)
                 continue
         if not masks.isdisjoint(node.operands):
             # An operator between a mask and constants gives a mask; with data, it applies the mask.
-            others = [v for v in node.operands if v not in masks]
-            has_data = any(_reads_data(graph, v, givers) for v in others)
-            (found if has_data else masks).add(result)
-    return {value for value in found if len(graph.values[value].type.shape) >= 2}
+            other_operands = [v for v in node.operands if v not in masks]
+            has_data = any(_reads_data(graph, v, givers) for v in other_operands)
+            (masked if has_data else masks).add(result)
+    return {value for value in masked if len(graph.values[value].type.shape) >= 2}
 
 
 def _triangles(graph: Graph) -> Iterator[int]:

@@ -131,10 +131,11 @@ def of_named_groups(signature: Signature, sides: tuple[Any, Any], amount: Any) -
                 for dim, index in enumerate(rule.indices(tensor))
                 if index == guard.loop
             )
-            place = tensor if tensor >= 0 else len(signature.operands)
-            own, whole = (shapes[place][dim] for shapes in sides)
-            if type(own) is Formula:
-                amount = busiest(amount, rule.load, own, whole)
+            tensor_number = tensor if tensor >= 0 else len(signature.operands)
+            local_groups, global_groups = (shapes[tensor_number][dim] for shapes in sides)
+            # With numbers, `busiest_flops` has counted the busiest device already.
+            if type(local_groups) is Formula:
+                amount = busiest(amount, rule.load, local_groups, global_groups)
     return amount
 
 

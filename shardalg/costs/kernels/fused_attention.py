@@ -253,19 +253,20 @@ def handed_together(graph: Graph, values: frozenset[int]) -> frozenset[int]:
     A loop or branch gives a value that it receives or returns another number (see `handed_on`).
     Such values are followed from the outside to the inside, and back.
     """
-    found: set[int] = set()
+    closure: set[int] = set()
     waiting = [*values]
-    near: dict[int, list[int]] = defaultdict(list)
+    equal_values: dict[int, list[int]] = defaultdict(list)
     for source, targets in handed_on(graph).items():
         for target in targets:
-            near[source].append(target)
-            near[target].append(source)
+            equal_values[source].append(target)
+            equal_values[target].append(source)
+    # Equality has both directions, so every connected value is reached.
     while waiting:
         value = waiting.pop()
-        if value not in found:
-            found.add(value)
-            waiting += near[value]
-    return frozenset(found)
+        if value not in closure:
+            closure.add(value)
+            waiting += equal_values[value]
+    return frozenset(closure)
 
 
 def elements(graph: Graph, value: int) -> int:

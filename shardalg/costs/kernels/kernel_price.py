@@ -62,7 +62,7 @@ class KernelPrice:
         Raises:
           StrategyError: a function raises an error, or returns no finite number from 0 on.
         """
-        found = []
+        amounts = []
         for name in ("flops", "bytes"):
             amount = getattr(self, name)
             if callable(amount):
@@ -75,8 +75,8 @@ class KernelPrice:
                         "tuple of integers per operand."
                     ) from None
                 _check_amount(amount, f"{where} gives {amount!r}, which")
-            found.append(amount)
-        return KernelPrice(*found)
+            amounts.append(amount)
+        return KernelPrice(*amounts)
 
 
 def _check_amount(amount: Any, where: str) -> None:

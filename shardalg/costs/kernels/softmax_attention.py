@@ -33,15 +33,15 @@ def with_softmax_attention(graph: Graph, *, fused: bool) -> Graph:
     Args:
       fused: whether to set the marks (`Node.kernel`); otherwise they are removed.
     """
-    marked = _Search(graph).nodes() if fused else frozenset()
-    changed = {
-        node.index: replace(node, kernel=SOFTMAX if node.index in marked else "")
+    attention_nodes = _Search(graph).nodes() if fused else frozenset()
+    changed_nodes = {
+        node.index: replace(node, kernel=SOFTMAX if node.index in attention_nodes else "")
         for node in graph.nodes
-        if (node.index in marked) != (node.kernel == SOFTMAX)
+        if (node.index in attention_nodes) != (node.kernel == SOFTMAX)
     }
-    if not changed:
+    if not changed_nodes:
         return graph
-    return replace(graph, nodes=tuple(changed.get(n.index, n) for n in graph.nodes))
+    return replace(graph, nodes=tuple(changed_nodes.get(n.index, n) for n in graph.nodes))
 
 
 def fused_lines(graph: Graph) -> tuple[str, ...]:
@@ -176,16 +176,19 @@ class _Search:
         Args:
           scores: nodes of the products whose results are scores.
         """
-        read = [
+        products_read = [
             self.roots.get(value, NONE)
             for node in self.graph.nodes
             if contracts(node.signature)
             for value in node.operands
         ]
-        alone = NONE.union(*(products for products in read if len(products) == 1))
-        shared = [products for products in read if len(products) > 1]
-        mixed = NONE.union(*(products for products in shared if not products.isdisjoint(scores)))
-        return mixed - alone - scores
+        read_alone = NONE.union(*(products for products in products_read if len(products) == 1))
+        read_combined = [products for products in products_read if len(products) > 1]
+        # Gradients are read together with scores, and no product reads them alone.
+        read_with_scores = NONE.union(
+            *(products for products in read_combined if not products.isdisjoint(scores))
+        )
+        return read_with_scores - read_alone - scores
 
     def _masks(self, found: set[int], inner: set[int]) -> set[int]:
         """Return the nodes that compute masks of scores.

@@ -58,15 +58,16 @@ def permutes_s(spans: Sequence[DigitSpan], permutes: Sequence[Permute], sent: An
     >>> [permutes_s(chips, [((pair,),)], 10**8) for pair in ((0, 1), (0, 15))]
     [{'link': 0.002, 'latency': 1e-06}, {'link': 0.001, 'latency': 6e-06}]
     """
-    found: Seconds = {}
+    seconds: Seconds = {}
     slowest = [route for each in permutes if (route := _route(tuple(spans), each)) is not None]
     for route in slowest:
         cause = CAUSES[route.medium]
-        found[cause] = found.get(cause, 0) + over(sent, route.bytes_per_s)
+        # Permutes share the links, so their times add up per cause.
+        seconds[cause] = seconds.get(cause, 0) + over(sent, route.bytes_per_s)
     if slowest:
         longest = max(slowest, key=lambda route: route.hops * route.latency_s)
-        found[LATENCY] = latency_of_hops(longest.hops, longest.latency_s, sent)
-    return found
+        seconds[LATENCY] = latency_of_hops(longest.hops, longest.latency_s, sent)
+    return seconds
 
 
 class _Route(NamedTuple):

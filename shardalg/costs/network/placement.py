@@ -133,19 +133,24 @@ def exact_placement(sizes: Mapping[str, int], levels: Sequence[int]) -> Placemen
     >>> exact_placement({"X": 8, "Y": 16}, [8, 8, 2]), exact_placement({"X": 3}, [8])
     ({'X': [(1, 8, 1)], 'Y': [(0, 8, 1), (2, 2, 1)]}, None)
     """
-    free = [i for i, size in enumerate(levels) if size > 1]
-    found: Placement = {name: [] for name in sizes}
+    free_levels = [i for i, size in enumerate(levels) if size > 1]
+    placement: Placement = {name: [] for name in sizes}
     # The innermost axis first: in JAX it takes neighbouring devices.
     for name in reversed(list(sizes)):
         # As many levels as possible, as in JAX: an axis has more links then.
-        ways = (way for count in range(len(free), 0, -1) for way in combinations(free, count))
-        sized = (way for way in ways if math.prod(levels[i] for i in way) == sizes[name])
-        taken = next(sized, ())
-        if sizes[name] > 1 and not taken:
+        ways = (
+            way
+            for count in range(len(free_levels), 0, -1)
+            for way in combinations(free_levels, count)
+        )
+        fitting_ways = (way for way in ways if math.prod(levels[i] for i in way) == sizes[name])
+        axis_levels = next(fitting_ways, ())
+        # An axis of size 1 needs no level.
+        if sizes[name] > 1 and not axis_levels:
             return None
-        found[name] = [(i, levels[i], 1) for i in taken]
-        free = [i for i in free if i not in taken]
-    return found
+        placement[name] = [(i, levels[i], 1) for i in axis_levels]
+        free_levels = [i for i in free_levels if i not in axis_levels]
+    return placement
 
 
 def fill_levels(
@@ -166,23 +171,24 @@ def fill_levels(
     >>> fill_levels({"X": 3, "Y": 2}, [2, 3], shared=True)
     {'X': [(1, 3, 1)], 'Y': [(0, 2, 1)]}
     """
-    found: Placement = {name: [] for name in sizes}
-    left, strides = list(levels), [1] * len(levels)
+    placement: Placement = {name: [] for name in sizes}
+    remaining_levels, strides = list(levels), [1] * len(levels)
     for name in reversed(list(sizes)):
-        rest = sizes[name]
+        remaining_size = sizes[name]
         # A level that is used up has size 1, so each axis begins where the one before it ended.
-        for i in reversed(range(len(left))):
-            count = math.gcd(rest, left[i])
-            if not shared and count < min(rest, left[i]):
+        for i in reversed(range(len(remaining_levels))):
+            count = math.gcd(remaining_size, remaining_levels[i])
+            # Without sharing, either the level or the axis must be used up.
+            if not shared and count < min(remaining_size, remaining_levels[i]):
                 return None
             if count > 1:
-                found[name].insert(0, (i, count, strides[i]))
-            left[i] //= count
+                placement[name].insert(0, (i, count, strides[i]))
+            remaining_levels[i] //= count
             strides[i] *= count
-            rest //= count
-        if rest > 1:
+            remaining_size //= count
+        if remaining_size > 1:
             return None
-    return found
+    return placement
 
 
 def spans(

@@ -83,9 +83,11 @@ def _one_forward_one_backward(
     # The last stage starts backward at once; each stage before it needs one more microbatch ahead.
     ahead = min(microbatches, stages - 1 - stage)
     yield from (MicrobatchTask(FORWARD, m) for m in range(ahead))
+    # Then forward and backward alternate, so that at most `ahead + 1` microbatches are in memory.
     for m in range(microbatches - ahead):
         yield MicrobatchTask(FORWARD, ahead + m)
         yield MicrobatchTask(BACKWARD, m)
+    # The backward passes of the microbatches that were ahead come last.
     yield from (MicrobatchTask(BACKWARD, m) for m in range(microbatches - ahead, microbatches))
 
 
@@ -141,22 +143,23 @@ def join_stages(
     """
     starts = _starts(stages, order)
     # The step ends with the slowest stage. Faster stages have a bubble until then.
-    end = max(
+    end_s = max(
         starts[s, order[s][-1]] + _length(t, order[s][-1]) + _sum(t.after)
         for s, t in enumerate(stages)
     )
-    found: list[StageEvent] = []
+    stage_events: list[StageEvent] = []
     for stage, times in enumerate(stages):
-        now = 0.0
+        free_s = 0.0
         for task in order[stage]:
             start = starts[stage, task]
-            found += _bubble(stage, task.phase, now, start)
+            # A stage is idle from the end of its last task to the start of this one.
+            stage_events += _bubble(stage, task.phase, free_s, start)
             parts = _parts(times, task)
-            found += _events_of_task(stage, task.microbatch, start, parts)
-            now = start + _sum(parts)
-        found += _events_of_task(stage, None, now, times.after)
-        found += _bubble(stage, BACKWARD, now + _sum(times.after), end)
-    return tuple(sorted(found, key=lambda event: (event.start_s, event.stage)))
+            stage_events += _events_of_task(stage, task.microbatch, start, parts)
+            free_s = start + _sum(parts)
+        stage_events += _events_of_task(stage, None, free_s, times.after)
+        stage_events += _bubble(stage, BACKWARD, free_s + _sum(times.after), end_s)
+    return tuple(sorted(stage_events, key=lambda event: (event.start_s, event.stage)))
 
 
 def _starts(

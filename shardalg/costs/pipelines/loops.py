@@ -34,16 +34,16 @@ def pipeline_loops(graph: Graph) -> dict[int, PipelineLoop]:
     `models.pipeline` marks the state of its loop as a site with the name `SHIFTED`. The leading
     dimension of the state numbers the stages.
     """
-    found: dict[int, PipelineLoop] = {}
+    loops: dict[int, PipelineLoop] = {}
     for site in graph.sites:
         if site.name == SHIFTED:
             shape = graph.values[graph.nodes[site.node].results[0]].type.shape
             # A `vmap` of the pipeline adds dimensions, which do not count as the leading one.
-            added, loop = graph.added_dims(site), _loop_around(graph, site)
-            stages = next((n for dim, n in enumerate(shape) if dim not in added), None)
+            vmap_dims, loop = graph.added_dims(site), _loop_around(graph, site)
+            stages = next((n for dim, n in enumerate(shape) if dim not in vmap_dims), None)
             if loop is not None and stages is not None:
-                found[loop] = PipelineLoop(loop, stages)
-    return found
+                loops[loop] = PipelineLoop(loop, stages)
+    return loops
 
 
 def _loop_around(graph: Graph, site: Site) -> int | None:

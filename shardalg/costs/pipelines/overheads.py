@@ -40,33 +40,35 @@ def recomputed_nodes(graph: Graph) -> frozenset[int]:
     >>> [graph.nodes[n].primitive for n in sorted(recomputed_nodes(graph))]
     ['sin', 'cos', 'cos']
     """
-    inside = _spans(graph)
+    remat_regions = _spans(graph)
     backward = [n for n in graph.nodes if n.phase == "backward" and not n.bodies]
-    seeds = {
+    cotangents = {
         value
         for node in backward
-        if node.region not in inside and node.primitive != BARRIER
+        if node.region not in remat_regions and node.primitive != BARRIER
         for value in node.results
     }
-    reached = _dependents(graph, seeds)
+    # A backward node of a checkpoint that needs no cotangent only repeats the forward pass.
+    dependent_values = _dependents(graph, cotangents)
     return frozenset(
         node.index
         for node in backward
-        if node.region in inside and reached.isdisjoint(node.results)
+        if node.region in remat_regions and dependent_values.isdisjoint(node.results)
     )
 
 
 def _spans(graph: Graph) -> set[int]:
     """Return the numbers of the regions that are a body of `jax.checkpoint`, or inside one."""
     # A parent region has a smaller number than its children, so one pass is enough.
-    found: set[int] = set()
+    remat_regions: set[int] = set()
     for region in graph.regions:
         parent = region.parent
+        # The body of a loop or branch is inside of the region that has this loop or branch.
         if region.node is not None:
             parent = graph.nodes[region.node].region
-        if region.kind == "remat" or parent in found:
-            found.add(region.index)
-    return found
+        if region.kind == "remat" or parent in remat_regions:
+            remat_regions.add(region.index)
+    return remat_regions
 
 
 def _dependents(graph: Graph, seeds: set[int]) -> set[int]:

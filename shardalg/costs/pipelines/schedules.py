@@ -129,10 +129,10 @@ class Schedule:
         if batch < 1:
             raise PipelineError("a batch without samples has no microbatches: pass some samples.")
         if batch % self.microbatches:
-            near = [n for n in range(1, batch + 1) if batch % n == 0]
+            divisors = [n for n in range(1, batch + 1) if batch % n == 0]
             raise PipelineError(
                 f"a batch of {batch} is not divisible by {self.microbatches} microbatches: take "
-                f"one of {near[-8:]} microbatches, or another batch."
+                f"one of {divisors[-8:]} microbatches, or another batch."
             )
         return batch // self.microbatches
 
@@ -248,16 +248,26 @@ def compared(stages: Any, microbatches: Any, rounds: Any = 1) -> Table:
     >>> list(zip(table["schedule"], table["stash"]))[:3]
     [('gpipe', 19.0), ('circular', 17.5), ('1f1b', 4)]
     """
-    chosen = [Schedule(stages, microbatches)]
-    chosen += [Schedule(stages, microbatches, rounds)] if rounds != 1 else []
+    schedules = [Schedule(stages, microbatches)]
+    schedules += [Schedule(stages, microbatches, rounds)] if rounds != 1 else []
     for kind in MPMD:
-        chosen.append(Mpmd(stages, microbatches, rounds if kind == "interleaved" else 1, kind))
+        schedules.append(Mpmd(stages, microbatches, rounds if kind == "interleaved" else 1, kind))
     rows = []
-    for s in chosen:
+    for schedule in schedules:
+        # Schedules with another program per stage are only computed here, from their source.
         lowered = "yes"
-        if isinstance(s, Mpmd):
-            lowered = f"not lowered here ({MPMD[s.kind].source})"
-        rows.append((s.name, s.rounds, s.bubble_ratio, s.stash, s.permutes, lowered))
+        if isinstance(schedule, Mpmd):
+            lowered = f"not lowered here ({MPMD[schedule.kind].source})"
+        rows.append(
+            (
+                schedule.name,
+                schedule.rounds,
+                schedule.bubble_ratio,
+                schedule.stash,
+                schedule.permutes,
+                lowered,
+            )
+        )
     return Table(
         ("schedule", "rounds", "bubble_ratio", "stash", "permutes", "lowered"), tuple(rows)
     )

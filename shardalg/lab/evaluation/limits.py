@@ -85,14 +85,14 @@ def compiled_peaks(path: str | Path) -> dict[str, dict[str, float]]:
     """
     rows = json.loads(Path(path).read_text())["rows"]
     # A row has a list of figures, at most one of which is the peak; {} stands for a missing one.
-    found: dict[str, dict[str, float]] = {
+    peaks: dict[str, dict[str, float]] = {
         row["column"]: next((f for f in row["figures"] if f["quantity"] == "peak_memory_bytes"), {})
         for row in rows
     }
     names = ("planned", "compiled", "xla")
     return {
         column: {name: figure[name] for name in names if figure.get(name)}
-        for column, figure in found.items()
+        for column, figure in peaks.items()
     }
 
 

@@ -89,12 +89,13 @@ def trained(settings: Settings) -> Trained:
 
     x, y = settings.mesh.axis_names
     step = build(axes=(x, y))
-    made = plan_step(settings, step)
+    plan = plan_step(settings, step)
     if not settings.can_run:
-        return Trained(made)
-    runs = made.lower(), one_device(step.step)
+        return Trained(plan)
+    # The same steps run as planned and on one device, so that losses can be compared.
+    runs = plan.lower(), one_device(step.step)
     ours, expected = (train(run, step.arguments, settings.steps) for run in runs)
-    return Trained(made, tuple(ours), tuple(expected))
+    return Trained(plan, tuple(ours), tuple(expected))
 
 
 def why_not(settings: Settings) -> str:

@@ -50,9 +50,9 @@ def section(settings: Settings = UNROLLED, scanned: Cost | None = None) -> Secti
       scanned: the cost of the same model with scanned layers. If it is given, a sentence explains
         why the two step times differ.
     """
-    made = plan_part(settings.config, settings.mesh, settings.strategies[0], TRAIN_STEP)
-    cost, config = made.cost(CHIP), settings.config
-    words = INTRODUCTION.format(
+    plan = plan_part(settings.config, settings.mesh, settings.strategies[0], TRAIN_STEP)
+    cost, config = plan.cost(CHIP), settings.config
+    introduction = INTRODUCTION.format(
         layers=config.L,
         parameters=parameters_text(config),
         place=PLACE,
@@ -63,15 +63,24 @@ def section(settings: Settings = UNROLLED, scanned: Cost | None = None) -> Secti
     )
     # The peak can be at the arguments, before any instruction; then no operator is named.
     peak = cost.memory
-    at = peak.instruction
-    op = ""
-    if at is not None and at.node is not None:
-        node = made.graph.nodes[at.node]
-        op = f"{node.primitive} at {node.source} ({at.phase})"
-    held = ALIVE.format(op=op)
+    instruction = peak.instruction
+    operator_text = ""
+    if instruction is not None and instruction.node is not None:
+        node = plan.graph.nodes[instruction.node]
+        operator_text = f"{node.primitive} at {node.source} ({instruction.phase})"
+    alive_text = ALIVE.format(op=operator_text)
     sent = WIRE.format(total=float(cost.wire_bytes) / 1e9)
     why = () if scanned is None else (_why_two_times(cost, scanned),)
-    parts = (words, *why, beside_paper(cost), by_class(peak), held, alive(peak), sent, moved(cost))
+    parts = (
+        introduction,
+        *why,
+        beside_paper(cost),
+        by_class(peak),
+        alive_text,
+        alive(peak),
+        sent,
+        moved(cost),
+    )
     return Section(f"The paper's {NAME}", parts)
 
 

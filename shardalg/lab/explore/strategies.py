@@ -42,10 +42,10 @@ def parameters_text(config: Config) -> str:
     """
     counts = config.parameter_counts()
     layers = sum(counts.values()) - counts["embedding"]
-    rest = counts["embedding"]
-    whole, inside, outside = (number / 1e9 for number in (layers + rest, layers, rest))
+    embedding = counts["embedding"]
+    total, inside, outside = (number / 1e9 for number in (layers + embedding, layers, embedding))
     return (
-        f"{whole:.2f} billion parameters: {inside:.2f} billion in the layers, which the paper "
+        f"{total:.2f} billion parameters: {inside:.2f} billion in the layers, which the paper "
         f"calls {layers / PARAMETER_UNIT:g}B because its\nbillion is 2**30, and {outside:.2f} "
         "billion in the embedding"
     )

@@ -258,22 +258,25 @@ def told_apart(rows: Sequence[MeasuredStep]) -> tuple[MeasuredStep, ...]:
     h100 small 16 on fsdp=8, optimizer=sgd
     h100 small 16 on fsdp=8, optimizer=sgd, again 1
     """
-    alike: dict[str, list[MeasuredStep]] = {}
+    rows_by_name: dict[str, list[MeasuredStep]] = {}
     for row in rows:
-        alike.setdefault(row.name, []).append(row)
+        rows_by_name.setdefault(row.name, []).append(row)
     # Only the fields that differ among rows of one name are added: equal fields tell nothing apart.
-    differ = {}
-    for name, same in alike.items():
-        every = [_sizes(row) for row in same]
-        first = every[0].items()
-        differ[name] = [field for field, value in first if any(s[field] != value for s in every)]
-    seen: Counter[str] = Counter()
+    differing_fields = {}
+    for name, same in rows_by_name.items():
+        all_sizes = [_sizes(row) for row in same]
+        first = all_sizes[0].items()
+        differing_fields[name] = [
+            field for field, value in first if any(s[field] != value for s in all_sizes)
+        ]
+    name_counts: Counter[str] = Counter()
     renamed = []
     for row in rows:
-        sizes = [f"{field}={_sizes(row)[field]}" for field in differ[row.name]]
+        sizes = [f"{field}={_sizes(row)[field]}" for field in differing_fields[row.name]]
         name = ", ".join((row.name, *sizes))
-        again = f", again {seen[name]}" if seen[name] else ""
-        seen[name] += 1
+        # Rows that agree in all fields get a number.
+        again = f", again {name_counts[name]}" if name_counts[name] else ""
+        name_counts[name] += 1
         renamed.append(replace(row, name=f"{name}{again}"))
     return tuple(renamed)
 
@@ -394,14 +397,20 @@ def calibrate(
                 measured_steps.append(measured(row))
             except ShardalgError as error:
                 raise type(error)(f"row {number}: {error}") from None
+    # Constants belong to a chip, so that each chip of the table has values of its own.
     chips = tuple(dict.fromkeys(step.chip for step in measured_steps))
-    base = {chip: _base(chip, name, given) for chip in chips}
-    found = fit(measured_steps, base, [Free(names, chips) for names in free])
-    errors = {one: {"error": found.errors[one], "left_out": e} for one, e in found.left_out.items()}
+    start_constants = {chip: _base(chip, name, given) for chip in chips}
+    result = fit(measured_steps, start_constants, [Free(names, chips) for names in free])
+    errors = {
+        one: {"error": result.errors[one], "left_out": e} for one, e in result.left_out.items()
+    }
+    # The fitted constants carry their source: the steps, and the error of each.
     fitted = {constant: list(chips) for names in free for constant in names}
     provenance = {"source": "steps of the user's own", "fitted": fitted, "rows": errors}
-    own = {c: replace(one, provenance=provenance) for c, one in found.calibrations.items()}
-    return replace(found, calibrations=own)
+    calibrations = {
+        c: replace(one, provenance=provenance) for c, one in result.calibrations.items()
+    }
+    return replace(result, calibrations=calibrations)
 
 
 TOGETHER: Mapping[str, tuple[str, ...]] = {"exposed": EXPOSED, "memory": ("traffic", "passes")}
@@ -433,7 +442,11 @@ def _chosen(constants: Any, steps: int) -> list[tuple[str, ...]]:
 
 
 def _base(chip: str, name: str, given: Mapping[str, float] | None) -> Calibration:
-    """Return the constants of a chip before the fit: `given`, or if None the chip's own."""
+    """Return the constants of a chip before the fit: `given`, or if None the chip's own.
+
+    Raises:
+      HardwareError: `given` is no mapping, or has an unknown constant or an impossible value.
+    """
     if given is None:
         return Calibration(name, load(chip).calibration.values)
     if not isinstance(given, Mapping):

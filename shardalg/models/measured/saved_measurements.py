@@ -189,13 +189,13 @@ def _rows(name: str, file: Mapping[str, Any]) -> Iterable[CoreTime]:
         (f"{name}: {one['kind']} {one['name']}", one["timing"], one["amounts"])
         for one in file["alone"]
     ]
-    for named, timing, amounts in parts:
-        step = statistics.median(timing["busy_s"] or timing["seconds"])
+    for row_name, timing, amounts in parts:
+        median_s = statistics.median(timing["busy_s"] or timing["seconds"])
         # `busy_s` of CPU devices is processor time divided by the number of shared cores, so the
         # factor gives the processor time. Other devices are each busy for the whole step.
-        seconds = step * (cores if math.isfinite(cores) else devices)
+        seconds = median_s * (cores if math.isfinite(cores) else devices)
         if seconds:
-            yield CoreTime(named, {n: a * devices for n, a in amounts.items()}, seconds)
+            yield CoreTime(row_name, {n: a * devices for n, a in amounts.items()}, seconds)
 
 
 def _names(rows: Sequence[CoreTime]) -> list[str]:

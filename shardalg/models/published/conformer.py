@@ -75,11 +75,11 @@ class Conformer:
         """Raise an error for an impossible size, or a schedule that does not divide the model."""
         # The sizes are the fields with the paper's letters; other fields are no sizes.
         sizes = {f.name: getattr(self, f.name) for f in fields(self) if len(f.name) == 1}
-        bad = {k: v for k, v in sizes.items() if type(v) is not int or v < 1}
-        if bad or self.M % self.N:
+        bad_sizes = {k: v for k, v in sizes.items() if type(v) is not int or v < 1}
+        if bad_sizes or self.M % self.N:
             raise StrategyError(
                 f"sizes of a Conformer are integers of at least 1, and N heads divide M features, "
-                f"got {bad or (self.M, self.N)}."
+                f"got {bad_sizes or (self.M, self.N)}."
             )
         # Both calls raise an error if the schedule does not divide the layers or the batch.
         self.schedule.layers_per_round(self.L)

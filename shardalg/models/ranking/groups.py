@@ -137,15 +137,16 @@ class CandidatePricing:
         """
         layers, sizes = one.model.layers, sizes_of(one)
         # A pipeline is one loop over its stages at any depth: tracing all layers costs no more.
-        whole = one.strategy == PIPELINED or layers <= max(SHALLOW)
-        found = {}
-        for depth in (layers,) if whole else SHALLOW:
+        is_planned_whole = one.strategy == PIPELINED or layers <= max(SHALLOW)
+        templates_by_depth = {}
+        for depth in (layers,) if is_planned_whole else SHALLOW:
             shallow = replace(one, model=replace(one.model, layers=depth))
+            # Candidates with equal keys share a template, which is traced once.
             key = kind_of(shallow), tuple((name, sizes[name]) for name in sorted(fixed))
             if key not in self.templates:
                 self.templates[key] = _template(shallow, fixed)
-            found[depth] = self.templates[key]
-        return found
+            templates_by_depth[depth] = self.templates[key]
+        return templates_by_depth
 
     def _parted(
         self, found: Sequence[Candidate], templates: Mapping[int, Template], on: Hardware | Topology
@@ -157,27 +158,29 @@ class CandidatePricing:
         This is repeated with the rest. If planning fails on sizes that record comparisons, a
         candidate is planned in numbers, for itself.
         """
-        left = list(found)
-        while left:
+        remaining = list(found)
+        while remaining:
             self.planned += 1
-            points = [_points(one) for one in left]
+            points = [_points(one) for one in remaining]
             first = points[0]
             # Only the sizes that differ are recorded: numbers are faster and give no guards.
             names = [name for name in first if any(at[name] != first[name] for at in points)]
             try:
-                plan = _planned(left[0], templates, on, names)
-                holds = plan.guards.holding(points).tolist()
+                plan = _planned(remaining[0], templates, on, names)
+                is_held_at = plan.guards.holding(points).tolist()
             except (ArithmeticError, LookupError, TypeError, ValueError):
                 # If no size was recorded, the recording cannot be the cause of the error.
                 if not names:
                     raise
-                plan = _planned(left[0], templates, on, ())
-                holds = [at == first for at in points]
-            assert holds[0], "a plan holds at the sizes that it was planned for"
-            here = [at for at, is_held in zip(points, holds, strict=True) if is_held]
-            priced = [one for one, is_held in zip(left, holds, strict=True) if is_held]
-            yield from zip(priced, plan.prices(here), strict=True)
-            left = [one for one, is_held in zip(left, holds, strict=True) if not is_held]
+                plan = _planned(remaining[0], templates, on, ())
+                is_held_at = [at == first for at in points]
+            assert is_held_at[0], "a plan holds at the sizes that it was planned for"
+            held_points = [at for at, is_held in zip(points, is_held_at, strict=True) if is_held]
+            priced = [one for one, is_held in zip(remaining, is_held_at, strict=True) if is_held]
+            yield from zip(priced, plan.prices(held_points), strict=True)
+            remaining = [
+                one for one, is_held in zip(remaining, is_held_at, strict=True) if not is_held
+            ]
 
 
 def _points(one: Candidate) -> dict[str, int]:

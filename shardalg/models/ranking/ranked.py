@@ -285,12 +285,13 @@ def strategies(
     if memory_bytes is not None and not (_is_number(memory_bytes) and memory_bytes > 0):
         raise StrategyError(f"memory_bytes={memory_bytes!r}: give a number above 0.")
     on = _machine(devices, hardware)
-    has = chip_of(on.shared(devices)).hbm_bytes
-    memory = has if memory_bytes is None else memory_bytes
+    # Devices may share a core and its memory, as on a CPU, so the memory of one is a part.
+    chip_memory = chip_of(on.shared(devices)).hbm_bytes
+    memory = chip_memory if memory_bytes is None else memory_bytes
     slices = on.slices if isinstance(on, Topology) else 1
-    found = grouped(candidates(model, devices, slices, chosen(model, choices or {})))
+    grouped_candidates = grouped(candidates(model, devices, slices, chosen(model, choices or {})))
     search = _CandidateSearch(on, memory, progress, processes or cores())
-    ranking = search.over(found)
+    ranking = search.over(grouped_candidates)
     if not ranking.ranked and not ranking.left:
         raise search.nothing(devices, ranking.refused)
     return ranking

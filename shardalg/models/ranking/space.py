@@ -168,6 +168,7 @@ def meshes(strategy: str, devices: int, slices: int, layers: int) -> Iterator[Me
         yield from (_mesh({"X": x, "Y": devices // x}) for x in _divisors(devices))
     elif strategy in ("fsdp", "fsdp_tensor"):
         within = devices // slices
+        # Slices are one axis, and the devices of a slice are divided between the two others.
         for tensor in _divisors(within) if strategy == "fsdp_tensor" else (1,):
             # Without a tensor axis both strategies are one, so only "fsdp" yields this mesh.
             if tensor > 1 or strategy == "fsdp":

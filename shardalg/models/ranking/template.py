@@ -100,13 +100,21 @@ def kind_of(one: Candidate) -> tuple[Any, ...]:
     sizes = sizes_of(one)
     small = tuple((name, size) for name, size in sizes.items() if size <= _SMALL)
     counts = [sizes.get(name) for name in _COUNTS]
-    alike = tuple(counts.index(n) for n in counts)
-    piped = one.strategy == PIPELINED
+    # `alike` has the place of the first equal count, e.g. (0, 0, 2) for counts 8, 8, 1.
+    equality_pattern = tuple(counts.index(n) for n in counts)
+    is_pipeline = one.strategy == PIPELINED
     # A pipeline's layers are the product of the sizes L, R and n, so the key must not fix them.
-    fixed = [
-        name for name in vars(one.model) if name in _FIELDS and not (piped and name == "layers")
+    fixed_fields = [
+        name
+        for name in vars(one.model)
+        if name in _FIELDS and not (is_pipeline and name == "layers")
     ]
-    return tuple(getattr(one.model, name) for name in fixed), piped, small, alike
+    return (
+        tuple(getattr(one.model, name) for name in fixed_fields),
+        is_pipeline,
+        small,
+        equality_pattern,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,20 +319,24 @@ def template(one: Candidate, fixed: Set[str] = frozenset()) -> Template:
     Raises:
       NoTemplateError: the candidate's step has different operators at the three traced sizes.
     """
-    given = sizes_of(one)
+    candidate_sizes = sizes_of(one)
     points = []
     for point in _POINTS:
         # Sizes up to `_SMALL` equal other scalars of the program, so they keep their value. T
         # follows from the sizes of loops (`with_iterations`).
-        chosen = {
-            n: given[n] if given[n] <= _SMALL or n in fixed else point[n] for n in given if n != "T"
+        traced_sizes = {
+            n: candidate_sizes[n] if candidate_sizes[n] <= _SMALL or n in fixed else point[n]
+            for n in candidate_sizes
+            if n != "T"
         }
         # Equal counts of the candidate stay equal in each trace: their scalars are one value.
         for name in _COUNTS:
-            same = next((n for n in _COUNTS if given.get(n) == given.get(name)), name)
-            if same in chosen:
-                chosen[name] = chosen[same]
-        points.append(with_iterations(chosen))
+            equal_count = next(
+                (n for n in _COUNTS if candidate_sizes.get(n) == candidate_sizes.get(name)), name
+            )
+            if equal_count in traced_sizes:
+                traced_sizes[name] = traced_sizes[equal_count]
+        points.append(with_iterations(traced_sizes))
     return Template(tuple(_traced(_candidate_at(one, point)) for point in points), tuple(points))
 
 

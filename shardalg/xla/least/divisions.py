@@ -265,13 +265,14 @@ class Loops:
         # The taps of a window stay whole: the bound does not cover divided taps.
         if name in self._window:
             return ((),)
-        every = set(self._held(name))
-        if len(every) == 1 and self.is_settled:
-            return tuple(every)
+        held_digits = set(self._held(name))
+        if len(held_digits) == 1 and self.is_settled:
+            return tuple(held_digits)
+        # Otherwise each subset of the operands' digits is possible; () leaves the loop whole.
         digits = tuple(dict.fromkeys(d for held in self._held(name) for d in held))
-        chosen = product(*((False, True) for _ in digits))
+        choices = product(*((False, True) for _ in digits))
         return tuple(
-            tuple(d for d, is_in in zip(digits, way, strict=True) if is_in) for way in chosen
+            tuple(d for d, is_in in zip(digits, way, strict=True) if is_in) for way in choices
         )
 
 

@@ -217,22 +217,35 @@ class _Least:
         """
         rule, result = way.loops.rule, facts[-1]
         copies = tuple((k, self._copied(facts[k], way.reads(k))) for k in rule.operands)
-        made = tuple(way.place.get(index.loop or "", ()) for index in rule.results[0])
-        added = tuple(digit for digits in way.sums.values() for digit in digits)
-        if not added:
-            return copies, self._missing(result._replace(layout=made), result.layout)
-        kept, own = ({d for digits in dims for d in digits} for dims in (made, result.layout))
-        elements = math.prod(map(float, result.shape)) / parts(tuple(kept))
+        result_layout = tuple(way.place.get(index.loop or "", ()) for index in rule.results[0])
+        sum_digits = tuple(digit for digits in way.sums.values() for digit in digits)
+        # Without a sum the result is complete, and only elements of its own layout may be missing.
+        if not sum_digits:
+            return copies, self._missing(result._replace(layout=result_layout), result.layout)
+        result_digits, wanted_digits = (
+            {d for digits in dims for d in digits} for dims in (result_layout, result.layout)
+        )
+        elements = math.prod(map(float, result.shape)) / parts(tuple(result_digits))
         # Only a part of the sum is sent if all readers slice it along other digits.
-        sliced = [d for d in split if d not in kept and not any(overlap(d, a) for a in added)]
-        elements /= parts(tuple(sliced))
-        needed = [d for d in added if d not in own and not any(overlap(d, s) for s in split)]
+        sliced_digits = [
+            d
+            for d in split
+            if d not in result_digits and not any(overlap(d, a) for a in sum_digits)
+        ]
+        elements /= parts(tuple(sliced_digits))
+        needed_digits = [
+            d
+            for d in sum_digits
+            if d not in wanted_digits and not any(overlap(d, s) for s in split)
+        ]
         # If the sum has another layout than the result, only the messages that add it up are
         # certain: the rule for sending it on to its readers does not hold.
-        m = parts(tuple(needed)) if kept == own - set(added) else 1
-        n = parts(added)
+        needing_parts = (
+            parts(tuple(needed_digits)) if result_digits == wanted_digits - set(sum_digits) else 1
+        )
+        summing_parts = parts(sum_digits)
         # `n - 1` messages add the parts up and `m - 1` spread the sum, each 1/n of the block.
-        return copies, elements * result.size * (n + m - 2) / n
+        return copies, elements * result.size * (summing_parts + needing_parts - 2) / summing_parts
 
     def _missing(self, fact: _Fact, wanted: Dims) -> float:
         """Return the most bytes that a device lacks of its block in another sharding.

@@ -219,19 +219,19 @@ def _parts_read(rule: Rule, operand: int, layouts: tuple[Dims, ...]) -> frozense
     Args:
       layouts: the layouts of the operands, then of the result.
     """
-    found: set[Digit] = set()
-    results = {index.variables for index in rule.results[0]}
+    part_digits: set[Digit] = set()
+    result_loops = {index.variables for index in rule.results[0]}
     tensors = [(layouts[-1], rule.results[0], True)]
     tensors += [(layouts[k], dims, False) for k, dims in rule.operands.items()]
     # XLA may divide a loop along the digits of any tensor that it indexes. A loop of the result is
     # divided along the result's digits only.
     for index in rule.operands[operand]:
         for layout, dims, is_result in tensors:
-            for digits, other in zip(layout, dims, strict=True):
-                shared = set(index.variables) & set(other.variables)
-                if shared and (is_result or index.variables not in results):
-                    found.update(digits)
-    return frozenset(found)
+            for digits, other_index in zip(layout, dims, strict=True):
+                shared = set(index.variables) & set(other_index.variables)
+                if shared and (is_result or index.variables not in result_loops):
+                    part_digits.update(digits)
+    return frozenset(part_digits)
 
 
 @lru_cache(maxsize=1 << 14)

@@ -171,23 +171,29 @@ def _layouts(
     Raises:
       NotationError, ShardingError: a sharding that does not fit, or that has partial sums.
     """
-    found = []
-    for each, shape, (what, location) in zip(attributes, shapes, places, strict=True):
+    shardings = []
+    for attribute, shape, (value_name, location) in zip(attributes, shapes, places, strict=True):
         # A text exported with Shardy may have both kinds of shardings; Shardy's say more.
-        layout = each[SHARDY] if SHARDY in each else each[HLO].value if HLO in each else None
-        place = f"{shown(location, program.path)}: {what} of shape {tuple(shape)}"
+        layout = (
+            attribute[SHARDY]
+            if SHARDY in attribute
+            else attribute[HLO].value
+            if HLO in attribute
+            else None
+        )
+        place = f"{shown(location, program.path)}: {value_name} of shape {tuple(shape)}"
         try:
-            read = None if layout is None else program.layout(layout, shape)
+            sharding = None if layout is None else program.layout(layout, shape)
         except (NotationError, ShardingError, StrategyError) as error:
             raise type(error)(f"{place}: {error}") from None
-        if read is not None and read.unreduced:
+        if sharding is not None and sharding.unreduced:
             raise NotationError(
                 f"{place}: {layout} has partial sums at the border of the program. A plan supports "
                 "partial sums only inside the program. Leave out unreduced=: an argument is then "
                 "the sum, and a result is reduced before it is returned."
             )
-        found.append(read)
-    return tuple(found)
+        shardings.append(sharding)
+    return tuple(shardings)
 
 
 def _meshes(

@@ -105,17 +105,17 @@ def _keeps_first(step: TextStep, kept: Callable[..., Any], types: tuple[Any, Any
     """
     values = [0, 1, 2, *([np.nan] if np.issubdtype(types[0], np.inexact) else [])]
     # Two elements of one reduction never have the same place.
-    every = product(values, (0, 1), values, (0, 1))
-    distinct = np.array([each for each in every if each[1] != each[3]])
+    all_pairs = product(values, (0, 1), values, (0, 1))
+    distinct = np.array([each for each in all_pairs if each[1] != each[3]])
     cases = distinct[~np.isnan(distinct[:, [0, 2]]).all(1)]
     a, b = (cases[:, column].astype(types[0]) for column in (0, 2))
     i, j = (cases[:, column].astype(types[1]) for column in (1, 3))
     with jax.ensure_compile_time_eval():
-        got = jax.vmap(step.region(0))(a, i, b, j)[1]
+        found_places = jax.vmap(step.region(0))(a, i, b, j)[1]
         # `kept` returns an index, which is the place if the values are in the order of the places.
-        both = np.where((i < j)[:, None], np.stack([a, b], 1), np.stack([b, a], 1))
-        want = kept(both, 1, types[1])
-    return bool(np.array_equal(got, want))
+        ordered_values = np.where((i < j)[:, None], np.stack([a, b], 1), np.stack([b, a], 1))
+        expected_places = kept(ordered_values, 1, types[1])
+    return bool(np.array_equal(found_places, expected_places))
 
 
 def _window(step: TextStep, x: Any, init: Any) -> Any:

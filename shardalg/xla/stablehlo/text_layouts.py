@@ -102,6 +102,7 @@ def hlo_mesh(texts: Sequence[str]) -> Mesh | None:
         if high % low:
             raise NotationError(f"no one mesh has splits at {sorted(ends)}, as these: {[*texts]}.")
         sizes.append(high // low)
+    # The smallest stride belongs to the last axis, so the sizes are in reverse order.
     return Mesh({f"d{i}": size for i, size in enumerate(reversed(sizes))}) if sizes else None
 
 

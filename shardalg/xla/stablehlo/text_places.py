@@ -117,7 +117,11 @@ def _split(text: str) -> list[str]:
 
 @contextmanager
 def _inside(transforms: list[str], scope: str) -> Iterator[None]:
-    """Extend JAX's name stack by transforms, the outermost first, and then by a scope."""
+    """Extend JAX's name stack by transforms, the outermost first, and then by a scope.
+
+    The body of the `with` statement runs inside of all of them.
+    """
+    # Each transform is a context around the rest, so that the last call adds the scope.
     if transforms:
         with source_info_util.transform_name_stack(transforms[0]), _inside(transforms[1:], scope):
             yield
