@@ -168,10 +168,10 @@ class Quotient:
         assert divisor > 0, divisor
         if up:
             constant += divisor - 1
-        whole, rest = divmod(slope, divisor)
+        whole, remainder = divmod(slope, divisor)
         # floor((g*r*p + c) / (g*m)) = floor((r*p + floor(c/g)) / m) makes the form canonical.
-        common = math.gcd(rest, divisor)
-        return Quotient(whole, rest // common, constant // common, divisor // common)
+        common = math.gcd(remainder, divisor)
+        return Quotient(whole, remainder // common, constant // common, divisor // common)
 
     def at(self, p: int) -> int:
         """Return the value at the partition id `p` (a number, or an array of numbers).

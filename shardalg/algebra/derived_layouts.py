@@ -84,13 +84,13 @@ def check_mapping(mesh: object, dims_mapping: object, unspecified_dims: object =
       ShardingError: `mesh` is no `Mesh`, or another argument is no sequence.
     """
     # The arguments are checked in their order, so that the first wrong one is named.
-    given = {"mesh": (mesh, isinstance(mesh, Mesh), "a shardalg.Mesh")}
+    checks = {"mesh": (mesh, isinstance(mesh, Mesh), "a shardalg.Mesh")}
     lists = {"dims_mapping": dims_mapping, "unspecified_dims": unspecified_dims}
-    given |= {n: (v, isinstance(v, Iterable), "a list as [0, -1]") for n, v in lists.items()}
-    for name, (value, fits, wanted) in given.items():
+    checks |= {n: (v, isinstance(v, Iterable), "a list as [0, -1]") for n, v in lists.items()}
+    for name, (value, fits, expected) in checks.items():
         if not fits:
             raise ShardingError(
-                f"mesh_split(x, mesh, dims_mapping) needs {wanted} as its {name}, got "
+                f"mesh_split(x, mesh, dims_mapping) needs {expected} as its {name}, got "
                 f"{value!r:.60}. Write mesh_split(x, Mesh({{'X': 2}}), [0, -1])."
             )
 

@@ -148,18 +148,18 @@ def split_prefix(fine: Digits, coarse: Digits) -> Digits | None:
     >>> split_prefix((Digit(1, 8),), (Digit(1, 2),)) is None
     True
     """
-    rest = list(canonical(fine))
+    fine_digits = list(canonical(fine))
     for digit in canonical(coarse):
-        if not rest:
+        if not fine_digits:
             return None
-        head = rest.pop(0)
+        head = fine_digits.pop(0)
         # A digit of stride s splits at a multiple t of s into a major digit of stride t, with the
         # same period, and a minor one of stride s. The coarse digit must be such a major digit.
         if head.stride * head.size != digit.stride * digit.size or digit.stride % head.stride:
             return None
         if digit.stride > head.stride:
-            rest.insert(0, Digit(head.stride, digit.stride // head.stride))
-    return tuple(rest)
+            fine_digits.insert(0, Digit(head.stride, digit.stride // head.stride))
+    return tuple(fine_digits)
 
 
 def is_major(part: Digit, whole: Digit) -> bool:
@@ -206,8 +206,8 @@ def take(digits: Digits, size: int) -> tuple[Digits, Digits, int]:
             common = next(d for d in _divisors(head.size) if size % d == 0)
             if common == 1:
                 return digits[:count], digits[count:], size
-            rest = head.size // common
-            major, minor = Digit(head.stride * rest, common), Digit(head.stride, rest)
+            num_left = head.size // common
+            major, minor = Digit(head.stride * num_left, common), Digit(head.stride, num_left)
             return (*digits[:count], major), (minor, *digits[count + 1 :]), size // common
         size //= head.size
     return digits, (), size
@@ -280,8 +280,8 @@ class PositionTable:
         True
         """
         pairs = zip(self.parts, self.ids, strict=True)
-        found = [digits for n, ids in pairs if (digits := _recognize(n, ids)) is not None]
-        return tuple(found) if len(found) == len(self.ids) else None
+        digits_of_dims = [digits for n, ids in pairs if (digits := _recognize(n, ids)) is not None]
+        return tuple(digits_of_dims) if len(digits_of_dims) == len(self.ids) else None
 
 
 def _recognize(count: int, ids: Sequence[int] | np.ndarray) -> Digits | None:
@@ -295,9 +295,9 @@ def _recognize(count: int, ids: Sequence[int] | np.ndarray) -> Digits | None:
     # The id is a sum of weight * digit. Find the digits from the smallest stride on: the next one
     # has its first 1 at the first position that the known digits do not explain.
     actual, positions = np.asarray(ids), np.arange(len(ids))
-    known = np.zeros(len(ids), dtype=actual.dtype)
+    explained = np.zeros(len(ids), dtype=actual.dtype)
     weights: list[tuple[int, Digit]] = []
-    while (unexplained := np.flatnonzero(actual != known)).size:
+    while (unexplained := np.flatnonzero(actual != explained)).size:
         stride = int(unexplained[0])
         if not stride:  # every digit is 0 on the first device
             return None
@@ -310,7 +310,7 @@ def _recognize(count: int, ids: Sequence[int] | np.ndarray) -> Digits | None:
         if digit.size < 2 or stride % (previous.stride * previous.size):
             return None
         weights.append((weight, digit))
-        known = known + weight * (positions // digit.stride % digit.size)
+        explained = explained + weight * (positions // digit.stride % digit.size)
     # Ordered by weight, the digits must be a mixed-radix number: each weight is the product of the
     # sizes below it.
     place, digits = 1, []

@@ -65,9 +65,9 @@ class Size(sympy.Symbol):
     def __new__(cls, name: str, hint: int) -> Size:
         """Return the symbol, without the checks of `dims`."""
         # `__xnew__` makes a new symbol; sympy's own cache would ignore the hint.
-        made = sympy.Symbol.__xnew__(cls, name, positive=True, integer=True)
-        made.hint = hint
-        return made
+        size = sympy.Symbol.__xnew__(cls, name, positive=True, integer=True)
+        size.hint = hint
+        return size
 
     def __getnewargs_ex__(self) -> tuple[tuple[str, int], dict[str, object]]:
         return (self.name, self.hint), {}
@@ -194,15 +194,15 @@ def second_hints(sizes: Iterable[Size], *, multiples: bool = False) -> dict[str,
     ({'B': 89, 'S': 107, 'M': 211}, {'B': 192, 'S': 320, 'M': 700})
     """
     sizes, prime = tuple(sizes), 2
-    found: dict[str, int] = {}
+    hint_of_name: dict[str, int] = {}
     for place, size in enumerate(sizes, 1):
         prime = int(sympy.nextprime(prime))
         number = size.hint * prime if multiples else size.hint + 1 + size.hint * place // len(sizes)
         # Different primes have no common factor, so that no size divides another one.
-        while not multiples and (number in found.values() or not sympy.isprime(number)):
+        while not multiples and (number in hint_of_name.values() or not sympy.isprime(number)):
             number += 1
-        found[size.name] = number
-    return found
+        hint_of_name[size.name] = number
+    return hint_of_name
 
 
 Data = int | str | tuple["Data", ...]

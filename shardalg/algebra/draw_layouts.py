@@ -54,15 +54,15 @@ def devices_by_block(sharding: Sharding, dims: tuple[int, ...]) -> dict[Bounds, 
     >>> devices_by_block(layout, (0, 1))
     {((0, 4), (0, 2)): (0, 2), ((0, 4), (2, 3)): (1, 3)}
     """
-    found: dict[Bounds, list[int]] = {}
+    devices_of_block: dict[Bounds, list[int]] = {}
     for device in sharding.mesh.order:
         parts = sharding.shard_slices(device)
         spans = [(parts[dim].start, parts[dim].stop) for dim in dims]
         rows, columns = spans if len(spans) == 2 else ((0, 1), *spans)
         # A block of padding alone has nothing to draw.
         if rows[0] < rows[1] and columns[0] < columns[1]:
-            found.setdefault((rows, columns), []).append(device)
-    return {bounds: tuple(devices) for bounds, devices in found.items()}
+            devices_of_block.setdefault((rows, columns), []).append(device)
+    return {bounds: tuple(devices) for bounds, devices in devices_of_block.items()}
 
 
 def draw_shardings(shardings: Mapping[str, Sharding]) -> Figure:

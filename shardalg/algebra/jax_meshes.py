@@ -89,10 +89,10 @@ def _by_id(devices: list[Any], mesh: Mesh) -> list[Any]:
       DeviceError: there is no device with one of the ids.
     """
     # One message names all missing ids, so that the user can correct them at once.
-    found = {device.id: device for device in devices}
-    missing = [i for i in mesh.order if i not in found]
+    device_of_id = {device.id: device for device in devices}
+    missing = [i for i in mesh.order if i not in device_of_id]
     if missing:
         raise DeviceError(
-            f"{mesh!r} names the devices {missing}, and there are only {sorted(found)}."
+            f"{mesh!r} names the devices {missing}, and there are only {sorted(device_of_id)}."
         )
-    return [found[i] for i in mesh.order]
+    return [device_of_id[i] for i in mesh.order]

@@ -106,8 +106,8 @@ class Mesh:
         self, pairs: tuple[tuple[str, int], ...], ids: tuple[int, ...] | None, symbolic: bool
     ) -> None:
         """Set the fields of the frozen dataclass, and compute its digits and its hash."""
-        named = (("axes", pairs), ("device_ids", ids), ("symbolic", symbolic))
-        for key, value in (*named, ("_digits", _axis_digits(pairs))):
+        fields = (("axes", pairs), ("device_ids", ids), ("symbolic", symbolic))
+        for key, value in (*fields, ("_digits", _axis_digits(pairs))):
             object.__setattr__(self, key, value)
         object.__setattr__(self, "_hash", hash((pairs, ids, symbolic)))
 
@@ -126,10 +126,10 @@ class Mesh:
         >>> Mesh({"X": 2, "Y": 4}).resized({"X": 8, "Y": 4})
         Mesh(X=8, Y=4)
         """
-        made = object.__new__(Mesh)
+        mesh = object.__new__(Mesh)
         pairs = tuple((name, sizes[name]) for name in self.axis_names)
-        made._set_fields(pairs, self.device_ids, False)
-        return made
+        mesh._set_fields(pairs, self.device_ids, False)
+        return mesh
 
     @property
     def is_unnamed(self) -> bool:

@@ -68,11 +68,11 @@ def annotate_dims(x: Any, axes: Mapping[int, str | None], name: str | None = Non
     Source: GSPMD (arXiv:2105.04663) section 3.6, `unspecified_dims`.
     """
     rank = jnp.ndim(x)
-    bad = [dim for dim in axes if not -rank <= dim < rank]
-    if bad:
+    wrong_dims = [dim for dim in axes if not -rank <= dim < rank]
+    if wrong_dims:
         raise NotationError(
-            f"axes={dict(axes)} names dimension {bad[0]} of a value of shape {jnp.shape(x)}: its "
-            f"dimensions are 0 to {rank - 1}."
+            f"axes={dict(axes)} names dimension {wrong_dims[0]} of a value of shape "
+            f"{jnp.shape(x)}: its dimensions are 0 to {rank - 1}."
         )
     # Completion may shard a dimension that `axes` does not name. A dimension that maps to None must
     # stay unsharded, so it has an entry here, without an axis.
@@ -110,11 +110,11 @@ def mesh_split_value(
     spec = mapping_spec(mesh, dims_mapping, rank=rank)
     # A number out of range stays as it is, so that the error can name it.
     open_dims = tuple(sorted({d % rank if -rank <= d < rank else d for d in unspecified_dims}))
-    bad = [d for d in open_dims if not 0 <= d < rank]
-    if bad:
+    wrong_dims = [d for d in open_dims if not 0 <= d < rank]
+    if wrong_dims:
         raise NotationError(
-            f"unspecified_dims={tuple(unspecified_dims)} names dimension {bad[0]} of a value of "
-            f"shape {jnp.shape(x)}: its dimensions are 0 to {rank - 1}."
+            f"unspecified_dims={tuple(unspecified_dims)} names dimension {wrong_dims[0]} of a "
+            f"value of shape {jnp.shape(x)}: its dimensions are 0 to {rank - 1}."
         )
     # Parameters of nodes must be plain data, so that graphs can be hashed and saved.
     plain = (mesh.axes, mesh.device_ids)

@@ -18,9 +18,9 @@ def own_shardings(args: Sequence[Any]) -> tuple[Any, ...]:
     A sharding on a mesh of one device counts as none.
     """
     leaves = jax.tree.leaves(tuple(args))
-    found = [getattr(leaf, "sharding", None) for leaf in leaves]
-    named = [s if isinstance(s, jax.sharding.NamedSharding) else None for s in found]
-    return tuple(None if s is None or s.mesh.size == 1 else s for s in named)
+    shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
+    named_shardings = [s if isinstance(s, jax.sharding.NamedSharding) else None for s in shardings]
+    return tuple(None if s is None or s.mesh.size == 1 else s for s in named_shardings)
 
 
 def declared_dims(args: Sequence[Any]) -> tuple[tuple[Any, ...], ...] | None:
@@ -40,8 +40,8 @@ def declared_dims(args: Sequence[Any]) -> tuple[tuple[Any, ...], ...] | None:
             f"the shape {nested} has a tuple in place of a size. dims returns a tuple of sizes for "
             "a single name too: (B,) = dims('B', hint=64)."
         )
-    named = any(hasattr(size, "free_symbols") for shape in shapes for size in shape)
-    return shapes if named else None
+    has_names = any(hasattr(size, "free_symbols") for shape in shapes for size in shape)
+    return shapes if has_names else None
 
 
 def types_of(args: Sequence[Any]) -> tuple[Any, ...]:

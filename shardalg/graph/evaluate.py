@@ -164,13 +164,13 @@ def find_primitive(name: str) -> Any:
     >>> find_primitive("add_any").name, find_primitive("scatter-add").name
     ('add_any', 'scatter-add')
     """
-    found = primitives().get(name)
-    if found is None:
+    primitive = primitives().get(name)
+    if primitive is None:
         raise TraceError(
             f"no primitive {name!r} is public in jax {jax.__version__}. Trace the function again "
             "instead of using the saved graph."
         )
-    return found
+    return primitive
 
 
 @cache
@@ -382,8 +382,8 @@ def _apply_manual(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
     primitive, params = run.graph.bindings[node.index]
     # These parameters were added by tracing; the equation of JAX has none of them.
     added = ("axes", "in_axes", "out_axes")
-    kept = {k: v for k, v in params.items() if k not in added}
-    return apply(node.primitive, (primitive, kept), (), operands)
+    jax_params = {k: v for k, v in params.items() if k not in added}
+    return apply(node.primitive, (primitive, jax_params), (), operands)
 
 
 # These nodes cannot be run by `apply`: an annotation calls the caller's function, and the others

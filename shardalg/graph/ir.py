@@ -359,10 +359,10 @@ class Graph:
     @cached_property
     def _by_primitive(self) -> dict[str, list[int]]:
         """Indices of the nodes of each primitive, by the primitive's name."""
-        found: dict[str, list[int]] = {}
+        nodes_of: dict[str, list[int]] = {}
         for node in self.nodes:
-            found.setdefault(node.signature.primitive, []).append(node.index)
-        return found
+            nodes_of.setdefault(node.signature.primitive, []).append(node.index)
+        return nodes_of
 
     def __deepcopy__(self, memo: object = None) -> Graph:
         """Return the graph itself, because it is immutable."""
@@ -403,13 +403,15 @@ class Graph:
         These are the axes of the `shard_map`s that contain the region; empty outside of them.
         """
         # Nested regions may be manual along different axes, so the ancestors count too.
-        found: dict[str, int] = {}
-        here: Region | None = self.regions[region]
-        while here is not None:
-            if here.kind == "shard_map" and here.node is not None:
-                found |= dict(self.nodes[here.node].signature.param("axes"))
-            here = None if here.parent is None else self.regions[here.parent]
-        return found
+        size_of: dict[str, int] = {}
+        outer_region: Region | None = self.regions[region]
+        while outer_region is not None:
+            if outer_region.kind == "shard_map" and outer_region.node is not None:
+                size_of |= dict(self.nodes[outer_region.node].signature.param("axes"))
+            outer_region = (
+                None if outer_region.parent is None else self.regions[outer_region.parent]
+            )
+        return size_of
 
     @cached_property
     def traced_axes(self) -> frozenset[str]:

@@ -63,10 +63,10 @@ def loaded(graph: Graph) -> Graph:
     # In this order, because later checks rely on the ranges and the tree.
     for check in (_wrong_ranges, _wrong_tree, _wrong_values, _wrong_calls):
         # A damaged table can have thousands of faults; the message names the first few.
-        found = list(islice(check(graph), 5))
-        if found:
+        faults = list(islice(check(graph), 5))
+        if faults:
             raise PlanFileError(
-                f"the saved graph is damaged: {'; '.join(found)}. Plan the function again."
+                f"the saved graph is damaged: {'; '.join(faults)}. Plan the function again."
             )
     # Tracing adds the region arguments of inner calls before those of outer calls. Nodes have the
     # same order, so that a graph read from a file is equal to the traced one.

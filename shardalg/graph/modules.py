@@ -27,14 +27,14 @@ def gradients(
       walked: the nodes in order of execution.
     """
     ends = _Ends(graph, arguments)
-    found: dict[int, str] = {}
+    module_of: dict[int, str] = {}
     for node in reversed(walked):
         for value in node.results:
             reached = ends.of_value(value)
             # A scalar, such as a norm, belongs to no weight even if it reaches only one.
             if len(reached) == 1 and node.phase != "forward" and ends.sizes[value] > 1:
-                found[value] = next(iter(reached))
-    return found
+                module_of[value] = next(iter(reached))
+    return module_of
 
 
 class _Ends:
@@ -114,8 +114,8 @@ class _Ends:
         # belongs to one element of one weight.
         if reader.primitive not in _IN_PLACE:
             return ()
-        kept = self.through.get((reader.index, value)) or self._kept(reader, value)
-        return frozenset().union(*map(self.of_value, kept))
+        next_values = self.through.get((reader.index, value)) or self._kept(reader, value)
+        return frozenset().union(*map(self.of_value, next_values))
 
     def _kept(self, reader: Node, value: int) -> Sequence[int]:
         """Return the results of a node that contain the elements of its operand `value`.
@@ -218,8 +218,8 @@ class _Namer:
         self._name_preparations()
         # Data arguments come last, so that they never win over the rules of `modules`.
         for node in self.walked:
-            read = (self.arguments.others.get(self._entered(v), "") for v in node.operands)
-            data = next(filter(None, read), "")
+            modules_read = (self.arguments.others.get(self._entered(v), "") for v in node.operands)
+            data = next(filter(None, modules_read), "")
             self.per_node[node.index] = self.per_node[node.index] or data
         return tuple(self.per_node)
 
@@ -269,8 +269,12 @@ class _Namer:
 
         Values without a module do not count; return "" if no value has one.
         """
-        named = [v for v in values if self.made[v]]
-        return self.made[max(named, key=self.order.__getitem__)] if named else ""
+        values_with_module = [v for v in values if self.made[v]]
+        return (
+            self.made[max(values_with_module, key=self.order.__getitem__)]
+            if values_with_module
+            else ""
+        )
 
     def _updated(self, node: Node) -> str:
         """Return the common path of the modules of an update's largest operands, or "".

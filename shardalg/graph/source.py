@@ -127,8 +127,8 @@ class Sources:
     def _is_installed(self, path: str) -> bool:
         """Return whether a file belongs to an installed package."""
         if path not in self._packages:
-            kept = "site-packages" in path or "dist-packages" in path
-            self._packages[path] = kept or path in _WRAPPERS
+            is_package = "site-packages" in path or "dist-packages" in path
+            self._packages[path] = is_package or path in _WRAPPERS
         return self._packages[path]
 
     def _line(self, code: CodeType, offset: int) -> str:
@@ -248,18 +248,18 @@ def phases(drafts: Sequence[Draft], body_results: Mapping[int, Sequence[int]]) -
     # Forward-mode derivatives alone have no backward pass.
     if not any(flag & TRANSPOSE for flag in flags):
         return ["forward"] * len(drafts)
-    found = [""] * len(drafts)
+    phase_of = [""] * len(drafts)
     needed: set[int] = set()
     # In reverse order all readers of a result come before its node.
     for i in range(len(drafts) - 1, -1, -1):
         draft, flag = drafts[i], flags[i]
         is_needed = not needed.isdisjoint(draft.results)
         if flag:
-            found[i] = "backward" if flag & TRANSPOSE else "forward"
+            phase_of[i] = "backward" if flag & TRANSPOSE else "forward"
         else:
-            found[i] = "forward" if is_needed else "update"
+            phase_of[i] = "forward" if is_needed else "update"
         if flag or is_needed:
             needed.update(draft.operands)
         if is_needed:
             needed.update(value for body in draft.bodies for value in body_results[body])
-    return found
+    return phase_of

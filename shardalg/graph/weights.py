@@ -53,16 +53,16 @@ def reachable(edges: list[list[int]], start: Iterable[int]) -> bytearray:
     >>> list(reachable([[1], [2], [], [2]], [1]))
     [0, 1, 1, 0]
     """
-    seen = bytearray(len(edges))
+    is_reached = bytearray(len(edges))
     stack = list(start)
     for value in stack:
-        seen[value] = 1
+        is_reached[value] = 1
     while stack:
         for target in edges[stack.pop()]:
-            if not seen[target]:
-                seen[target] = 1
+            if not is_reached[target]:
+                is_reached[target] = 1
                 stack.append(target)
-    return seen
+    return is_reached
 
 
 # Names of trees that are left out of a module's path, because they do not name a part of the model.
@@ -84,7 +84,7 @@ def words(path: str) -> tuple[str, tuple[str, ...]]:
     ('p', ('net', 'linear', 'w'))
     """
     root = re.split(r"[.\[]", path, maxsplit=1)[0]
-    steps = (_step(*found) for found in _STEP.findall(path[len(root) :]))
+    steps = (_step(*match) for match in _STEP.findall(path[len(root) :]))
     parts = (part for step in steps for part in step.split("/"))
     return root, tuple(part for part in parts if part not in ("", "~"))
 
@@ -145,12 +145,12 @@ def by_ending(modules: Iterable[str]) -> dict[str, str]:
     >>> by_ending(["net/layers_0/up"])["layers_0/up"]
     'net/layers_0/up'
     """
-    found: dict[str, str] = {}
+    path_of: dict[str, str] = {}
     # The shortest path first, because `setdefault` keeps the first module of an ending.
     for module in sorted(modules, key=lambda m: (m.count("/"), m)):
         for ending in endings(module.split("/")):
-            found.setdefault(ending, module)
-    return found
+            path_of.setdefault(ending, module)
+    return path_of
 
 
 def common(modules: Iterable[str]) -> str:
@@ -270,7 +270,7 @@ def _is_read_early(graph: Graph, argument: int) -> bool:
     """
     # A call has one phase, but its body may have nodes of several phases. So nodes in bodies
     # decide.
-    values_to_visit, seen = [argument], {argument}
+    values_to_visit, visited = [argument], {argument}
     while values_to_visit:
         value = values_to_visit.pop()
         readers = [graph.nodes[n] for n in graph.users[value]]
@@ -279,8 +279,8 @@ def _is_read_early(graph: Graph, argument: int) -> bool:
         calls = {node.index for node in readers if node.bodies}
         # Follow the value into the bodies of these calls, where it has another index.
         body_arguments = [tie.target for tie in _entries(graph).get(value, ()) if tie.call in calls]
-        values_to_visit += [v for v in body_arguments if v not in seen]
-        seen.update(body_arguments)
+        values_to_visit += [v for v in body_arguments if v not in visited]
+        visited.update(body_arguments)
     return False
 
 
@@ -291,11 +291,11 @@ def _entries(graph: Graph) -> dict[int, list]:
     They connect an operand of a call with an argument of its body, or a body's result with a result
     of the call.
     """
-    found = defaultdict(list)
+    entries = defaultdict(list)
     for tie in graph.region_arguments:
         if tie.kind != "carry":
-            found[tie.source].append(tie)
-    return dict(found)
+            entries[tie.source].append(tie)
+    return dict(entries)
 
 
 def _matched(

@@ -15,9 +15,9 @@ def check(graph: Graph) -> None:
     Raises:
       TraceError: an index, a type, a definition, a border of a region or a name is wrong.
     """
-    found = list(islice(_problems(graph), 5))
-    if found:
-        raise TraceError(f"the graph is broken: {'; '.join(found)}. Trace the function again.")
+    faults = list(islice(_problems(graph), 5))
+    if faults:
+        raise TraceError(f"the graph is broken: {'; '.join(faults)}. Trace the function again.")
 
 
 def _problems(graph: Graph) -> Iterator[str]:
@@ -62,8 +62,9 @@ def _wrong_types(graph: Graph) -> Iterator[str]:
         sides = ((node.signature.operands, node.operands), (node.signature.results, node.results))
         for types, indices in sides:
             if types != tuple([values[i].type for i in indices]):
-                found = [values[i].type for i in indices]
-                yield f"{node.primitive} (node {node.index}) expects {list(types)}, has {found}"
+                found_types = [values[i].type for i in indices]
+                place = f"{node.primitive} (node {node.index})"
+                yield f"{place} expects {list(types)}, has {found_types}"
 
 
 def _wrong_order(graph: Graph) -> Iterator[str]:

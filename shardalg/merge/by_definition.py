@@ -68,8 +68,8 @@ class _Question:
         # `owner` is the operand whose replicated axes a place stands for, None for any other place.
         # Replicated axes of the two operands may overlap, so they are not balanced with each other.
         shared = tuple(k for k, (_, owner) in enumerate(self.places) if owner is None)
-        kept = [k for k, (_, owner) in enumerate(self.places) if owner is not None]
-        return tuple((*shared, k) for k in kept) or (shared,)
+        replicated_places = [k for k, (_, owner) in enumerate(self.places) if owner is not None]
+        return tuple((*shared, k) for k in replicated_places) or (shared,)
 
     def share(self, group: tuple[int, ...]) -> str:
         """Return the name of an unknown of the solver: the number of devices that hold a tile.

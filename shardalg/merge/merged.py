@@ -37,8 +37,12 @@ class Rows:
 
     def only(self, places: Iterable[DimOrClass]) -> Rows:
         """Return a table with only the given dimensions and classes."""
-        kept = tuple(places)
-        return Rows(self.size, {p: self.parts[p] for p in kept}, {p: self.ids[p] for p in kept})
+        kept_places = tuple(places)
+        return Rows(
+            self.size,
+            {p: self.parts[p] for p in kept_places},
+            {p: self.ids[p] for p in kept_places},
+        )
 
     def is_balanced(self, places: tuple[DimOrClass, ...]) -> bool:
         """Return whether every tile is on the same number of devices.
@@ -118,9 +122,9 @@ def join(first: Rows, second: Rows, *, prefixes: bool = False) -> Rows | Clash:
         if first.parts[place] > second.parts[place]:
             coarse, fine = second, first
         # Only a dimension may be split further, and only into equal pieces of each coarse part.
-        ratio, rest = divmod(fine.parts[place], coarse.parts[place])
+        ratio, remainder = divmod(fine.parts[place], coarse.parts[place])
         may_refine = prefixes and isinstance(place, int)
-        is_allowed = rest == 0 and (ratio == 1 or may_refine)
+        is_allowed = remainder == 0 and (ratio == 1 or may_refine)
         # A division by `ratio` removes the minor part of a fine id. The offsets agree exactly if
         # this gives the coarse id.
         if not is_allowed or not np.array_equal(coarse.ids[place], fine.ids[place] // ratio):
@@ -184,11 +188,11 @@ def from_table(table: Rows, first: Sharding, second: Sharding) -> Sharding:
     """
     # An operand's own mesh gives the result the axis names that the user wrote.
     for like in (first, second):
-        found = on_mesh(table, like, like.mesh)
-        if found is not None:
+        layout = on_mesh(table, like, like.mesh)
+        if layout is not None:
             break
     opened = open_dims(first, second)
-    return replace(found or on_own_order(table, first), unspecified_dims=opened)
+    return replace(layout or on_own_order(table, first), unspecified_dims=opened)
 
 
 def on_mesh(rows: Rows, like: Sharding, mesh: Mesh) -> Sharding | None:
@@ -204,10 +208,10 @@ def on_mesh(rows: Rows, like: Sharding, mesh: Mesh) -> Sharding | None:
     devices = np.argsort(np.argsort(np.array(mesh.order)))
     places = tuple(rows.parts)
     ids = tuple(rows.ids[place][devices] for place in places)
-    found = PositionTable(tuple(rows.parts.values()), ids).recognize()
-    if found is None:
+    digits_of_places = PositionTable(tuple(rows.parts.values()), ids).recognize()
+    if digits_of_places is None:
         return None
-    return _sharding(like, mesh, dict(zip(places, found, strict=True)))
+    return _sharding(like, mesh, dict(zip(places, digits_of_places, strict=True)))
 
 
 def on_own_order(rows: Rows, like: Sharding) -> Sharding:

@@ -159,12 +159,12 @@ def named_places(
         cuts = _cuts(sharding, borders, by_name)
     except MeshError:
         return None
-    named = {}
+    digits_of_place = {}
     for place, digits in sharding.split_places:
         # Per digit, stride and period as products of names. Their quotient is the size.
         tops = [(cuts[d.stride], cuts[d.stride * d.size]) for d in digits]
-        named[place] = tuple(NamedDigit(stride, top.over(stride)) for stride, top in tops)
-    return named
+        digits_of_place[place] = tuple(NamedDigit(stride, top.over(stride)) for stride, top in tops)
+    return digits_of_place
 
 
 def _cuts(sharding: Sharding, others: Iterable[int], by_name: bool) -> dict[int, Monomial]:

@@ -125,11 +125,11 @@ def _missing(tiles: np.ndarray, shape: tuple[int, ...]) -> tuple[int, ...]:
     # the missing number.
     gaps = np.flatnonzero(numbers != np.arange(len(numbers)))
     number = int(gaps[0]) if len(gaps) else len(numbers)
-    found: list[int] = []
+    tile: list[int] = []
     for n in reversed(shape):
         number, digit = divmod(number, n)
-        found.append(digit)
-    return tuple(reversed(found))
+        tile.append(digit)
+    return tuple(reversed(tile))
 
 
 def owners(pair: Pair, failure: Failure) -> tuple[Sharding, ...]:

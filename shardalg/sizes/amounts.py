@@ -46,8 +46,8 @@ def quotient(above: Any, below: Any) -> Any:
     (3, Fraction(3, 4))
     """
     if type(above) is int and type(below) is int:
-        whole, rest = divmod(above, below)
-        return Fraction(above, below) if rest else whole
+        whole, remainder = divmod(above, below)
+        return Fraction(above, below) if remainder else whole
     return above / below
 
 

@@ -60,8 +60,8 @@ class Code:
     def step(self, what: str, *operands: Any) -> int:
         """Return the number of the step with an operation and operands; add it if it is new."""
         # Sorted operands make `a + b` and `b + a` one step.
-        given = tuple(sorted(operands)) if what in _COMMUTE else operands
-        return self.steps.setdefault((what, *given), len(self.steps))
+        ordered = tuple(sorted(operands)) if what in _COMMUTE else operands
+        return self.steps.setdefault((what, *ordered), len(self.steps))
 
     def name(self, name: str) -> int:
         """Return the number of the step that reads the array of a named size."""
@@ -142,8 +142,8 @@ class Code:
 
 def _fold(code: Code, what: str, parts: Sequence[int]) -> int:
     """Return the number of the step that combines some steps by one operation, left to right."""
-    first, *rest = parts
-    for part in rest:
+    first, *others = parts
+    for part in others:
         first = code.step(what, first, part)
     return first
 
@@ -399,5 +399,5 @@ def rows_of(array: np.ndarray, index: Index) -> np.ndarray:
     if array.size == 1:
         return array
     # A dimension of size 1 is broadcast, so all of it belongs to every block.
-    own = (slice(None) if n == 1 else at for n, at in zip(array.shape, index, strict=False))
-    return array[tuple(own)]
+    own_index = (slice(None) if n == 1 else at for n, at in zip(array.shape, index, strict=False))
+    return array[tuple(own_index)]

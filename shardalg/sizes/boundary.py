@@ -77,10 +77,10 @@ def inequality(difference: Formula, names: Sequence[str], values: Mapping[str, N
     # At a boundary the sums of both signs are equal. Away from it, the smaller one decides which
     # terms move the boundary.
     least = SMALL * min(max(sign * n for n in sizes.values()) for sign in (1, -1))
-    kept = Formula({m: c for m, c in above.terms.items() if abs(sizes[m]) >= least})
-    kept /= _common(kept.terms)
+    kept_terms = Formula({m: c for m, c in above.terms.items() if abs(sizes[m]) >= least})
+    kept_terms /= _common(kept_terms.terms)
     for name in names:
-        powers = by_power(kept, name)
+        powers = by_power(kept_terms, name)
         # The difference is then `name**k * (slope*name + rest)`. Sizes are positive, so that it has
         # the sign of the bracket.
         if len(powers) == 2 and max(powers) - min(powers) == 1:
@@ -89,8 +89,8 @@ def inequality(difference: Formula, names: Sequence[str], values: Mapping[str, N
             if float(slope.at(values)) > 0:
                 return _solved((name, ">", others), -rest, slope, values)
             return _solved((name, "<", others), rest, -slope, values)
-    positive = Formula({m: c for m, c in kept.terms.items() if c > 0})
-    return f"{_text(positive - kept, 1, values)} < {_text(positive, 1, values)}"
+    positive = Formula({m: c for m, c in kept_terms.terms.items() if c > 0})
+    return f"{_text(positive - kept_terms, 1, values)} < {_text(positive, 1, values)}"
 
 
 def _solved(
@@ -117,9 +117,11 @@ def _solved(
     above, below = above / common, below / common
     # The largest term decides which names belong to the left side, as in "B/X > 3*D".
     first = max(above.terms, key=lambda m: abs(float(Formula({m: above.terms[m]}).at(values))))
-    moved = {f: e for f, e in first if f in others and e > 0 and f not in below.names}
-    above /= Formula({frozenset(moved.items()): 1})
-    left = "/".join([name, *(f"{f}**{e}" if e > 1 else str(f) for f, e in sorted(moved.items()))])
+    moved_powers = {f: e for f, e in first if f in others and e > 0 and f not in below.names}
+    above /= Formula({frozenset(moved_powers.items()): 1})
+    left = "/".join(
+        [name, *(f"{f}**{e}" if e > 1 else str(f) for f, e in sorted(moved_powers.items()))]
+    )
     return f"{left} {sign} {_quotient(above, below, values)}"
 
 

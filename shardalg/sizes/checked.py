@@ -69,10 +69,10 @@ class Checked:
         points = Points(values)
         ranges = {n: (float(a.min()), float(a.max())) for n, a in points.arrays.items() if a.size}
         # `never` is True if a fact without sizes is false, so that no point can pass.
-        found = np.full(points.inner, not self.never)
+        all_hold = np.full(points.inner, not self.never)
         if among is not None:
-            found &= among.reshape(points.inner)
-        if found.size and found.any():
+            all_hold &= among.reshape(points.inner)
+        if all_hold.size and all_hold.any():
             # Facts that follow from the ranges of the sizes need no check. For each of the
             # others, the largest number in its evaluation tells whether floating point is exact.
             largest = {name: most for name, (_, most) in ranges.items()}
@@ -81,8 +81,8 @@ class Checked:
                 for check in self.checks
                 if not check.follows(ranges)
             ]
-            self._rule_out(checks, points, found)
-        return found.reshape(points.shape)
+            self._rule_out(checks, points, all_hold)
+        return all_hold.reshape(points.shape)
 
     def _rule_out(self, checks: list[_AskedFact], points: Points, found: np.ndarray) -> None:
         """Set `found` to False at each point where a fact is false.

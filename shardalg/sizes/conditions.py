@@ -153,12 +153,12 @@ def by_power(formula: Formula, name: str) -> dict[int, Formula]:
 
     For example, in 3*X**2*B + X - 1, the size X has {2: 3*B, 1: 1, 0: -1}.
     """
-    found: dict[int, Formula] = {}
+    coefficient_of: dict[int, Formula] = {}
     for monomial, coefficient in formula.terms.items():
         power = dict(monomial).get(name, 0)
         rest = Formula({monomial - {(name, power)}: coefficient})
-        found[power] = found.get(power, Formula({})) + rest
-    return found
+        coefficient_of[power] = coefficient_of.get(power, Formula({})) + rest
+    return coefficient_of
 
 
 def crossovers(
@@ -318,8 +318,10 @@ def flips(fact: Fact, hints: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     """
     if fact.relation not in (POSITIVE, NONNEGATIVE):
         return {}
-    found = ((name, _flip_points(fact, name, hints)) for name in sorted(fact.formula.names))
-    return {name: sizes for name, sizes in found if sizes}
+    points_of_sizes = (
+        (name, _flip_points(fact, name, hints)) for name in sorted(fact.formula.names)
+    )
+    return {name: sizes for name, sizes in points_of_sizes if sizes}
 
 
 def _flip_points(fact: Fact, name: str, hints: Mapping[str, int]) -> tuple[int, ...]:
@@ -341,7 +343,7 @@ def _flip_points(fact: Fact, name: str, hints: Mapping[str, int]) -> tuple[int, 
         """Return whether the fact is true at one value of the size."""
         return fact.holds({**hints, name: size})
 
-    found = []
+    flip_points = []
     # The value 1 is the smallest size; it is tried last on the lower side.
     for side in ((*(n for n in below if n >= 1), 1), above):
         outside = next((n for n in side if not holds(n)), None)
@@ -353,5 +355,5 @@ def _flip_points(fact: Fact, name: str, hints: Mapping[str, int]) -> tuple[int, 
         while abs(outside - inside) > 1:
             middle = (inside + outside) // 2
             inside, outside = (middle, outside) if holds(middle) else (inside, middle)
-        found.append(outside)
-    return tuple(found)
+        flip_points.append(outside)
+    return tuple(flip_points)

@@ -200,11 +200,11 @@ class Replaced:
 
     def sequence(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the tuple with the numbers in its items replaced; `values` if none changes."""
-        made = [self(value) for value in values]
-        if all(map(is_, made, values)):
+        new_values = [self(value) for value in values]
+        if all(map(is_, new_values, values)):
             return values
         # A named tuple takes its items as separate arguments.
-        return tuple(made) if type(values) is tuple else type(values)(*made)
+        return tuple(new_values) if type(values) is tuple else type(values)(*new_values)
 
     def mesh(self, mesh: Mesh) -> Mesh:
         """Return the mesh with axis sizes replaced by `number`; equal meshes give the same one."""

@@ -95,16 +95,16 @@ class ExactPoints:
         key = (function, *map(formula_of, sizes))
         if key not in self._called:
             rows = list(zip(*(self.of(size).tolist() for size in sizes), strict=True))
-            found = {row: function(*row) for row in dict.fromkeys(rows)}
+            result_of = {row: function(*row) for row in dict.fromkeys(rows)}
             # A function may give other names at other sizes: collect them all.
-            names = dict.fromkeys(name for made in found.values() for name in made)
+            names = dict.fromkeys(name for made in result_of.values() for name in made)
             self._called[key] = {
-                name: np.array([found[row].get(name, 0.0) for row in rows]) for name in names
+                name: np.array([result_of[row].get(name, 0.0) for row in rows]) for name in names
             }
         return self._called[key]
 
 
 def _ratio(above: int, below: int) -> int | Fraction:
     """Return the exact quotient, as an int if it is whole."""
-    found = Fraction(above, below)
-    return found.numerator if found.denominator == 1 else found
+    ratio = Fraction(above, below)
+    return ratio.numerator if ratio.denominator == 1 else ratio

@@ -209,10 +209,10 @@ def _places(monomials: list[Monomial], order: Mapping[Any, int]) -> np.ndarray:
     Args:
       order: index of each name and ceiling.
     """
-    found = [[i + 1 for i in _factors(m, order)] for m in monomials]
+    factor_places = [[i + 1 for i in _factors(m, order)] for m in monomials]
     # Rows of equal length make one array, which numpy multiplies along.
-    width = max(map(len, found), default=0) or 1
-    return np.array([row + [0] * (width - len(row)) for row in found], np.intp)
+    width = max(map(len, factor_places), default=0) or 1
+    return np.array([row + [0] * (width - len(row)) for row in factor_places], np.intp)
 
 
 Size = Formula | int

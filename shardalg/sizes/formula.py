@@ -82,8 +82,8 @@ class Formula:
     def __post_init__(self) -> None:
         terms = self.terms.items()
         # Terms are unique and nonzero, so that equal formulas have equal dictionaries.
-        kept = {m: c if type(c) is int else _normalize(c) for m, c in terms if c}
-        object.__setattr__(self, "terms", kept)
+        nonzero_terms = {m: c if type(c) is int else _normalize(c) for m, c in terms if c}
+        object.__setattr__(self, "terms", nonzero_terms)
 
     @staticmethod
     def of(value: Formula | Number) -> Formula:

@@ -115,14 +115,14 @@ def _largest(
     Args:
       dominates: function that returns whether its first argument bounds the second.
     """
-    kept: list[Monomial] = []
+    largest: list[Monomial] = []
     # A fixed order makes the first of several equal bounds the same in every run.
     for monomial in sorted(monomials, key=lambda m: (-sum(e for _, e in m), str(Formula({m: 1})))):
-        if any(dominates(other, monomial) for other in kept):
+        if any(dominates(other, monomial) for other in largest):
             continue
-        kept = [other for other in kept if not dominates(monomial, other)]
-        kept.append(monomial)
-    return kept
+        largest = [other for other in largest if not dominates(monomial, other)]
+        largest.append(monomial)
+    return largest
 
 
 @dataclass(frozen=True)

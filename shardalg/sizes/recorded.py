@@ -51,10 +51,10 @@ class Answers:
 
     def side(self, formula: Formula) -> Compared:
         """Return the pair (number at the hints, formula) of a formula; equal formulas share it."""
-        found = self.sides.get(formula)
-        if found is None:
-            found = self.sides[formula] = (formula.at(self.hints), formula)
-        return found
+        cached = self.sides.get(formula)
+        if cached is None:
+            cached = self.sides[formula] = (formula.at(self.hints), formula)
+        return cached
 
     def ask(self, name: str, a: Compared, b: Compared | Number) -> Answer:
         """Return the result of an operation on two sizes, with the facts that it depends on.
@@ -67,13 +67,13 @@ class Answers:
         # Sides are one object per formula and live as long as the table, so an `id` is a quick key.
         number = None if isinstance(b, tuple) else b
         key = (name, id(a), id(b) if number is None else None, number)
-        found = self.found.get(key)
-        if found is None:
+        cached = self.found.get(key)
+        if cached is None:
             result, facts = _DO[name](a, b if isinstance(b, tuple) else (b, Formula.of(b)))
             if type(result) is Formula:
                 result = result.number if result.number is not None else self.side(result)
-            found = self.found[key] = (result, facts)
-        return found
+            cached = self.found[key] = (result, facts)
+        return cached
 
 
 @dataclass(eq=False)
@@ -107,10 +107,10 @@ class Recorder:
 
     def _of(self, side: Compared) -> Recorded:
         """Return the recorded size for a pair (number, formula); equal pairs give one object."""
-        found = self.known.get(id(side))
-        if found is None:
-            found = self.known[id(side)] = Recorded(self, side)
-        return found
+        cached = self.known.get(id(side))
+        if cached is None:
+            cached = self.known[id(side)] = Recorded(self, side)
+        return cached
 
     def ask(self, name: str, a: Compared, b: Compared | Number) -> Any:
         """Return the result of an operation, and store the facts that it depends on.

@@ -37,5 +37,5 @@ def bound(graph: Graph, instruction: Instruction[Apply | Fold]) -> tuple[Binding
     if binding is not None:
         return binding, changed
     # Without a binding the graph's parameters are complete, and the instruction overrides some.
-    own = dict(graph.nodes[node].signature.params)
-    return None, tuple({**own, **dict(changed)}.items())
+    node_params = dict(graph.nodes[node].signature.params)
+    return None, tuple({**node_params, **dict(changed)}.items())

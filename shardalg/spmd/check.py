@@ -27,7 +27,7 @@ def check(program: SpmdProgram) -> SpmdProgram:
         its instruction gives, a dimension does not divide, digits are not on the mesh, or an
         instruction other than a permute uses another device order.
     """
-    known = {local for local, _ in program.constants}
+    constants = {local for local, _ in program.constants}
     mesh = program.mesh
     # Partition ids count positions of the program's mesh. In another device order the same ids name
     # other devices, so only a permute may read such a local.
@@ -38,7 +38,7 @@ def check(program: SpmdProgram) -> SpmdProgram:
     }
     if other_order:
         _check_orders(program, program.block, other_order)
-    _check_block(program, program.block, known)
+    _check_block(program, program.block, constants)
     for side, shardings, locals_ in (
         ("argument", program.argument_shardings, program.block.arguments),
         ("result", program.result_shardings, program.block.results),

@@ -27,13 +27,13 @@ def user_collective(signature: Signature, mesh: Mesh) -> Attributes | None:
     >>> user_collective(Signature("psum", params, (x,), (x,)), Mesh({"X": 2, "Y": 4}))
     AllReduce(digits=(Digit(stride=1, size=4),), combine='sum')
     """
-    made = _USER_COLLECTIVES.get(signature.primitive)
-    if made is None:
+    build = _USER_COLLECTIVES.get(signature.primitive)
+    if build is None:
         return None
     axes = signature.param("axes", signature.param("axis_name"))
     # Axes of size 1 have no digit; a collective over them alone moves nothing.
     digits = mesh.digits((axes,) if isinstance(axes, str) else axes)
-    return made(signature, tuple(digit for digit in digits if digit.size > 1), mesh)
+    return build(signature, tuple(digit for digit in digits if digit.size > 1), mesh)
 
 
 def _permute(signature: Signature, digits: Digits, mesh: Mesh) -> spmd.CollectivePermute:

@@ -63,12 +63,12 @@ class Rewriter:
 
     def __init_subclass__(cls) -> None:
         """Collect the rules of a pass by kind of instruction, when its class is defined."""
-        found: dict[type, tuple[Rule, ...]] = {}
+        rules_of_kind: dict[type, tuple[Rule, ...]] = {}
         # Bodies are rewritten first, so that the pass's own rules see them in their final form.
         for some, rule in ((set(kinds(Control)) - {*cls.leaves}, Rewriter.entered), *cls.rules):
             for kind in some:
-                found[kind] = (*found.get(kind, ()), rule)
-        cls._rules_of = found
+                rules_of_kind[kind] = (*rules_of_kind.get(kind, ()), rule)
+        cls._rules_of = rules_of_kind
 
     def run(self, block: Block) -> Block:
         """Return the block after all rules of the pass were applied to its instructions.
@@ -104,15 +104,15 @@ class Rewriter:
         instruction's result; or None, if the rule has recorded the result itself.
         """
         for rule in rules:
-            found = rule(self, instruction)
+            outcome = rule(self, instruction)
             # The rule has put its own instructions into `kept`.
-            if found is None:
+            if outcome is None:
                 return
-            if isinstance(found, int):
+            if isinstance(outcome, int):
                 (result,) = instruction.results
-                self.replaced[result] = found
+                self.replaced[result] = outcome
                 return
-            instruction = found
+            instruction = outcome
         self.kept.append(instruction)
 
     def begin(self, block: Block) -> None:

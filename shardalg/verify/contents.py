@@ -269,27 +269,27 @@ def remove_digits(contents: Digits, gone: Digits) -> Digits | None:
     >>> remove_digits((Digit(1, 4),), (Digit(1, 8),)) is None
     True
     """
-    rest = list(contents)
+    left_over = list(contents)
     for digit in gone:
         # A digit covers the strides from `low` to `top`. Another one contains it if it starts at a
         # divisor of `low` and ends at a multiple of `top`.
         low, top = digit.stride, digit.stride * digit.size
-        containing = [d for d in rest if low % d.stride == 0 and d.stride * d.size % top == 0]
+        containing = [d for d in left_over if low % d.stride == 0 and d.stride * d.size % top == 0]
         if not containing:
             return None
         (whole,) = containing
         # A digit is a factor of the device number: (stride 1, size 8) is the strides 1, 2 and 4.
         # Without the middle one, the factor below it and the factor above it remain.
-        rest.remove(whole)
+        left_over.remove(whole)
         above = whole.stride * whole.size // top
-        rest += [Digit(whole.stride, low // whole.stride), Digit(top, above)]
-    return unordered_digits(tuple(rest))
+        left_over += [Digit(whole.stride, low // whole.stride), Digit(top, above)]
+    return unordered_digits(tuple(left_over))
 
 
 def partition_number(digits: Digits) -> Number:
     """Return the partition id along the digits as a number, or 0 if there are no digits."""
-    found = canonical(digits)
-    return Number.of(PartitionId(found)) if found else Number()
+    shortest = canonical(digits)
+    return Number.of(PartitionId(shortest)) if shortest else Number()
 
 
 def layout_contents(sharding: Sharding, shape: tuple[int, ...], value: int | None) -> Contents:

@@ -48,9 +48,9 @@ def literal_type_claims(signature: Signature, attributes: Apply | Fold) -> Itera
     >>> [[*literal_type_claims(node, apply)] == [] for apply in own]
     [True, False, False]
     """
-    own = dict(signature.params)
+    node_params = dict(signature.params)
     for name, value in attributes.params:
-        if not _leaf_types(value) <= _leaf_types(own.get(name)):
+        if not _leaf_types(value) <= _leaf_types(node_params.get(name)):
             yield Decided(f"{name} has the Python types of the node's: {value}", holds=False)
 
 

@@ -274,8 +274,8 @@ def positions(pairs: Iterable[tuple[int, ...]] | Runs) -> np.ndarray:
     A pair of a halo exchange also has the number of the operand that is sent. These numbers are a
     third row.
     """
-    found = pairs.arrays if isinstance(pairs, Runs) else np.array(list(pairs), int)
-    return found.T if found.size else np.zeros((2, 0), int)
+    position_pairs = pairs.arrays if isinstance(pairs, Runs) else np.array(list(pairs), int)
+    return position_pairs.T if position_pairs.size else np.zeros((2, 0), int)
 
 
 def movement_keeps_meaning(step: CheckedInstruction) -> Goal:
@@ -285,11 +285,13 @@ def movement_keeps_meaning(step: CheckedInstruction) -> Goal:
     along some digits. It may not move to devices that differ in these digits.
     """
     # A change without digits may depend on the device in any way, so it may not move at all.
-    own: list[tuple[Digits | None, str]] = []
+    device_digits: list[tuple[Digits | None, str]] = []
     for contents in step.operands:
-        own.append((contents.unreduced, "partial sums"))
-        own += [(getattr(task, "digits", None), f"{task}") for task in contents.tasks]
-    moving = [name for digits, name in own if digits is None or crosses(step.attributes, digits)]
+        device_digits.append((contents.unreduced, "partial sums"))
+        device_digits += [(getattr(task, "digits", None), f"{task}") for task in contents.tasks]
+    moving = [
+        name for digits, name in device_digits if digits is None or crosses(step.attributes, digits)
+    ]
     words = "moved numbers mean the same on the sender and the receiver"
     words = f"{words}{': not ' if moving else ''}{', '.join(moving)}"
     return "combine", Decided(words, not moving)
@@ -346,8 +348,8 @@ def numbers_at(number: Number, positions: np.ndarray) -> np.ndarray:
     # Python integers are slow, but exact where an intermediate result exceeds 64 bits.
     kind = object if _number_bound(number) > np.iinfo(np.int64).max else np.int64
     ids = (atom for atom in number.atoms() if isinstance(atom, PartitionId))
-    found = number.at({atom: partition_ids(atom.digits, positions).astype(kind) for atom in ids})
-    return np.broadcast_to(found, positions.shape)
+    numbers = number.at({atom: partition_ids(atom.digits, positions).astype(kind) for atom in ids})
+    return np.broadcast_to(numbers, positions.shape)
 
 
 def _number_bound(number: Number) -> int:

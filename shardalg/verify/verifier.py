@@ -177,8 +177,8 @@ class Verifier:
 
     def declared(self, local: int) -> Contents:
         """Return the elements that each device holds of a local, as the program declares them."""
-        made = self.program.locals[local]
-        return layout_contents(made.sharding, made.shape, made.origin)
+        declared_local = self.program.locals[local]
+        return layout_contents(declared_local.sharding, declared_local.shape, declared_local.origin)
 
     def constant_contents(self) -> Locals:
         """Return the contents of the program's constants; a literal's number is known."""
@@ -199,11 +199,17 @@ class Verifier:
           kind: the kind of the claim in reports.
           local, value: the numbers of the local value and of the graph value.
         """
-        made, of = self.program.locals[local], self.graph.values[value].type
+        declared_local, of = self.program.locals[local], self.graph.values[value].type
         words = f"{self.graph.values[value].name} enters in its declared sharding"
-        right = made.origin == value and made.shape == made.sharding.shard_shape
-        right = right and (made.sharding.shape, made.dtype) == (of.shape, of.dtype)
-        return self.decide(self.graph.values[value].name, kind, Decided(words, right))
+        is_right = (
+            declared_local.origin == value
+            and declared_local.shape == declared_local.sharding.shard_shape
+        )
+        is_right = is_right and (declared_local.sharding.shape, declared_local.dtype) == (
+            of.shape,
+            of.dtype,
+        )
+        return self.decide(self.graph.values[value].name, kind, Decided(words, is_right))
 
     def open_arguments(
         self, known: Locals, arguments: dict[int, int], layouts: tuple[Sharding, ...]
@@ -234,8 +240,8 @@ class Verifier:
         declared = layout_contents(layout, layout.shard_shape, value)
         words = f"the value leaves in the sharding {layout.text()}"
         # Contents behind the border start without known fills, so fills need not agree here.
-        right = border_contents(contents) == declared
-        yield self.decide(self.graph.values[value].name, kind, Decided(words, right))
+        is_right = border_contents(contents) == declared
+        yield self.decide(self.graph.values[value].name, kind, Decided(words, is_right))
 
     def block(self, block: Block, known: Locals) -> Iterator[Claim]:
         """Yield the claims of all instructions, loop bodies included.
@@ -481,8 +487,10 @@ class Verifier:
 
         Inside the region, each device's block is a whole value of its own.
         """
-        made = self.program.locals[local]
-        return layout_contents(self.replicated_sharding(local), made.shape, made.origin)
+        declared_local = self.program.locals[local]
+        return layout_contents(
+            self.replicated_sharding(local), declared_local.shape, declared_local.origin
+        )
 
     def value_name(self, instruction: Instruction) -> str:
         """Return the name of the graph value that the instruction computes or moves."""

@@ -106,9 +106,12 @@ def positions_of(digits: Digits, ids: np.ndarray) -> np.ndarray:
     Of the devices with a partition id, it is the one whose digits outside `digits` are 0.
     """
     # `partition_id` is Horner's scheme; here it runs backwards, from the minor digit on.
-    position, rest = np.zeros_like(ids), ids
+    position, remainder = np.zeros_like(ids), ids
     for digit in reversed(digits):
-        position, rest = position + rest % digit.size * digit.stride, rest // digit.size
+        position, remainder = (
+            position + remainder % digit.size * digit.stride,
+            remainder // digit.size,
+        )
     return position
 
 
@@ -149,19 +152,21 @@ class Classes:
         # The interval that starts last in its first block reaches into the most blocks.
         offsets = self.starts(exchange, *self.window(exchange)) % exchange.block
         last = int((offsets.max() + max(exchange.want.length, 1) - 1) // exchange.block)
-        found = [class_round(self, exchange, number) for number in range(last + 1)]
-        full = {each.number for each in found if each.exists}
-        return tuple(found[number].round for number in worth_sending(full, last))
+        rounds = [class_round(self, exchange, number) for number in range(last + 1)]
+        full = {each.number for each in rounds if each.exists}
+        return tuple(rounds[number].round for number in worth_sending(full, last))
 
     def stays(self, exchange: Exchange, number: int) -> bool:
         """Return whether every device reads its own block in round `number` of an exchange.
 
         Such a round needs no communication.
         """
-        found = class_round(self, exchange, number)
+        class_round_of = class_round(self, exchange, number)
         # From one device of a class to the next, the reader's id grows by `period` and the block's
         # by `step`. If these are equal and one device reads its own block, all of them do.
-        return self.step == self.period and bool((found.source == found.target).all())
+        return self.step == self.period and bool(
+            (class_round_of.source == class_round_of.target).all()
+        )
 
     def device_runs(self, exchange: Exchange, number: int, labels: Pairs) -> Runs:
         """Return the device pairs that pairs of classes represent in round `number`.
@@ -419,13 +424,13 @@ def classes_of(exchanges: tuple[Exchange, ...]) -> Classes | None:
     # starts of their own.
     ids = {d for e in exchanges for n, d in e.ids if n in e.want.start.variables}
     rows = tuple(sorted({digit for d in ids if canonical(d) != canonical(held) for digit in d}))
-    rest = complement(held, devices)
-    if rest is None:
+    other_digits = complement(held, devices)
+    if other_digits is None:
         return None
     # Digits that overlap have no independent values, so they cannot count rows. All digits outside
     # of the dimension can, in more rows than necessary.
     if any(overlap(*pair) for pair in combinations((*held, *rows), 2)):
-        rows = rest
+        rows = other_digits
     if complement((*held, *rows), devices) is None:
         return None
     return Classes(held, rows, devices, *_common(exchanges))
@@ -440,12 +445,12 @@ def _common(exchanges: Sequence[Exchange]) -> tuple[int, int]:
     """
     count = parts(exchanges[0].held)
     periods = [_period(exchange) for exchange in exchanges if exchange.want.length]
-    found = [each for each in periods if each is not None]
-    if not found or len(found) < len(periods):
+    known_periods = [each for each in periods if each is not None]
+    if not known_periods or len(known_periods) < len(periods):
         return count, count
     # Over a common period all exchanges must advance by equally many blocks.
-    period = math.lcm(*(period for period, _ in found))
-    steps = {step * (period // own) for own, step in found}
+    period = math.lcm(*(period for period, _ in known_periods))
+    steps = {step * (period // own) for own, step in known_periods}
     return (period, steps.pop()) if len(steps) == 1 and 4 * period <= count else (count, count)
 
 

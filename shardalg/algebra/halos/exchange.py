@@ -89,8 +89,10 @@ class Exchange:
         Rounds that count from the start of the interval then take more than one permute each.
         """
         # A start that does not depend on the device's own block has no name for it yet.
-        own = next((name for name, digits in self.ids if digits == self.held), "own block")
-        ids = dict(self.ids) | {own: self.held}
+        partition_name = next(
+            (name for name, digits in self.ids if digits == self.held), "own block"
+        )
+        ids = dict(self.ids) | {partition_name: self.held}
         lowest = int((self._starts // self.block - self._held).min())
         return replace(self, ids=tuple(ids.items()), lowest=lowest)
 
@@ -196,10 +198,13 @@ class Exchange:
         elements, the most that any device needs.
         """
         start, end = self._clipped
-        own, some = self._held * self.block, start < end
+        own_start, some = self._held * self.block, start < end
         if not some.any():
             return 0
-        left, right = int((own - start)[some].max()), int((end - own - self.block)[some].max())
+        left, right = (
+            int((own_start - start)[some].max()),
+            int((end - own_start - self.block)[some].max()),
+        )
         # If every interval ends before the device's own block (right < -block), the left margin
         # need not include the elements after the last end; likewise on the other side.
         unread = min(self.block + right, 0), min(self.block + left, 0)
@@ -362,11 +367,11 @@ class Exchange:
         block = self._first + number
         # The block's number gives the digits `held`; the sender has all others in common with the
         # device. The remainders of the number are its digits from the minor one on.
-        source, rest = self._positions.copy(), block
+        source, remainder = self._positions.copy(), block
         for digit in reversed(self.held):
             now = self._positions // digit.stride % digit.size
-            source += (rest % digit.size - now) * digit.stride
-            rest = rest // digit.size
+            source += (remainder % digit.size - now) * digit.stride
+            remainder = remainder // digit.size
         return np.where((block >= 0) & (block < parts(self.held)), source, -1)
 
 
@@ -441,11 +446,11 @@ def once_each(sources: Iterable[int], targets: Iterable[int]) -> list[list[int]]
     receives once in a round, so the k-th target of a source goes to group k.
     """
     # Greedy is optimal here: the number of groups is the largest number of targets of a source.
-    seen: Counter[int] = Counter()
+    count_of: Counter[int] = Counter()
     groups: list[list[int]] = []
     for source, target in zip(sources, targets, strict=True):
-        if seen[source] == len(groups):
+        if count_of[source] == len(groups):
             groups.append([])
-        groups[seen[source]].append(target)
-        seen[source] += 1
+        groups[count_of[source]].append(target)
+        count_of[source] += 1
     return groups

@@ -251,8 +251,10 @@ class Halo:
 
         At most `margin_left`, which counts elements between the taps, too.
         """
-        own = self.block
-        return max(0, *(p * own - read[0] if read else 0 for p, read in enumerate(self._reads)))
+        own_block = self.block
+        return max(
+            0, *(p * own_block - read[0] if read else 0 for p, read in enumerate(self._reads))
+        )
 
     @property
     def needed_right(self) -> int:
@@ -260,8 +262,8 @@ class Halo:
 
         At most `margin_right`, which counts elements between the taps, too.
         """
-        own = self.block
-        ends = (read[1] - (p + 1) * own if read else 0 for p, read in enumerate(self._reads))
+        own_block = self.block
+        ends = (read[1] - (p + 1) * own_block if read else 0 for p, read in enumerate(self._reads))
         return max(0, *ends)
 
     @cached_property

@@ -118,7 +118,7 @@ def touched(index: Index, *, blocks: Mapping[str, int], parts: Mapping[str, int]
     # low(p) mod m, so the length is the largest over the partitions.
     rests = _rests(moved, m, parts)
     if index.exact:
-        length = (span - min(-rest % m for rest in rests)) // m + 1
+        length = (span - min(-remainder % m for remainder in rests)) // m + 1
         return Interval(_divided(Index(terms, low + m - 1), m), length)
     return Interval(_divided(moved, m), (span + max(rests)) // m + 1)
 
@@ -136,13 +136,13 @@ def _rests(start: Index, divisor: int, parts: Mapping[str, int]) -> set[int]:
     Args:
       parts: the number of values of each partition id.
     """
-    found = {start.constant % divisor}
+    remainders = {start.constant % divisor}
     for name, coefficient in start.terms:
         # coefficient*p mod divisor repeats after `cycle` partition ids.
         cycle = divisor // math.gcd(coefficient, divisor)
         steps = range(min(parts[name], cycle))
-        found = {(rest + coefficient * p) % divisor for rest in found for p in steps}
-    return found
+        remainders = {(rest + coefficient * p) % divisor for rest in remainders for p in steps}
+    return remainders
 
 
 Ids = tuple[tuple[str, Digits], ...]
@@ -163,8 +163,8 @@ def extremes(index: Index, ids: Ids, devices: int) -> tuple[int, int]:
     """
     terms = _independent(index, ids)
     if terms is None:
-        found = _everywhere(index, ids, devices)
-        return int(found.min()), int(found.max())
+        values = _everywhere(index, ids, devices)
+        return int(values.min()), int(values.max())
     # The ids vary independently, each from 0 to count - 1, so every term is extreme at an end.
     ends = [(0, coefficient * (count - 1)) for coefficient, count in terms]
     low, high = (index.constant + sum(pick(end) for end in ends) for pick in (min, max))
@@ -184,13 +184,13 @@ def residues(index: Index, modulus: int, ids: Ids, devices: int) -> frozenset[in
     # floor(x/div) modulo a number depends on x modulo div times the number. The terms vary
     # independently, so their residues are added one term at a time.
     period = index.div * math.lcm(modulus, index.mod or 1)
-    found = np.array([index.constant % period])
+    remainders = np.array([index.constant % period])
     for coefficient, count in terms:
         # coefficient*p mod period repeats after `cycle` partition ids.
         cycle = period // math.gcd(coefficient, period)
         steps = coefficient * np.arange(min(count, cycle))
-        found = np.unique((found[:, None] + steps) % period)
-    numbers = found // index.div
+        remainders = np.unique((remainders[:, None] + steps) % period)
+    numbers = remainders // index.div
     return frozenset(np.unique((numbers % index.mod if index.mod else numbers) % modulus).tolist())
 
 
@@ -213,8 +213,8 @@ def _independent(index: Index, ids: Ids) -> list[tuple[int, int]] | None:
 def _everywhere(index: Index, ids: Ids, devices: int) -> np.ndarray:
     """Return the value of an index on every device, as an array."""
     positions = np.arange(devices)
-    found = index.at({name: partition_ids(digits, positions) for name, digits in ids})
-    return np.broadcast_to(found, (devices,))
+    values = index.at({name: partition_ids(digits, positions) for name, digits in ids})
+    return np.broadcast_to(values, (devices,))
 
 
 _P = Index.of("p")

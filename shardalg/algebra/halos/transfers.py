@@ -174,8 +174,8 @@ class Transfer:
             piece.
           piece: the piece, with the pairs that need it.
         """
-        wanted = {(*pair, slot) for pair in piece.pairs}
-        return tuple(tuple(e[:-1] for e in edges if e in wanted) for edges in self.permutes)
+        wanted_edges = {(*pair, slot) for pair in piece.pairs}
+        return tuple(tuple(e[:-1] for e in edges if e in wanted_edges) for edges in self.permutes)
 
 
 def pieces(round_: Round, reader: int = 0) -> Iterator[Piece]:
@@ -218,14 +218,14 @@ def transfers(readers: Sequence[BlockReader]) -> tuple[Transfer, ...]:
     for number, reader in enumerate(readers):
         for piece in (p for round_ in reader.rounds for p in pieces(round_, number)):
             _join(groups, Slot(reader.tensor, reader.block, piece.lower, piece.upper, (piece,)))
-    found = []
+    result = []
     for group in groups:
         # Shapes are static: every slot of a permute is as wide as the widest one.
         width = max(slot.width for slot in group.slots)
         edges = tuple((*pair, k) for k, slot in enumerate(group.slots) for pair in slot.pairs)
         slots = tuple(slot.widened(width) for slot in group.slots)
-        found.append(Transfer(slots, in_permutes(edges)))
-    return tuple(found)
+        result.append(Transfer(slots, in_permutes(edges)))
+    return tuple(result)
 
 
 class _New(NamedTuple):
@@ -341,7 +341,7 @@ def _join(groups: list[_Group], slot: Slot) -> None:
     group. The saving is the price of both apart, minus the price of the group with the slot.
     """
     new = _New.of(slot)
-    own = _Group(new)
+    own_group = _Group(new)
     # (saving, group, number of the slot to join in it). The search starts with a group of its own,
     # which saves nothing, so that a slot joins another one only if this saves something.
     best: tuple[tuple[int, int], _Group | None, int] = ((0, 0), None, 0)
@@ -349,15 +349,18 @@ def _join(groups: list[_Group], slot: Slot) -> None:
     for group in groups if new.pairs else ():
         before = group.price
         for after, k in group.joints(new) if group.permutes else ():
-            saved = own.price[0] + before[0] - after[0], own.price[1] + before[1] - after[1]
+            saved = (
+                own_group.price[0] + before[0] - after[0],
+                own_group.price[1] + before[1] - after[1],
+            )
             if saved > best[0]:
                 best = (saved, group, k)
         # No joint saves more than the price of the slot alone.
-        if best[0] == own.price:
+        if best[0] == own_group.price:
             break
     _, chosen, k = best
     if chosen is None:
-        groups.append(own)
+        groups.append(own_group)
     else:
         chosen.add(k, new)
 

@@ -80,11 +80,11 @@ class Lists:
             return self._dim(reader, mesh)
 
         reader.expect("[")
-        found = reader.items(dim, "]")
-        if len(found) != rank:
-            what = f"{len(found)} dimensions, and the shape has {rank}"
+        dims = reader.items(dim, "]")
+        if len(dims) != rank:
+            what = f"{len(dims)} dimensions, and the shape has {rank}"
             raise reader.error(what, start)
-        return found
+        return dims
 
     def classes(self, reader: Reader, mesh: Mesh, kinds: tuple[str, ...]) -> dict[str, Digits]:
         """Read axes that split no dimension, such as `, replicated={'z'}, unreduced={'w'}`.

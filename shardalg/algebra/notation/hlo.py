@@ -86,9 +86,9 @@ def from_hlo(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Lay
         a tuple sharding, an unknown sharding or a shard group.
     """
     reader = Reader(text, "the HLO sharding", _EXAMPLES)
-    made = _one(reader, tuple(shape), mesh)
+    layout = _one(reader, tuple(shape), mesh)
     reader.end()
-    return made
+    return layout
 
 
 def from_hlo_tuple(
@@ -173,12 +173,12 @@ def _one(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
     reader.expect("{")
     start = reader.skip()
     if reader.text.startswith(("mesh", "maximal_mesh"), start):
-        made = axis_lists.read(reader, shape, mesh)
+        layout = axis_lists.read(reader, shape, mesh)
     else:
-        made = _in_braces(reader, shape, mesh)
+        layout = _in_braces(reader, shape, mesh)
     _refuse(reader)
     reader.expect("}")
-    return made
+    return layout
 
 
 def _in_braces(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
@@ -331,11 +331,11 @@ def _sharding(read: _Tiles, shape: tuple[int, ...]) -> Layout:
     rank = len(shape)
     groups = list(zip(read.subgroups, rows[rank:], strict=True))
     # Replicated subgroups are the devices that no other digit uses; they are not stored.
-    held = {
+    digits_of_kind = {
         kind: tuple(d for name, digits in groups if name == kind for d in digits)
         for kind in ("unreduced", "manual")
     }
-    return Layout(mesh, shape, rows[:rank]).holding(held)
+    return Layout(mesh, shape, rows[:rank]).holding(digits_of_kind)
 
 
 def _cut(digits: Digits, extents: tuple[int, ...]) -> tuple[Digits, ...] | None:
@@ -351,11 +351,11 @@ def _cut(digits: Digits, extents: tuple[int, ...]) -> tuple[Digits, ...] | None:
     """
     # The tile array is row-major, so the first extent takes the major digits. If it needs only the
     # major part of a digit, the minor part is left for the next extent.
-    rest, rows = list(reversed(canonical(digits))), []
+    other_digits, rows = list(reversed(canonical(digits))), []
     for extent in extents:
         row: list[Digit] = []
         while extent > 1:
-            head = rest.pop()
+            head = other_digits.pop()
             taken = math.gcd(head.size, extent)
             below = head.size // taken
             # In any other case, the extent would end inside of a digit at a place that does not
@@ -364,7 +364,7 @@ def _cut(digits: Digits, extents: tuple[int, ...]) -> tuple[Digits, ...] | None:
                 return None
             row.append(Digit(head.stride * below, taken))
             if below > 1:
-                rest.append(Digit(head.stride, below))
+                other_digits.append(Digit(head.stride, below))
             extent //= taken
         rows.append(tuple(row))
     return tuple(rows)
@@ -379,12 +379,12 @@ def _whole(reader: Reader, kind: str, shape: tuple[int, ...], mesh: Mesh | None)
     Raises:
       NotationError: the word is not "replicated", and `mesh` is None.
     """
-    made = whole(mesh or Mesh.unnamed(1), shape)
+    layout = whole(mesh or Mesh.unnamed(1), shape)
     if kind == "replicated":
-        return made
+        return layout
     if mesh is None:
         raise reader.error(f"{{{kind}}} does not say how many devices there are; give the mesh")
-    return made.holding({kind: spelled((Digit(1, mesh.size),), mesh)})
+    return layout.holding({kind: spelled((Digit(1, mesh.size),), mesh)})
 
 
 def _subgroups(sharding: Layout) -> list[tuple[str, Digits]]:

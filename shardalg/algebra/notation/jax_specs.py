@@ -29,7 +29,9 @@ def from_spec(spec: Any, mesh: Mesh, shape: tuple[int, ...]) -> Layout:
     Sharding([(x, y), None, ?], shape=(16, 3, 5), Mesh(x=2, y=4))
     """
     entries = tuple(_entry(entry, spec) for entry in _entries(spec))
-    held = [tuple(sorted(getattr(spec, name, None) or ())) for name in ("unreduced", "reduced")]
+    axes_of_kinds = [
+        tuple(sorted(getattr(spec, name, None) or ())) for name in ("unreduced", "reduced")
+    ]
     # Older versions of JAX have no kinds: their unreduced values are sums.
     kind = getattr(getattr(spec, "unreduced_kind", None), "name", "sum")
     if kind != "sum":
@@ -37,7 +39,7 @@ def from_spec(spec: Any, mesh: Mesh, shape: tuple[int, ...]) -> Layout:
             f"{spec} holds partial values that are combined by {kind}: a sharding here holds sums "
             "only. Leave unreduced_kind out, or combine them before."
         )
-    classes = dict(zip(("unreduced", "replicated"), held, strict=True))
+    classes = dict(zip(("unreduced", "replicated"), axes_of_kinds, strict=True))
     return from_axes(entries, mesh, shape, classes)
 
 
@@ -78,8 +80,8 @@ def to_spec(sharding: Layout) -> PartitionSpec:
             entries.append(names[0] if len(names) == 1 else names)
     # JAX calls axes "reduced" along which the value is explicitly replicated.
     classes = {"unreduced": sharding.unreduced, "reduced": sharding.replicated}
-    named = {kind: frozenset(_names(d, sharding)) for kind, d in classes.items() if d}
-    return PartitionSpec(*entries, **named)
+    axes_of_kind = {kind: frozenset(_names(d, sharding)) for kind, d in classes.items() if d}
+    return PartitionSpec(*entries, **axes_of_kind)
 
 
 def check_named(named: Any) -> None:

@@ -57,9 +57,9 @@ class Reader:
 
     def skip(self) -> int:
         """Skip space; return the index of the next word."""
-        found = _SPACE.match(self.text, self.at)
-        assert found is not None  # it matches the empty text
-        self.at = found.end()
+        space = _SPACE.match(self.text, self.at)
+        assert space is not None  # it matches the empty text
+        self.at = space.end()
         return self.at
 
     def take(self, pattern: str) -> str:
@@ -123,10 +123,10 @@ class Reader:
         Args:
           what: the name of a number in errors.
         """
-        found = [self.number(what)]
+        numbers = [self.number(what)]
         while self.expect(",", close) == ",":
-            found.append(self.number(what))
-        return tuple(found)
+            numbers.append(self.number(what))
+        return tuple(numbers)
 
     def quoted(self, quotes: str, what: str) -> str:
         """Consume and return a name in quotation marks, without escapes.
@@ -327,7 +327,7 @@ def stated(reader: Reader, read: Layout, mesh: Mesh | None) -> Layout:
     if mesh is not None and not read.mesh.axes and read.mesh.device_ids is None:
         return Layout(mesh, read.shape, read.dims)
     # The text's mesh may have other axes or another device order over the same devices.
-    found = read if mesh is None else restate(read, mesh)
-    if found is None:
+    layout = read if mesh is None else restate(read, mesh)
+    if layout is None:
         raise reader.error(f"{read!r} is no digits of {mesh!r}; read it without a mesh")
-    return found
+    return layout

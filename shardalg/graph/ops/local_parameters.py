@@ -108,10 +108,10 @@ def emit(
     ((('shape', (4, 2)),), [('d1', 1)])
     """
     split = sharded_loops(rule, blocks)
-    bad = sorted(split & unsupported_loops(rule))
-    if bad:
+    wrong_loops = sorted(split & unsupported_loops(rule))
+    if wrong_loops:
         raise RuleError(
-            f"{rule} cannot be partitioned on loop {', '.join(bad)}: nothing emits it yet. "
+            f"{rule} cannot be partitioned on loop {', '.join(wrong_loops)}: nothing emits it yet. "
             "Gather the operand along it."
         )
     emission = EMITTERS[rule.family](signature, rule, blocks)
@@ -397,7 +397,7 @@ def selections(
       components: operand dimension of each component of the index vector.
     """
     symbols = {symbol.name: symbol for symbol in rule.symbols}
-    found = []
+    selected_dims = []
     for guard in rule.guards:
         loop = guard.loop.loop
         if loop is not None and loop in split:
@@ -408,8 +408,8 @@ def selections(
             width = max((rule.extents[name] for name in names if name in rule.extents), default=0)
             # The start along operand dimension d is the symbol `$td`.
             dim = int(symbol.name[2:])
-            found.append(SelectedDimension(dim, loop, symbol, components.index(dim), width))
-    return tuple(found)
+            selected_dims.append(SelectedDimension(dim, loop, symbol, components.index(dim), width))
+    return tuple(selected_dims)
 
 
 def _margins(selected: tuple[SelectedDimension, ...]) -> tuple[tuple[int, str, int], ...]:
@@ -493,8 +493,8 @@ def _scatter(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     are_updates_sharded = not split.isdisjoint(rule.reduced)
     # Entry c is the operand dimension that component c of an index selects.
     dims_of_components = numbers(signature).selected
-    found = selections(rule, dims_of_components, split)
-    shifts = tuple(one.shift(drops=True) for one in found)
+    run_time_dims = selections(rule, dims_of_components, split)
+    shifts = tuple(one.shift(drops=True) for one in run_time_dims)
     if shifts and scatter_mode(signature.param("mode")) == CLIP:
         # The global scatter clamps all components of an index to their valid starts, but the local
         # one drops an update that misses. So the components without a shift are clamped here:
@@ -520,7 +520,7 @@ def _scatter(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     # Operand 0 is the tensor into which the updates are added or multiplied.
     counts_once = rule.combine in (SUM, PRODUCT) and are_updates_sharded
     first_member = 0 if counts_once else None
-    return Emission(params, shifts, margins=_margins(found), first_member=first_member)
+    return Emission(params, shifts, margins=_margins(run_time_dims), first_member=first_member)
 
 
 def _row_groups(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:

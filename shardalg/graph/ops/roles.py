@@ -119,9 +119,9 @@ def check_roles(graph: Graph, argument_roles: Sequence[str | None]) -> None:
     pairs = zip(graph.argument_paths, argument_roles, strict=True)
     faults = [f"{path}: {role!r}" for path, role in pairs if role not in (None, *ARGUMENT_ROLES)]
     if faults:
-        known = ", ".join(map(repr, ARGUMENT_ROLES))
+        role_names = ", ".join(map(repr, ARGUMENT_ROLES))
         raise RoleError(
-            f"unknown roles {'; '.join(faults[:8])}. A role is one of {known}, or None."
+            f"unknown roles {'; '.join(faults[:8])}. A role is one of {role_names}, or None."
         )
 
 

@@ -180,7 +180,7 @@ def call_params(name: str, params: Mapping[str, Any]) -> dict[str, object]:
       name: the name of the primitive.
       params: the parameters of JAX's equation.
     """
-    kept = {k: params[k] for k in _KEPT[name]}
+    kept_params = {k: params[k] for k in _KEPT[name]}
     if name == "scan" and 1 < params["length"] <= params.get("unroll", 1):
-        kept["unrolled"] = True
-    return kept
+        kept_params["unrolled"] = True
+    return kept_params

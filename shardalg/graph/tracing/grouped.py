@@ -46,14 +46,20 @@ def grouped_rows(equation: Any) -> Callable[..., Any] | None:
         return None
     (dim,) = numbers.lhs_ragged_dimensions
     count = sizes.shape[-1]
-    kept = {name: params[name] for name in ("precision", "preferred_element_type")}
+    kept_params = {name: params[name] for name in ("precision", "preferred_element_type")}
 
     def run(x: Any, w: Any, sizes: Any) -> Any:
         shape = (*sizes.shape[:-1], left.shape[dim])
         # The rows are numbered from 0 here; on a device, its block's first row replaces the 0.
         group = row_groups_p.bind(np.int32(0), sizes, shape=shape)
         return grouped_dot_p.bind(
-            x, w, group, ragged_dot_dimension_numbers=numbers, count=count, is_shifted=False, **kept
+            x,
+            w,
+            group,
+            ragged_dot_dimension_numbers=numbers,
+            count=count,
+            is_shifted=False,
+            **kept_params,
         )
 
     return run

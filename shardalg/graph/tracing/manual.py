@@ -51,18 +51,18 @@ def _region(
             builder.block_axes.update(equation.params["newly_manual_axes"])
             for inner_equation in equations(equation.params["jaxpr"]):
                 builder.block_axes.update(inner_equation.params.get("newly_manual_axes", ()))
-            given = _with_sites(builder, operands, sides[0], place, is_open=True)
+            annotated = _with_sites(builder, operands, sides[0], place, is_open=True)
             return _with_sites(
-                builder, builder.run(body, given, place), sides[1], place, is_open=True
+                builder, builder.run(body, annotated, place), sides[1], place, is_open=True
             )
     # Otherwise all axes are manual (or `vmap` has no rule): the region is a call with a body.
     order = tuple(map(str, equation.params["mesh"].axis_names))
     inner = place._replace(manual=place.manual | dict(axes).keys(), order=order)
     body = equation.params["jaxpr"]
     labels = [f"operand{i}" for i in range(len(operands))]
-    given = _with_sites(builder, operands, sides[0], place)
+    annotated = _with_sites(builder, operands, sides[0], place)
     plain = {"axes": axes, "in_axes": sides[0], "out_axes": sides[1]}
-    results = call(builder, equation, given, inner, Bodies([(body, labels)], (), plain))
+    results = call(builder, equation, annotated, inner, Bodies([(body, labels)], (), plain))
     return _with_sites(builder, results, sides[1], place)
 
 

@@ -106,8 +106,10 @@ def bodies(primitive: Any) -> tuple[Callable[..., Any], ...]:
     rule: Any = getattr(mlir._lowerings.get(primitive), "rule", None)
     from_function = getattr(rule, "__qualname__", "").startswith(f"{mlir.lower_fun.__name__}.")
     lowered = inspect.getclosurevars(rule).nonlocals.get("fun") if from_function else None
-    found = [f for f in (lowered, getattr(primitive, "impl", None)) if f is not None]
-    homes = {f: getattr(f.func if isinstance(f, partial) else f, "__module__", "") for f in found}
+    functions = [f for f in (lowered, getattr(primitive, "impl", None)) if f is not None]
+    homes = {
+        f: getattr(f.func if isinstance(f, partial) else f, "__module__", "") for f in functions
+    }
     if all(f"{home}.".startswith(_OWN) for home in homes.values()):
         return ()
     # The `impl` that JAX gives a primitive by default (`dispatch`) only compiles the lowering rule.

@@ -89,10 +89,10 @@ class Parts:
         Raises:
           TraceError: the value is no array (a reference, a token).
         """
-        found = self._types_of.get(id(aval))
+        cached = self._types_of.get(id(aval))
         # Many equations share an abstract value. The cache stores it too, so that its `id` is not
         # given to another object.
-        if found is None:
+        if cached is None:
             try:
                 new = ValueType(tuple(map(int, aval.shape)), aval.dtype.name)
             except AttributeError:
@@ -100,8 +100,8 @@ class Parts:
                     f"a value of type {aval} is no array: a graph holds arrays only. "
                     "Keep references and tokens out of the planned function."
                 ) from None
-            found = self._types_of[id(aval)] = (aval, self._types.setdefault(new, new))
-        return found[1]
+            cached = self._types_of[id(aval)] = (aval, self._types.setdefault(new, new))
+        return cached[1]
 
     def value(self, value_type: ValueType, kind: str, name: str) -> int:
         """Add a value and return its index; if its name is taken, a number is appended to it.
@@ -165,16 +165,16 @@ class Parts:
         """Return the parameters of a primitive as plain data; equal parameters share an object."""
         try:
             key: object = (primitive, *[item for item in params.items() if item[0] not in HINTS])
-            found = self._params.get(key)
+            cached = self._params.get(key)
         except TypeError:
             # A parameter has no hash, such as a list: only its plain data can be looked up.
-            key = found = None
-        if found is None:
-            found = plain_params(primitive, params)
-            found = self._params.setdefault((primitive, found), found)
+            key = cached = None
+        if cached is None:
+            cached = plain_params(primitive, params)
+            cached = self._params.setdefault((primitive, cached), cached)
             if key is not None:
-                self._params[key] = found
-        return found
+                self._params[key] = cached
+        return cached
 
     def signature(
         self, primitive: str, params: Params, *, operands: Sequence[int], results: Sequence[int]

@@ -84,13 +84,13 @@ def endless(fn: Callable[..., Any], error: RecursionError) -> TraceError:
         if file:
             calls[frame.f_code.co_name, f"{file}:{line}"] += 1
     # Functions of an endless recursion occur many times in the traceback, their callers once.
-    found = [f"{name} ({place})" for (name, place), times in calls.items() if times > 20]
-    if found:
-        whom = "itself" if len(found) == 1 else "each other"
-        verb = "calls" if len(found) == 1 else "call"
+    functions = [f"{name} ({place})" for (name, place), times in calls.items() if times > 20]
+    if functions:
+        whom = "itself" if len(functions) == 1 else "each other"
+        verb = "calls" if len(functions) == 1 else "call"
         return TraceError(
-            f"endless recursion in {function_name(fn)}: {', '.join(found[:4])} {verb} {whom} until "
-            "Python's limit of recursion. Give the recursion an end that depends on Python values."
+            f"endless recursion in {function_name(fn)}: {', '.join(functions[:4])} {verb} {whom} "
+            "until Python's limit of recursion. Give the recursion an end that depends on Python values."
         )
     return TraceError(
         f"Python's limit of recursion is reached while {function_name(fn)}{user_line(error)} is "

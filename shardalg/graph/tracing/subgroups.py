@@ -369,9 +369,9 @@ def _annotate_leading(x: Any, names: Sequence[str]) -> Any:
     """
     if not names:
         return x
-    rest = tuple(range(len(names), x.ndim))
-    spec = (*((name,) for name in names), *[() for _ in rest])
-    return annotate_p.bind(x, name=None, spec=spec, unspecified_dims=rest, mesh=None)
+    open_dims = tuple(range(len(names), x.ndim))
+    spec = (*((name,) for name in names), *[() for _ in open_dims])
+    return annotate_p.bind(x, name=None, spec=spec, unspecified_dims=open_dims, mesh=None)
 
 
 _COPIES = ("pvary", "pcast")
@@ -393,12 +393,12 @@ def _batching_rules() -> Iterator[None]:
     """
     # The table is global in JAX, so the rules are replaced only while the region is traced.
     table = batching.fancy_primitive_batchers
-    own: dict[Any, Any] = {
+    own_rules: dict[Any, Any] = {
         p: partial(_batch_movement, p, *_MOVEMENTS[p.name]) for p in table if p.name in _MOVEMENTS
     }
-    own |= {primitive: partial(_batch_reduction, primitive) for primitive in _REDUCED}
-    before = {primitive: table[primitive] for primitive in own}
-    table.update(own)
+    own_rules |= {primitive: partial(_batch_reduction, primitive) for primitive in _REDUCED}
+    before = {primitive: table[primitive] for primitive in own_rules}
+    table.update(own_rules)
     try:
         yield
     finally:
@@ -426,7 +426,7 @@ def _batch_reduction(
     collective.
     """
     (x,), (dim,), axes, groups = values, dims, params["axes"], params["axis_index_groups"]
-    rest = {**params, "axes": tuple(name for name in axes if name != axis.name)}
+    other_params = {**params, "axes": tuple(name for name in axes if name != axis.name)}
     if groups is not None and axis.name in axes:
         if len(axes) > 1:
             raise NotImplementedError(f"groups along {axes} at once")
@@ -436,7 +436,7 @@ def _batch_reduction(
     if axis.name in axes:
         of_dimension, of_equal = _REDUCED[primitive]
         x, dim = of_equal(x, axis.size) if dim is None else of_dimension(x, dim), None
-    return (primitive.bind(x, **rest) if rest["axes"] else x), dim
+    return (primitive.bind(x, **other_params) if other_params["axes"] else x), dim
 
 
 def _reduce_in_groups(primitive: Any, x: Any, dim: Any, groups: np.ndarray) -> tuple[Any, Any]:

@@ -354,8 +354,8 @@ def _own_mesh(around: AbstractMesh | None, sharding: Any) -> PlainMesh | None:
     # The same mesh with explicit axes is unequal in JAX.
     if around is not None and isinstance(mesh, AbstractMesh) and mesh.shape == around.shape:
         return None
-    own = Mesh.from_jax(mesh)
-    return own.axes, own.device_ids
+    user_mesh = Mesh.from_jax(mesh)
+    return user_mesh.axes, user_mesh.device_ids
 
 
 def flatten_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:

@@ -170,8 +170,8 @@ def _body(function: Callable[..., Any], equation: Any) -> Any:
 
     The manual axes of the equation are known in the function.
     """
-    given = (var.aval for var in equation.invars)
-    structs = (jax.ShapeDtypeStruct(v.shape, v.dtype) for v in given)
+    types = (var.aval for var in equation.invars)
+    structs = (jax.ShapeDtypeStruct(v.shape, v.dtype) for v in types)
     # A collective in the function needs the sizes of the axes along which its region is manual.
     mesh = equation.ctx.cur_abstract_mesh
     axes = [(name, int(mesh.shape[name])) for name in getattr(mesh, "manual_axes", ())]

@@ -132,10 +132,10 @@ def _agreement(script: _Script, claim: MergeClaim, result: Sharding) -> None:
                 # A merge under Shardy's policy may split a dimension further than an operand does,
                 # so its offsets can differ. The operand's id is then the major part of the
                 # result's.
-                ratio, rest = divmod(result.parts[place], operand.parts[place])
+                ratio, remainder = divmod(result.parts[place], operand.parts[place])
                 a, b = (script.partition_id(s, place, device) for s in (operand, result))
                 major = b if ratio == 1 else f"(div {b} {ratio})"
-                script.show("false" if rest else _equals(a, major))
+                script.show("false" if remainder else _equals(a, major))
 
 
 def _equals(a: str, b: str) -> str:
@@ -232,9 +232,9 @@ def _no_prefix(script: _Script, pair: tuple[Sharding, Sharding], place: DimOrCla
     """
     coarse, fine = pair
     assert isinstance(place, int)
-    ratio, rest = divmod(fine.parts[place], coarse.parts[place])
+    ratio, remainder = divmod(fine.parts[place], coarse.parts[place])
     # A major part has a number of partitions that divides the other one.
-    if rest:
+    if remainder:
         return f"(not (= (mod {fine.parts[place]} {coarse.parts[place]}) 0))"
     # One device with another quotient refutes it.
     for device in coarse.mesh.order:

@@ -283,8 +283,8 @@ class Devices:
 
     def position(self, values: Values, tag: str = "d") -> int:
         """Return the position of the device that a model names `tag`."""
-        named = dict(values)
-        return named.get(tag, 0) if self.space is None else self.space.position(named, tag)
+        number_of = dict(values)
+        return number_of.get(tag, 0) if self.space is None else self.space.position(number_of, tag)
 
 
 def devices_of(

@@ -28,6 +28,6 @@ def implied(goal: str, known: Sequence[str], names: Sequence[str], *, seconds: f
     solver.set("timeout", int(seconds * 1000))
     solver.add(*(z3.Int(name) >= 1 for name in names))
     for number, text in enumerate((goal, *known)):
-        for found in conditions(text):
-            solver.add(found.formula if number else z3.Not(found.formula), *found.definitions)
+        for terms in conditions(text):
+            solver.add(terms.formula if number else z3.Not(terms.formula), *terms.definitions)
     return bool(solver.check() == z3.unsat)

@@ -57,12 +57,12 @@ def conditions(text: str) -> tuple[IntegerFormula, ...]:
         raise ProofError(f"{text!r} is no list of conditions: {fault.msg}.") from None
     # Conditions that are separated by commas are a tuple for Python.
     parts = tree.elts if isinstance(tree, ast.Tuple) else [tree]
-    found = []
+    terms = []
     for part in parts:
         reader = _ConditionReader(text)
         formula = reader.truth(part)
-        found.append(IntegerFormula(formula, tuple(reader.definitions.values())))
-    return tuple(found)
+        terms.append(IntegerFormula(formula, tuple(reader.definitions.values())))
+    return tuple(terms)
 
 
 class _ConditionReader:

@@ -65,8 +65,8 @@ def _merge(claim: MergeClaim, devices: Devices) -> list[Obligation]:
         return merging(claim, devices)
     verdict = claim.verdict or merge(*claim.operands, policy=claim.policy)
     if verdict:  # the claim denies a merge that exists
-        found = verdict.sharding
-        return [Obligation((), z3.BoolVal(False), lambda values: found)]
+        merged = verdict.sharding
+        return [Obligation((), z3.BoolVal(False), lambda values: merged)]
     return refusing(verdict, devices)
 
 
@@ -194,8 +194,8 @@ def _lemma(claim: Lemma, symbolic: bool = True) -> list[Obligation]:
     Args:
       symbolic: ignored, because a lemma is always about all sizes.
     """
-    given = conditions(claim.given)
-    return [_implied(given, shown) for shown in conditions(claim.shows)]
+    premises = conditions(claim.given)
+    return [_implied(premises, shown) for shown in conditions(claim.shows)]
 
 
 def _halo(claim: HaloClaim, symbolic: bool) -> list[Obligation]:

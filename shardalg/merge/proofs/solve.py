@@ -140,10 +140,10 @@ _FORMULA: dict[type, Callable[..., z3.BoolRef]] = {
 def integer_obligations(claim: IntegerClaim, symbolic: bool) -> list[Obligation]:
     """Return the one formula of a claim, whose sizes are always concrete."""
     # A single device can be one unknown position, but a member cannot vary some of its digits.
-    found = space(claim.mesh, claim.digits, symbolic=False)
-    if found is None and claim.members:
+    coordinates = space(claim.mesh, claim.digits, symbolic=False)
+    if coordinates is None and claim.members:
         raise Unprovable("digits of different meshes have no common coordinates to vary")
-    encoder = _Encoder(claim, found)
+    encoder = _Encoder(claim, coordinates)
     goal = encoder.formula(claim.goal)
     return [Obligation(tuple(encoder.bounds()), goal, encoder.witness)]
 

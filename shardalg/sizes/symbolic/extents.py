@@ -203,11 +203,11 @@ class _IndexSorter:
         """
         # A loop that occurs in no other index only counts repetitions: no other size contains its
         # extent.
-        found = [name for _, loops in self.nested for name, _ in loops]
+        nested_names = [name for _, loops in self.nested for name, _ in loops]
         for place, loops in self.nested:
             sources = [self.loop_at[name] for name, _ in loops if name in self.loop_at]
             times = [name for name, _ in loops if name not in self.loop_at]
-            if len(sources) == 1 and len(times) == 1 and found.count(times[0]) == 1:
+            if len(sources) == 1 and len(times) == 1 and nested_names.count(times[0]) == 1:
                 yield Shift(sources[0], place, repeats=True)
 
     def _affine_shifts(self) -> Iterator[Shift]:

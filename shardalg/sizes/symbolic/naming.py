@@ -75,11 +75,11 @@ class Names:
         """
         if self.aligned is None:
             return [None] * len(self.number)
-        found = self.aligned.difference
-        if found is not None:
+        difference = self.aligned.difference
+        if difference is not None:
             raise SymbolError(
-                f"the function is another program at {self.second}: {found}. Python code decided "
-                "on a size (or two hints are equal by accident): plan with numbers, or decide "
+                f"the function is another program at {self.second}: {difference}. Python code "
+                "decided on a size (or two hints are equal by accident): plan with numbers, or decide "
                 "outside the function."
             )
         # A slot is one dimension of one value, in the order of the values. `partner` has, for each
@@ -154,10 +154,10 @@ class Names:
         Args:
           at: the values that the node reads, then the values that it computes.
         """
-        found = extents(node.signature)
+        relations = extents(node.signature)
         first = len(self.number)
         # Equations may contain a loop that no dimension runs over alone, so it needs a slot too.
-        for size in found.inner:
+        for size in relations.inner:
             # A new slot is a class of its own (`parent`). It has the loop's size (`number`), and
             # neither a size in the second trace (`other`) nor a formula (`name`) yet.
             self.parent.append(len(self.number))
@@ -169,10 +169,10 @@ class Names:
             """Return the slot of (tensor, dimension); a negative tensor means an inner loop."""
             return first + place[1] if place[0] < 0 else self.base[at[place[0]]] + place[1]
 
-        for equation in found.equations:
+        for equation in relations.equations:
             sides = [slot(p) for p in equation.left], [slot(p) for p in equation.right]
             self.equations.append((node, equation.kind, sides))
-        for shift in found.shifts:
+        for shift in relations.shifts:
             self.shifts.append((node, slot(shift.source), slot(shift.target), shift))
 
     def _join_pieces(self) -> None:
@@ -469,8 +469,8 @@ def _readings(known: sympy.Expr, sizes: tuple[int, int], shift: Shift) -> Iterat
     if not shift.repeats:
         # floor((base*s + c)/stride) = n holds for these constants c only.
         low = stride * n - base * s
-        rest = range(low, low + stride)
-        for c in (*(c for c in shift.slack if c in rest), *rest):
+        offsets = range(low, low + stride)
+        for c in (*(c for c in shift.slack if c in offsets), *offsets):
             yield sympy.floor((base * known + c) / stride)
     yield known * sympy.Rational(n, s)
 
@@ -491,19 +491,19 @@ def _reading_from_hints(
       shift: the relation of the two dimensions.
     """
     s, n = sizes
-    found = list(readings)
+    formulas = list(readings)
     # The row does not relate the two sizes of a free shift, so no formula is likely.
     if shift.free:
         return None
     # `Shift.slack` lists the constants of common paddings first, so that the first formula is the
     # likeliest one for a window or padding.
     if n >= s or not shift.stride == shift.base == 1:
-        return found[0]
+        return formulas[0]
     # A slice `x[:n]`: an exact share of at most 8 parts is a quotient, such as `S/2` of a split.
     if s % n == 0 and s // n <= 8:
-        return found[-1]
+        return formulas[-1]
     # A slice that cuts off at most a fifth is a difference, such as `S - 1` of shifted labels.
-    return found[0] if 4 * (s - n) <= n else None
+    return formulas[0] if 4 * (s - n) <= n else None
 
 
 @lru_cache(maxsize=4096)

@@ -166,15 +166,15 @@ class Symbols:
                 f"({_text(point)}): plan the function again, or change the sizes of axes only."
             )
         graph = self.traced_graph(point)
-        found = compare(self.lifted, Retrace(graph, point))
-        if found is not None and found.kind != "constant":
-            place = f" ({found.source})" if found.source not in found.text else ""
+        difference = compare(self.lifted, Retrace(graph, point))
+        if difference is not None and difference.kind != "constant":
+            place = f" ({difference.source})" if difference.source not in difference.text else ""
             raise SymbolError(
-                f"the function is another program at {_text(point)}{place}: {found}. Python code, "
-                "or JAX at a size of 1, decided on a size, so that no formula of this plan holds "
+                f"the function is another program at {_text(point)}{place}: {difference}. Python "
+                "code, or JAX at a size of 1, decided on a size, so that no formula of this plan holds "
                 "there. Plan it at those sizes."
             )
-        return graph, found
+        return graph, difference
 
 
 def name_sizes(
@@ -204,13 +204,17 @@ def name_sizes(
             f"{'; '.join(faults)}. Name a size that others have to fit in terms of them, as in "
             "dims('N D') and N*D, and give sizes that the function fixes as numbers."
         )
-    found = compare(lifted, second)
+    difference = compare(lifted, second)
     # A constant may differ: Python code computed it from a size. `graph_at` reports it.
-    if found is not None and found.kind != "constant":
-        place = f" ({found.source})" if found.source and found.source not in found.text else ""
+    if difference is not None and difference.kind != "constant":
+        place = (
+            f" ({difference.source})"
+            if difference.source and difference.source not in difference.text
+            else ""
+        )
         raise SymbolError(
             f"sizes do not follow from the arguments' as the trace at the hints says{place}: "
-            f"{found}. Two hints are equal by accident, or Python code decided on a size."
+            f"{difference}. Two hints are equal by accident, or Python code decided on a size."
         )
     return Symbols(tuple(map(tuple, dims)), lifted, dict(second.values), tracer, jaxpr_at)
 

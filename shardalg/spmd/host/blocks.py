@@ -134,7 +134,7 @@ def by_word(simulate: Callable[..., Sequence[Stack]], *stacks: Stack) -> list[St
         return list(simulate(*stacks))
     count = len(words(key_block))
     stacks_of_words = [_words_of_stack(x) if is_key(x[0]) else [x] * count for x in stacks]
-    results_of_word = [simulate(*given) for given in zip(*stacks_of_words, strict=True)]
+    results_of_word = [simulate(*word_stacks) for word_stacks in zip(*stacks_of_words, strict=True)]
     # Put the words of each key of a result together again.
     return [_stack_of_words(parts, key_block) for parts in zip(*results_of_word, strict=True)]
 
@@ -142,8 +142,8 @@ def by_word(simulate: Callable[..., Sequence[Stack]], *stacks: Stack) -> list[St
 def split_array(array: Any, sharding: Sharding, dtype: str) -> Stack:
     """Return the block of every position, with `garbage` as padding; keys are split by word."""
     if not is_key(array):
-        held = np.asarray(array).astype(item_type(dtype), copy=False)
-        return split(held, sharding, garbage(dtype))
+        typed = np.asarray(array).astype(item_type(dtype), copy=False)
+        return split(typed, sharding, garbage(dtype))
     parts = [np.asarray(part) for part in words(array)]
     return _stack_of_words([split(p, sharding, garbage(p.dtype.name)) for p in parts], array)
 

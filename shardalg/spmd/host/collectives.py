@@ -64,8 +64,8 @@ def combine_blocks(blocks: Stack, combine: str) -> np.ndarray:
         bits = np.bitwise_or.reduce(bytes_of_block)
         return bits.view(array.dtype).reshape(array.shape[1:])
     if combine not in _UFUNCS:
-        known = sorted([*_UFUNCS, "pick"])
-        raise ProgramError(f"no collective combines by {combine!r}; known: {known}.")
+        names = sorted([*_UFUNCS, "pick"])
+        raise ProgramError(f"no collective combines by {combine!r}; known: {names}.")
     with np.errstate(invalid="ignore", over="ignore"):  # garbage may overflow
         return _reduce(np.stack(blocks), combine)
 

@@ -79,13 +79,13 @@ def _box_starts(
 ) -> list[int]:
     """Return the first place of a box per dimension, counted from the own block's first place."""
     cut = {dim: (digits, high) for dim, digits, high in places}
-    found = []
+    block_starts = []
     for dim, start in enumerate(starts):
         digits, high = cut.get(dim, ((), shape[dim] - sizes[dim]))
         # XLA clamps a start so that the box is inside the tensor.
         first = min(max(int(start), 0), high)
-        found.append(first - partition_id(digits, position) * shape[dim] * bool(digits))
-    return found
+        block_starts.append(first - partition_id(digits, position) * shape[dim] * bool(digits))
+    return block_starts
 
 
 def _along(array: np.ndarray, dim: int, like: np.ndarray) -> np.ndarray:

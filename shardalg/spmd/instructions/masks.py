@@ -70,10 +70,10 @@ class MaskIndexed(Attributes):
         return tuple(digit for _, digits, _, _ in self.components for digit in digits)
 
     def text(self, mesh: Mesh) -> str:
-        held = (
+        ranges = (
             f"component {component} in [0,{block})" for component, _, block, _ in self.components
         )
-        return "mask_indexed " + ", ".join(held)
+        return "mask_indexed " + ", ".join(ranges)
 
     def arity(self, rank: int, count: int) -> int:
         return 2

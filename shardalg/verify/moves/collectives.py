@@ -92,8 +92,8 @@ def _arrives(
 
 def _member_id(digits: Digits) -> Number:
     """Return the partition id, along `digits`, of the member of a collective that sends."""
-    own = partition_number(digits)
-    return on_member(own, digits, MEMBER)
+    own_id = partition_number(digits)
+    return on_member(own_id, digits, MEMBER)
 
 
 @moves(AllGather)
@@ -426,8 +426,8 @@ def _is_permutation(
             return False
         # Edges become integers, so that numpy finds the equal edges of two readings by sorting.
         codes.append((operand * devices + sources) * devices + targets)
-    found = np.unique(np.concatenate(codes))
-    sides = found // devices % devices, found % devices
+    edges = np.unique(np.concatenate(codes))
+    sides = edges // devices % devices, edges % devices
     return all(np.bincount(side, minlength=1).max() <= 1 for side in sides)
 
 
@@ -439,10 +439,10 @@ def _halo_exchange(step: CheckedInstruction[HaloExchange]) -> Results:
     receive at most once.
     """
     operands, readings = step.operands, step.attributes.readings
-    found = [_halo_result(replace(step, operands=(operands[r.operand],)), r) for r in readings]
+    results = [_halo_result(replace(step, operands=(operands[r.operand],)), r) for r in readings]
     # Readings share the permutes, so each permute is checked for all readings together.
     numbers = [reading.operand for reading in readings]
     permutes = zip(*(reading.permutes for reading in readings), strict=True)
     once = all(_is_permutation(permute, numbers, step.mesh.size) for permute in permutes)
     words = "in a permute every device sends at most once and receives at most once"
-    return found, [("delivers", Decided(words, once))]
+    return results, [("delivers", Decided(words, once))]

@@ -140,17 +140,17 @@ def _arg_reduce(step: CheckedInstruction[ArgReduce]) -> Result:
     a, (value, place) = step.attributes, step.operands
     # The local operator left both operands with one required change (`awaits`): this reduction. The
     # best block is found by the values, so `value` must be the `ValueAt` of exactly `place`.
-    rest = remove_digits(place.unreduced, a.digits)
-    right = rest is not None and place.awaits == (a,) and not place.changes
-    right = right and value == replace(place, changes=(ValueAt(a.dim),))
+    other_digits = remove_digits(place.unreduced, a.digits)
+    is_right = other_digits is not None and place.awaits == (a,) and not place.changes
+    is_right = is_right and value == replace(place, changes=(ValueAt(a.dim),))
     words = f"{a.combine} chooses by the values at the blocks' best places"
     claims: list[Goal] = [
-        ("combine", Decided(words, right)),
+        ("combine", Decided(words, is_right)),
         *members_agree(step, a.digits, ()),
     ]
     # A place in the padding is an ordinary number, so the padding of the result has no known fill.
     result = keep_equal_fills(replace(step, operands=(place,)), None)
-    result = replace(result, unreduced=place.unreduced if rest is None else rest)
+    result = replace(result, unreduced=place.unreduced if other_digits is None else other_digits)
     return replace(result, awaits=place.awaits[1:]), claims
 
 

@@ -176,10 +176,10 @@ def _regroup(step: CheckedInstruction[Regroup]) -> Result:
     dims: list[DimensionContents] = []
     words = "no change is pending on the regrouped dimensions"
     claims: list[Goal] = [("delivers", Decided(words, not step.operand.tasks))]
-    rest = list(step.operand.dims)
+    other_dims = list(step.operand.dims)
     groups = zip(step.attributes.groups, step.attributes.held_dims, strict=True)
     for (count, sizes), first in groups:
-        group, rest = rest[:count], rest[count:]
+        group, other_dims = other_dims[:count], other_dims[count:]
         if len(group) != count or not (group and sizes):
             words = f"a group of {count} dimensions exists and becomes at least one dimension"
             return step.operand, [("delivers", Decided(words, holds=False))]
@@ -190,7 +190,7 @@ def _regroup(step: CheckedInstruction[Regroup]) -> Result:
             group, splitting = _split_rows(step, flat, sizes, first)
             claims += [*flattening, *splitting]
         dims += group
-    claims.append(("delivers", Decided("every dimension is in a group", not rest)))
+    claims.append(("delivers", Decided("every dimension is in a group", not other_dims)))
     return replace(step.operand, dims=tuple(dims), viewed=True), claims
 
 

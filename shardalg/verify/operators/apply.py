@@ -158,14 +158,14 @@ def _choose(op: CheckedOperator[Choose]) -> Outcome:
     words = "no change is pending on any piece"
     claims: list[Goal] = [*_iteration_claims(op), ("emitted", Decided(words, complete))]
     # Mask the other pieces, so that the row's claims see each piece only where it is chosen.
-    kept = []
+    chosen = []
     for number, contents in enumerate(op.operands):
         step = CheckedInstruction(op.mesh, op.apply, (contents,), op.declared[0])
         alone, more = chosen_part(step, number)
-        kept.append(alone)
+        chosen.append(alone)
         claims += more
     # A choice runs no operator with changed parameters, so its `Emission` is empty.
-    claims += _row_claims(replace(op, operands=tuple(kept)), run, Emission())
+    claims += _row_claims(replace(op, operands=tuple(chosen)), run, Emission())
     contents, more = _result(op, run, Emission(), 0, op.declared[0])
     return (contents,), [*claims, *more]
 
@@ -383,13 +383,13 @@ def _margin_claims(run: LocalOperator, contents: Mapping[int, Contents]) -> Iter
             if index.loop == name
         ]
         for operand, dim in dims_of_loop:
-            found = contents[operand].dims[dim]
+            held_dim = contents[operand].dims[dim]
             words = f"operand {operand} is 0 outside the block of {name}"
-            element = found.start + run.places[name]
-            goal = implies(found.exists(element), within(element, *run.kept(name)))
+            element = held_dim.start + run.places[name]
+            goal = implies(held_dim.exists(element), within(element, *run.kept(name)))
             # The fill SUM is the number that a sum ignores, 0. With base dilation, places and
             # elements have different units, so that such an operand is refused.
-            zero = found.fill == SUM and found.base == 1
+            zero = held_dim.fill == SUM and held_dim.base == 1
             yield "reads", run.claim(words, goal, (name,)) if zero else Decided(words, holds=False)
 
 

@@ -96,8 +96,8 @@ class LocalOperator:
 
         It is `p*B` for blocks of `B` iterations, or an earlier one for a loop with a margin.
         """
-        own = {n: partition_number(self.digits[n]) * self.blocks[n] for n in self.blocks}
-        return own | dict(self.wider)
+        block_starts = {n: partition_number(self.digits[n]) * self.blocks[n] for n in self.blocks}
+        return block_starts | dict(self.wider)
 
     @cached_property
     def iterations(self) -> dict[str, Number]:
@@ -401,11 +401,11 @@ def write_claims(run: LocalOperator, nth: int, result: Contents) -> Iterator[Goa
         # Both claims are needed: an iteration could write a wrong place, and an element could be
         # written by no iteration (`_coverage_claim`).
         element, place = number(index, run.iterations), number(local, run.places)
-        right = All((equal(place + span.start, element), within(place, 0, span.length)))
+        is_right = All((equal(place + span.start, element), within(place, 0, span.length)))
         words = f"dimension {dim}: {index} is written at {local}"
         yield (
             "writes",
-            run.claim(words, implies(run.exists(index.variables), right), index.variables),
+            run.claim(words, implies(run.exists(index.variables), is_right), index.variables),
         )
         yield "writes", _coverage_claim(run, dim, (index, local), span)
 
@@ -448,11 +448,11 @@ def pending_digits(run: LocalOperator, contents: Mapping[int, Contents]) -> tupl
     #   sum_p(x_p) + sum_p(y_p) = sum_p(x_p + y_p)       addends: all pending along the same digits
     #   sum_p(x_p) * y = sum_p(x_p * y)                  factors: one pending, the others complete
     rule = run.rule
-    own = tuple(d for name in rule.reduced for d in run.digits[name])
+    reduced_digits = tuple(d for name in rule.reduced for d in run.digits[name])
     partial = {k: c.unreduced for k, c in contents.items() if c.unreduced}
     words = "partial sums of the operands pass through a linear operator"
     if not partial:
-        return unordered_digits(own), Decided("no operand is partial", holds=True)
+        return unordered_digits(reduced_digits), Decided("no operand is partial", holds=True)
     # A sum of addends is linear in all of them together, a product in one factor at a time.
     added, factor = (
         set(partial) == rule.addends,
@@ -463,7 +463,7 @@ def pending_digits(run: LocalOperator, contents: Mapping[int, Contents]) -> tupl
         c.combine in (SUM, PICK) for c in contents.values() if c.unreduced
     )
     digits = next(iter(partial.values()))
-    return unordered_digits((*own, *digits)), Decided(words, may and same_combination)
+    return unordered_digits((*reduced_digits, *digits)), Decided(words, may and same_combination)
 
 
 def finite_claims(

@@ -322,10 +322,12 @@ def unread_cut(signature: Signature) -> KernelSlice | None:
     windows = [window_of(signature, layout, k) for k in range(len(layout.rhs) - 2)]
     spatial = zip(layout.lhs[2:], layout.out[2:], strict=True)
     sizes = [(image.shape[a], signature.results[0].shape[b]) for a, b in spatial]
-    kept = [_taps_read(window, *size) for window, size in zip(windows, sizes, strict=True)]
-    if not all(kept) or all(len(r) == w.count for r, w in zip(kept, windows, strict=True)):
+    kept_taps = [_taps_read(window, *size) for window, size in zip(windows, sizes, strict=True)]
+    if not all(kept_taps) or all(
+        len(r) == w.count for r, w in zip(kept_taps, windows, strict=True)
+    ):
         return None
-    return _cut_taps(signature, layout, kept)
+    return _cut_taps(signature, layout, kept_taps)
 
 
 def _taps_read(window: Taps, size: int, positions: int) -> range:

@@ -106,10 +106,10 @@ def _move_up(graph: Graph, chain: list[Node], join: Join) -> list[Node] | None:
     """
     first, *others, last = chain
     shape = last.signature.results[0].shape
-    moved = _with_types(last, first.signature.results[0], shape)
-    if join(moved, first) is None:
+    moved_cut = _with_types(last, first.signature.results[0], shape)
+    if join(moved_cut, first) is None:
         return None
-    return [first, moved, *(_with_shape(node, shape) for node in others)]
+    return [first, moved_cut, *(_with_shape(node, shape) for node in others)]
 
 
 def _move_down(graph: Graph, chain: list[Node], join: Join) -> list[Node] | None:
@@ -131,14 +131,14 @@ def _move_down(graph: Graph, chain: list[Node], join: Join) -> list[Node] | None
         for k, v in enumerate(node.operands)
         if k != _array_operand(node)
     )
-    # `moved` is the slice of the pointwise result. The pointwise operators then compute on the
+    # `moved_cut` is the slice of the pointwise result. The pointwise operators then compute on the
     # slice's whole operand, which must have at most as many elements as the chain's result.
     dtype = last.signature.operands[0].dtype
-    moved = _with_types(first, ValueType(shape, dtype), kept)
+    moved_cut = _with_types(first, ValueType(shape, dtype), kept)
     grown = prod(last.signature.results[0].shape) >= prod(shape)
-    if first.primitive != "slice" or not early or not grown or join(last, moved) is None:
+    if first.primitive != "slice" or not early or not grown or join(last, moved_cut) is None:
         return None
-    return [*(_with_shape(node, shape) for node in others), moved, last]
+    return [*(_with_shape(node, shape) for node in others), moved_cut, last]
 
 
 def _reorder(graph: Graph, chain: list[Node], moved: list[Node]) -> Graph:
@@ -150,10 +150,10 @@ def _reorder(graph: Graph, chain: list[Node], moved: list[Node]) -> Graph:
     # Readers of the chain refer to its last value by index, so the indices of nodes and values stay
     # and the operators move.
     nodes, values, bindings = list(graph.nodes), list(graph.values), list(graph.bindings)
-    read = chain[0].operands[_array_operand(chain[0])]
+    first_operand = chain[0].operands[_array_operand(chain[0])]
     for place, node in zip(chain, moved, strict=True):
         operands = list(node.operands)
-        operands[_array_operand(node)], (value,) = read, place.results
+        operands[_array_operand(node)], (value,) = first_operand, place.results
         nodes[place.index] = replace(
             node, index=place.index, operands=tuple(operands), results=place.results
         )
@@ -161,7 +161,7 @@ def _reorder(graph: Graph, chain: list[Node], moved: list[Node]) -> Graph:
         values[value] = replace(values[value], type=node.signature.results[0], name=name)
         if bindings:
             bindings[place.index] = graph.bindings[node.index]
-        read = value
+        first_operand = value
     return replace(graph, nodes=tuple(nodes), values=tuple(values), bindings=tuple(bindings))
 
 

@@ -171,8 +171,11 @@ def _batched_params(node: Node, dims: dict[int, int]) -> Params:
         PAIRED[name]: tuple(pairs[d] for d in sorted(pairs)),
     }
     # Indices that were sorted as whole vectors may be unsorted within each batch.
-    own = {"dimension_numbers": tuple((fields | changed).items()), "indices_are_sorted": False}
-    return tuple((dict(node.signature.params) | own).items())
+    new_params = {
+        "dimension_numbers": tuple((fields | changed).items()),
+        "indices_are_sorted": False,
+    }
+    return tuple((dict(node.signature.params) | new_params).items())
 
 
 class _Counting:

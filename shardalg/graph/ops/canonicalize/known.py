@@ -205,8 +205,8 @@ class KnownValues:
 
         Return None if one of them is not known before the program runs.
         """
-        found = [n for n in map(self.number, values) if n is not None]
-        return list(map(int, found)) if len(found) == len(values) else None
+        numbers = [n for n in map(self.number, values) if n is not None]
+        return list(map(int, numbers)) if len(numbers) == len(values) else None
 
     def fill(self, value: int, region: int) -> int | None:
         """Return the index of the scalar that all elements of `value` repeat, or None.

@@ -296,8 +296,10 @@ class _GraphRewriter:
             new_index_of[value.index] = index = len(self.values)
             type_ = self.types.get(value.index, value.type)
             # An unchanged value stays the same object, which costs less than a copy.
-            same = value.index == index and type_ is value.type
-            self.values.append(value if same else Value(index, type_, value.kind, value.name))
+            is_unchanged = value.index == index and type_ is value.type
+            self.values.append(
+                value if is_unchanged else Value(index, type_, value.kind, value.name)
+            )
         for index, array in self.old.constants:
             if is_used[index]:
                 self.constants.append((new_index_of[index], array))
@@ -436,16 +438,21 @@ class _GraphRewriter:
 
         # A gather may read only element 0 of a dimension without an index. A slice, or an index 0,
         # states this explicitly.
-        read = first_elements(signature)
-        if read is not None:
-            signature, (operand, indices) = read.rest, operands
-            if read.cut is not None:
-                operands = [self._add(node, read.cut, [operand], "slice"), indices]
+        reading = first_elements(signature)
+        if reading is not None:
+            signature, (operand, indices) = reading.rest, operands
+            if reading.cut is not None:
+                operands = [self._add(node, reading.cut, [operand], "slice"), indices]
             else:
-                assert read.zeros is not None and read.joined is not None, "cut, or both of these"
-                zero = self._zero(read.zeros.operands[0])
-                zeros = self._add(node, read.zeros, [zero], "broadcast_in_dim")
-                operands = [operand, self._add(node, read.joined, [indices, zeros], "concatenate")]
+                assert reading.zeros is not None and reading.joined is not None, (
+                    "cut, or both of these"
+                )
+                zero = self._zero(reading.zeros.operands[0])
+                zeros = self._add(node, reading.zeros, [zero], "broadcast_in_dim")
+                operands = [
+                    operand,
+                    self._add(node, reading.joined, [indices, zeros], "concatenate"),
+                ]
 
         # A sum of narrow floats is computed in float32, so that it is rounded only once, at the
         # end.

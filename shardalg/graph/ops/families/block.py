@@ -66,10 +66,10 @@ def levels(size: int) -> int:
     >>> [levels(size) for size in (1, 2, 3, 8, 9)]
     [1, 1, 2, 3, 4]
     """
-    found = 1
-    while size > 1 << found:
-        found += 1
-    return found
+    num_levels = 1
+    while size > 1 << num_levels:
+        num_levels += 1
+    return num_levels
 
 
 def sort(signature: Signature) -> tuple[Rule, ...]:
@@ -105,9 +105,9 @@ def approx_top_k(signature: Signature) -> tuple[Rule, ...]:
     """
     rank = len(signature.operands[0].shape)
     axis = signature.param("reduction_dimension") % rank
-    read = ["L" if d == axis else f"d{d}" for d in range(rank)]
-    write = ["K" if d == axis else f"d{d}" for d in range(rank)]
-    row = blocks(signature, [read], [write] * len(signature.results), 1)
+    read_loops = ["L" if d == axis else f"d{d}" for d in range(rank)]
+    result_loops = ["K" if d == axis else f"d{d}" for d in range(rank)]
+    row = blocks(signature, [read_loops], [result_loops] * len(signature.results), 1)
     return (replace(row, batched=True),)
 
 
@@ -185,8 +185,8 @@ def _batched_row(signature: Signature, count: int, flops: int) -> Rule:
     maps = []
     for value in (*signature.operands, *signature.results):
         extra = max(len(value.shape) - count, 0)
-        rest = [f"W{numbered + k}" for k in range(extra)]
-        maps.append([*names("d", len(value.shape) - extra), *rest])
+        whole_loops = [f"W{numbered + k}" for k in range(extra)]
+        maps.append([*names("d", len(value.shape) - extra), *whole_loops])
         numbered += extra
     split = len(signature.operands)
     return blocks(signature, maps[:split], maps[split:], flops)

@@ -279,13 +279,13 @@ def reduce_by(signature: Signature) -> tuple[Rule, ...]:
     count = len(signature.results)
     shape, axes = signature.operands[0].shape, signature.param("dimensions")
     loops = names("d", len(shape))
-    kept = indices(name for d, name in enumerate(loops) if d not in axes)
+    kept_loops = indices(name for d, name in enumerate(loops) if d not in axes)
     return (
         Rule(
             signature.primitive,
             tuple(zip(loops, shape, strict=True)),
             (tuple(access(k, loops) for k in range(count)),),
-            (kept,) * count,
+            (kept_loops,) * count,
             USER,
             # A start value is an operand too; the first one has the number after the arrays.
             access(count, ()),

@@ -70,8 +70,10 @@ class Numbers:
         Args:
           rank: the operand's number of dimensions.
         """
-        kept = [d for d in range(rank) if d not in self.dropped and d not in self.operand_batching]
-        return dict(zip(kept, self.window, strict=True))
+        window_dims = [
+            d for d in range(rank) if d not in self.dropped and d not in self.operand_batching
+        ]
+        return dict(zip(window_dims, self.window, strict=True))
 
 
 def numbers(signature: Signature) -> Numbers:
@@ -280,10 +282,10 @@ def fill_value(signature: Signature) -> complex:
 
     Source: `jax.lax.GatherScatterMode`, `fill_value`.
     """
-    given, dtype = number(signature.param("fill_value")), signature.operands[0].dtype
+    given_number, dtype = number(signature.param("fill_value")), signature.operands[0].dtype
     # NaN is not equal to itself, so a NaN that was given is handled as the default of the type.
-    if given is not None and given == given:
-        return given
+    if given_number is not None and given_number == given_number:
+        return given_number
     if dtype.startswith(("int", "uint")):
         bits = int(dtype.lstrip("uint"))
         return 2**bits - 1 if dtype.startswith("u") else -(2 ** (bits - 1))
@@ -369,7 +371,7 @@ def _dynamic(
     updates = first == 2
     # Each device contributes its elements, and zeros in place of the others, to a sum. Random keys
     # have no zero, so that the loops over the moving dimensions are local.
-    known = is_number(signature.results[0].dtype) or signature.results[0].dtype == "bool"
+    has_zero = is_number(signature.results[0].dtype) or signature.results[0].dtype == "bool"
     addends = frozenset({0, 1} if updates else {0})
     # A guard ties each moving dimension `full[d]` to the window: `full[d] == part[d] + $t`, where
     # the symbol `$t` is the start: the scalar operand `first + d`, clipped to the largest start at
@@ -387,7 +389,7 @@ def _dynamic(
         init=access(0, full) if updates else None,
         guards=tuple(guards),
         symbols=tuple(starts),
-        local=frozenset(() if known else (full[d] for d in moving)),
+        local=frozenset(() if has_zero else (full[d] for d in moving)),
         linear=addends if is_number(signature.results[0].dtype) else frozenset(),
         addends=addends if updates and is_number(signature.results[0].dtype) else frozenset(),
         family="dynamic",
