@@ -90,7 +90,8 @@ def endless(fn: Callable[..., Any], error: RecursionError) -> TraceError:
         verb = "calls" if len(functions) == 1 else "call"
         return TraceError(
             f"endless recursion in {function_name(fn)}: {', '.join(functions[:4])} {verb} {whom} "
-            "until Python's limit of recursion. Give the recursion an end that depends on Python values."
+            "until Python's limit of recursion. Give the recursion an end that depends on Python "
+            "values."
         )
     return TraceError(
         f"Python's limit of recursion is reached while {function_name(fn)}{user_line(error)} is "

@@ -79,8 +79,8 @@ class Names:
         if difference is not None:
             raise SymbolError(
                 f"the function is another program at {self.second}: {difference}. Python code "
-                "decided on a size (or two hints are equal by accident): plan with numbers, or decide "
-                "outside the function."
+                "decided on a size (or two hints are equal by accident): plan with numbers, or "
+                "decide outside the function."
             )
         # A slot is one dimension of one value, in the order of the values. `partner` has, for each
         # value, the number of its counterpart in the second trace, or a negative number.

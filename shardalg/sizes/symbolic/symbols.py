@@ -171,8 +171,8 @@ class Symbols:
             place = f" ({difference.source})" if difference.source not in difference.text else ""
             raise SymbolError(
                 f"the function is another program at {_text(point)}{place}: {difference}. Python "
-                "code, or JAX at a size of 1, decided on a size, so that no formula of this plan holds "
-                "there. Plan it at those sizes."
+                "code, or JAX at a size of 1, decided on a size, so that no formula of this plan "
+                "holds there. Plan it at those sizes."
             )
         return graph, difference
 
