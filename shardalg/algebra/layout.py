@@ -239,7 +239,7 @@ def _digits_on(
     None if there are no such digits.
 
     Args:
-      rows: tuples of digits on `source`, one per tensor dimension or class.
+      digits_of_dims: tuples of digits on `source`, one per tensor dimension or class.
     """
     if source.size != target.size:
         return None

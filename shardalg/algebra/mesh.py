@@ -382,7 +382,7 @@ class Mesh:
     def refs(self, digits: Digits) -> tuple[AxisRef, ...]:
         """Return the axes and sub-axes of several digits; neighbouring parts of an axis are merged.
 
-        In the example, the digits are the two major halves of x, which together are x:(1)4, and y.
+        In the example, the digits are two major parts of x, which together are x:(1)4, and y.
 
         >>> Mesh({"x": 8, "y": 2}).refs((Digit(8, 2), Digit(4, 2), Digit(1, 2)))
         (x:(1)4, y)

@@ -166,7 +166,7 @@ def listed(devices: list[int]) -> str:
 
 
 def tile_notes(sharding: Sharding) -> str:
-    """Return sentences about parts of a sharding that its grid does not show; "" without any."""
+    """Return sentences about a sharding's grid: its cells, and parts that it does not show."""
     notes = ["Each cell is a block of the tensor, with the devices that hold it."]
     dims = drawn_dims(sharding)
     hidden_dims = [d for d, n in enumerate(sharding.parts) if n > 1 and d not in dims]

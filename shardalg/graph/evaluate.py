@@ -309,7 +309,8 @@ class _Run:
             operands = [env[value] for value in node.operands]
             handler = _HANDLERS.get(node.primitive)
             with self.scope(node):
-                # Calls of bodies and annotations are no primitives that run on arrays.
+                # Calls and annotations have handlers, because JAX cannot apply them to arrays
+                # directly.
                 if handler is not None:
                     results = handler(self, node, operands)
                 else:

@@ -250,11 +250,11 @@ def _loop(verifier: Verifier, instruction: Instruction[Loop], known: Locals) -> 
         entry = loop.body.arguments[loop.num_consts + number] if carry else local
         layout = verifier.sharding(entry)
         yield from verifier.output_claim("carry", inner[local], value, layout)
-        made = verifier.declared(instruction.results[number])
+        declared = verifier.declared(instruction.results[number])
         body = layout_contents(layout, layout.shard_shape, value)
-        known[instruction.results[number]] = made
+        known[instruction.results[number]] = declared
         yield _border_claim(
-            verifier, name, made, _outside_loop(body, node.results[number], loop, not carry)
+            verifier, name, declared, _outside_loop(body, node.results[number], loop, not carry)
         )
 
 

@@ -78,7 +78,7 @@ def _scalar_roles(graph: Graph, roles: Sequence[str]) -> dict[int, str]:
     scale for quantization), and "loss" otherwise.
 
     Args:
-      found: the role of every value, where these scalars still have the role "gradient".
+      roles: the role of every value, where these scalars still have the role "gradient".
     """
     # Through the carried parameters, an iteration's loss depends on gradients of the iteration
     # before it. Edges between iterations therefore do not count.

@@ -172,7 +172,7 @@ def region_axes(params: Mapping[str, Any], source: str) -> tuple[Axes, Sides]:
     """
     mesh, manual_names = params["mesh"], params["newly_manual_axes"]
     mesh_sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
-    # In the order of the mesh, because that order decides which device has which block.
+    # The parameter is a set without an order, so the axes get the order of the mesh.
     axes = tuple((name, int(n)) for name, n in mesh_sizes.items() if name in manual_names)
     specs_of_side: list[tuple[Dims, ...]] = []
     for name in ("in_specs", "out_specs"):

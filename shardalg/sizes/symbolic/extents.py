@@ -312,7 +312,7 @@ def _is_reversed(rule: Rule, index: Index, tensor_dim: TensorDim) -> bool:
     """Return whether an index is `n - 1 - d` and runs over a whole dimension of n elements.
 
     Args:
-      at: number of the tensor and of its dimension.
+      tensor_dim: number of the tensor and of its dimension.
     """
     shape = rule.shape(tensor_dim[0])
     if len(index.terms) != 1 or index.mod or index.div > 1 or shape is None:

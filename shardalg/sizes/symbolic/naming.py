@@ -528,7 +528,7 @@ def _at_hints(expression: sympy.Expr) -> int:
 def _same_formula(first: sympy.Expr, second: sympy.Expr) -> bool:
     """Return whether two formulas are equal at all sizes.
 
-    Formulas without floors are compared by algebra. Others are compared at 20 sample points,
+    Formulas without floors are compared by algebra. Others are compared at 16 sample points,
     because sympy does not prove `floor((S - 1)/2) + 1 = ceil(S/2)`. So the answer True is not
     proved for them.
     """

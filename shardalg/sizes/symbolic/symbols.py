@@ -75,15 +75,15 @@ class Symbols:
     def has_fixed_constants(self) -> bool:
         """Whether the constants are certainly the same numbers at all sizes.
 
-        Constants are arrays that the function makes in Python, such as a mask. They are fixed if
-        Python code made them without a number of a named size (`dependent_sizes`). False means that
-        this is not certain.
+        A constant is a size in the program that no argument determines, such as 128 in
+        `x.reshape(-1, 128)`. It is fixed if Python code made it without a number of a named size
+        (`dependent_sizes`). False means that this is not certain.
         """
         constants = self.lifted.constants
         if not constants:
             return True
-        # `varies` is True or None if a constant differs between traces, or may differ. A loaded
-        # plan has no function to ask.
+        # `varies` is True if a second trace had another number there, and None without a second
+        # trace. A loaded plan has no function to ask.
         if any(each.varies is not False for each in constants) or self.jaxpr_at is None:
             return False
         hints = {name: size.hint for name, size in self.sizes.items()}
