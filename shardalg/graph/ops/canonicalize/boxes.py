@@ -184,8 +184,8 @@ def ends_joined(graph: Graph) -> Graph:
 def _rotation_of_concatenation(graph: Graph, node: Node) -> Node | None:
     """Return `concatenate(x[a:], x[:a])` as a rotation of x; None for any other concatenation.
 
-    A rotation is one node, for which a device sends only the elements that cross its border. XLA
-    and JAX's `jnp.roll` make such concatenations.
+    A rotation is one node, for which a device sends only the elements that cross its border.
+    `jnp.roll` makes such a concatenation.
     """
     dim, type_ = node.signature.param("dimension"), node.signature.results[0]
     if len(node.operands) != 2 or 0 in type_.shape:
