@@ -350,7 +350,7 @@ class _Panel:
 
 
 def _key(figure: Figure, shown: Sequence[DimensionDrawing]) -> None:
-    """Add the key below the panels, with entries for the marks that occur in them."""
+    """Add the legend below the panels, with entries for the marks that occur in them."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

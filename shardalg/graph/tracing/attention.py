@@ -29,7 +29,8 @@ _VERSION = 91100
 def cudnn_as_on_gpu() -> Iterator[None]:
     """Let JAX trace cuDNN's attention on a machine without cuDNN, as on a Hopper GPU.
 
-    Where JAX detects cuDNN, its own checks of version and chip stay.
+    Inside this context, the functions by which JAX detects cuDNN give fixed answers. Where
+    JAX detects cuDNN, its own checks of version and chip stay.
     """
     try:
         from jax._src.cudnn import fused_attention_stablehlo as cudnn
@@ -40,6 +41,7 @@ def cudnn_as_on_gpu() -> Iterator[None]:
         try:
             cudnn.check_cudnn_version()
         except Exception:  # jax raises RuntimeError; a plugin without a driver raises others
+            # Each of these functions returns its answer for any arguments.
             answers = {
                 "check_cudnn_version": _VERSION,
                 "check_compute_capability": True,

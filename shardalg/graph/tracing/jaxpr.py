@@ -113,7 +113,10 @@ class GraphBuilder:
         wrapped: Callable[[Any], Any | None],
         mesh_of: Callable[[Any], PlainMesh | None],
     ) -> None:
-        """Start with an empty graph; the arguments are those of the class."""
+        """Start with an empty graph; the arguments are those of the class.
+
+        Nodes are drafts until all equations were read, because their phases depend on later nodes.
+        """
         self.primitives = primitives
         self.reader = reader
         self.written_out = written_out
@@ -123,11 +126,11 @@ class GraphBuilder:
         self.region_arguments: list[RegionArgument] = []
         self.sites: list[Site] = []
         self.left_out: list[LeftOut] = []
-        # placeholder
         self.block_axes: set[str] = set()
         self._sources = Sources()
         self._drafts: list[Draft] = []
         self._bindings: list[object] = []
+        # The regions in the order in which they were opened; region 0 is the program.
         self._spans = [_OpenRegion(0, "root", None, 1)]
 
     def graph(self, closed: Any, argument_paths: Sequence[str], paths: Sequence[str]) -> Graph:

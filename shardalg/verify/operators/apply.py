@@ -247,6 +247,7 @@ def _iteration_claims(op: CheckedOperator) -> Iterator[Goal]:
     } & split_loops
     words = "only loops of the operator are split, and none that must be whole"
     yield "iterations", Decided(words, not unknown_loops and not wrongly_split)
+    # Per row: loops that are split along one digit would leave out some of their combinations.
     for rule in rows:
         claim = iteration_claim(op.mesh, _split_loops(op, rule))
         if claim is not None:

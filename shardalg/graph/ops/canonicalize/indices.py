@@ -329,7 +329,8 @@ class _Counting:
     def _selects_nonnegative(self, node: Node) -> bool:
         """Return whether a `select_n` yields its first case wherever this case is not negative.
 
-        This holds if its condition is `first_case < 0`, or a constant False.
+        This holds if its condition is `first_case < 0`, or a constant False. JAX writes
+        `select_n(i < 0, i, i + n)` for an index that may count from the end.
         """
         condition, first_case, *_ = node.operands
         # `select_n` yields its first case where the condition is False.
@@ -338,8 +339,8 @@ class _Counting:
         test = producing_node(self.graph, condition)
         if test is None:
             return False
-        negative = test.primitive == "lt" and test.operands[0] == first_case
-        zero = self.constants.get(test.operands[1]) if negative else None
+        is_sign_test = test.primitive == "lt" and test.operands[0] == first_case
+        zero = self.constants.get(test.operands[1]) if is_sign_test else None
         return zero is not None and not np.any(zero)
 
 

@@ -242,13 +242,10 @@ class KnownValues:
         if one == other:
             return True
         # Bytes are compared, because 0.0 equals -0.0 as a number, and NaN does not equal itself.
-        both_numbers = self.number(one), self.number(other)
-        if both_numbers[0] is None or both_numbers[1] is None:
+        first, second = self.number(one), self.number(other)
+        if first is None or second is None:
             return False
-        return (
-            both_numbers[0].dtype == both_numbers[1].dtype
-            and both_numbers[0].tobytes() == both_numbers[1].tobytes()
-        )
+        return first.dtype == second.dtype and first.tobytes() == second.tobytes()
 
     @cached_property
     def _outer_value(self) -> Mapping[int, int]:

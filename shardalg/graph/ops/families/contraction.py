@@ -239,11 +239,13 @@ def scaled_dot(signature: Signature) -> tuple[Rule, ...]:
     k, kl and kr are whole: they are never sharded.
     """
     loops = dot_loops(signature, signature.param("dimension_numbers"))
+    # A scale has the loops of its operand, except that k is counted by kl (left) or kr (right).
     scales = tuple(
         tuple(f"{name}{side}" if name in loops.contracting else name for name in operand_loops)
         for side, operand_loops in zip("lr", loops.maps, strict=True)
     )
 
+    # All loops that are not in the result.
     whole = {n for operand_loops in (*loops.maps, *scales) for n in operand_loops} - {*loops.result}
     row = _product(signature, (*loops.maps, *scales), loops.result, frozenset(whole))
     return (replace(row, linear=frozenset(), scaled=frozenset()),)
