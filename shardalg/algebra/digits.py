@@ -93,10 +93,10 @@ def canonical(digits: Digits) -> Digits:
     for digit in digits:
         if digit.size == 1:
             continue
+        # The two digits are one counter: together they count from 0 to the product of their sizes -
+        # 1, at the minor stride.
         if merged and merged[-1].stride == digit.stride * digit.size:
             digit = Digit(digit.stride, merged.pop().size * digit.size)
-        # Together the two digits count from 0 to the product of their sizes - 1, at the minor
-        # stride.
         merged.append(digit)
     return tuple(merged)
 

@@ -232,6 +232,8 @@ def _overlap(first: Sharding, second: Sharding) -> Failure | None:
     first_places = first.split_places
     second_places = [place for place in second.split_places if place not in first_places]
     crossing = False
+    # Digits that nest vary independently. Only pairs of different dimensions matter, because the
+    # digits of one dimension were compared before.
     for here, digits in first_places:
         for there, others in second_places:
             if here == there:

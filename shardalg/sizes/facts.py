@@ -91,6 +91,9 @@ class Facts:
     def _wrong(self, known: np.ndarray) -> np.ndarray | None:
         """Return, for each fact, whether it fails; None if 64-bit integers may overflow.
 
+        The numerators of all facts are summed at once: `reduceat` adds the terms from one start to
+        the next.
+
         Args:
           known: the number 1, then the value of each name and ceiling in `_order`.
         """
@@ -167,6 +170,7 @@ class Facts:
         scale = [int(next(iter(below.terms.values()))) for _, below in sides]
         term_factors = _places([m for m, _ in numerator_terms], self._order)
         denominator_factors = _places([next(iter(below.terms)) for _, below in sides], self._order)
+        # The first term of fact k has the number of all terms of the facts before it (`cumsum`).
         return (
             term_factors,
             np.array([int(c) for _, c in numerator_terms], np.int64),

@@ -134,6 +134,7 @@ def _coverage_claim(verifier: Verifier, ring: CollectiveMatmul) -> Decided:
     # Only these have the size of a block: a gather's result and a scatter's operand are whole.
     block = locals_[moving_locals[0]].shape[ring.collective.attributes.dim]
     values = (*ring.product.operands, *ring.product.results)
+    # `ring.along` has the cut dimension of each operand and result of the product, or None.
     lengths = {
         locals_[local].shape[dim]
         for local, dim in zip(values, ring.along, strict=True)

@@ -147,7 +147,7 @@ def read_spec(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> La
             raise reader.error(f"expected ')' behind {len(dims)} entries, found {reader.found()}")
         else:
             dims.append(_spec_entry(reader, mesh))
-        # A comma may be the last character, as in Python, so the loop ends at either.
+        # As in Python, a comma may follow the last entry; then the loop's condition ends the loop.
         if reader.expect(",", ")") == ")":
             break
     reader.end()

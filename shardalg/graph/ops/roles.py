@@ -91,6 +91,8 @@ def _scalar_roles(graph: Graph, roles: Sequence[str]) -> dict[int, str]:
     for source, targets in enumerate(edges):
         for target in targets:
             sources[target].append(source)
+    # `sources` has the reversed edges, so this marks the values from which activations are
+    # computed.
     is_needed = reachable(sources, [v for v in forward if roles[v] == ACTIVATION])
     scalars = {
         value.index: ACTIVATION if is_needed[value.index] else LOSS
