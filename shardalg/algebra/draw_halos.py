@@ -131,6 +131,7 @@ def halo_canvas(shown: DimensionDrawing) -> Canvas:
     shows_numbers = text_width(f"{shown.size - 1}") <= scale
 
     def x(element: float) -> float:
+        """Return the horizontal coordinate of the start of an element."""
         return label_width + (element - low) * scale
 
     top = 0.0

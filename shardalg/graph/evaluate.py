@@ -344,6 +344,7 @@ def _apply_scan(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
 
     # `lax.scan` needs a function from (carry, slices) to (carry, outputs).
     def step(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Run the body once; return the next carry and the outputs of this iteration."""
         results = run.body(body.index, *constants, *carry, *xs)
         return results[:num_carry], results[num_carry:]
 

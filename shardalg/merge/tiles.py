@@ -71,6 +71,7 @@ def _refused_merge(verdict: Verdict, of: Sequence[Sharding]) -> list[Grid]:
     digits = [digits_at(sharding, dim) for sharding, dim in zip(of, dims, strict=True)]
     positions = np.arange(of[0].mesh.size)
     ids = zip(*(partition_ids(row, positions).tolist() for row in digits), strict=True)
+    # A tile is a pair of partition ids: a row and a column of the grid.
     devices_of_tile: dict[tuple[int, ...], list[int]] = {}
     for device, tile in zip(of[0].mesh.order, ids, strict=True):
         devices_of_tile.setdefault(tile, []).append(device)

@@ -494,7 +494,7 @@ class IntegerClaim:
         """Raise ProofError unless the claim defines every unknown and every device of its goal.
 
         An unknown needs a range (`unknowns`). A partition id of another device needs its digits
-        (`device_names`).
+        (`members`).
         """
         unknown_names = {name for name, _ in self.unknowns}
         # "" is the claim's own device, which needs no definition.
