@@ -38,7 +38,7 @@ REQUIRE_PYTHON = @test -n "$(INTERPRETER)" || { \
 	echo "error: '$(PYTHON)' is no Python >= 3.11 that runs here; name one: PYTHON=/path/to/it" >&2; \
 	exit 1; }
 
-.PHONY: setup explore test test-slow proofs lint docs notebooks bench hardware oracle fuzz-algebra fuzz-operators fuzz-formulas fuzz-proofs fuzz-contractions fuzz-as-planned \
+.PHONY: setup explore test test-slow proofs lint docs figures notebooks bench hardware oracle fuzz-algebra fuzz-operators fuzz-formulas fuzz-proofs fuzz-contractions fuzz-as-planned \
 	aot mutate browser xla-merges xla-halos xla-completion xla-faithful xla-siblings xla-bytes xla-least reshards golden lock clean
 
 setup: $(STAMP)
@@ -119,6 +119,10 @@ browser: $(STAMP)
 # The guides, the notebooks as committed and a page per public name, in out/docs; warnings are errors.
 docs: $(STAMP)
 	JAX_PLATFORMS=cpu $(BIN)/python -m sphinx -q -W --keep-going -b html docs out/docs
+
+# The pictures of the README and of the guides, from plans; the page of a plan by Chromium.
+figures: $(STAMP)
+	$(BIN)/python tools/figures.py $(ARGS)
 
 notebooks: $(STAMP)
 	@test -n "$(NOTEBOOKS)" || { echo 'error: no notebooks/*.ipynb here' >&2; exit 1; }

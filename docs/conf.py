@@ -4,7 +4,9 @@
 `shardalg` exports, so that a new public name has its page at once.
 """
 
+import base64
 import inspect
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,41 @@ version = release = shardalg.__version__
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_nb"]
 html_theme = "furo"
 html_title = "shardalg"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_copyright = False
+exclude_patterns = ["examples"]
 nb_execution_mode = "off"
 myst_enable_extensions = ["dollarmath"]
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 # Notebooks have our own tables next to HTML and text; Sphinx uses the HTML.
 suppress_warnings = ["mystnb.unknown_mime_type"]
+# Setup and checks of a notebook are folded: their cells have tags.
+nb_code_prompt_show = "Show {type}"
+nb_code_prompt_hide = "Hide {type}"
+
+QUESTIONS = {
+    "Plan a function": """plan Plan Strategy Options Switches Mesh AxisRef annotate mesh_split
+        manual load_plan""",
+    "Which strategy is the best?": "compare search family strategies Ranking recipes",
+    "What does it cost?": """Cost Hardware Topology KernelPrice calibrate measure_hardware
+        rank_device_orders""",
+    "Which rules do I already have?": "logical_rules LogicalRules rules_of Finding Findings",
+    "What must stay true?": """contract Contract load_contract no some at_most sharded
+        no_idle_devices unchanged""",
+    "Is XLA's program correct?": "audit audit_hlo Audit AuditedInstruction read_stablehlo",
+    "How do shardings relate?": """Sharding merge compatible equal refines Verdict prove Proof
+        lemma lemmas""",
+    "How is a tensor moved?": "reshard Reshard exchange Exchange",
+    "What do neighbours send?": """halo Halo Window pad_window slice_window Interval
+        reshape_interval reverse_interval""",
+    "How are layers pipelined?": "pipeline Pipeline unequal_pipeline UnequalPipeline Stage",
+    "What if sizes have names?": "dims",
+    "How do I run and show it?": "host_devices Lowered draw Table",
+    "Models and the paper": "models paper examples",
+}
+"""The public names by the question that they answer. Errors have an entry of their own."""
 
 
 def as_written(
@@ -70,18 +101,71 @@ def page(name: str) -> str:
     return f"{title}\n{'=' * len(title)}\n\n.. {directive}:: {target}{members}\n"
 
 
+def by_question() -> dict[str, list[str]]:
+    """Return every public name once, under its question. Errors and unlisted names are last."""
+    groups = {question: names.split() for question, names in QUESTIONS.items()}
+    listed = {name for names in groups.values() for name in names}
+    rest = [name for name in shardalg.__all__ if name not in listed]
+    errors = [name for name in rest if name.endswith("Error")]
+    return {**groups, "More": [name for name in rest if name not in errors], "Errors": errors}
+
+
+def first_line(name: str) -> str:
+    """Return the first line of the docstring of a public name."""
+    return (inspect.getdoc(getattr(shardalg, name)) or "").splitlines()[0].replace("*", r"\*")
+
+
 def write_api(folder: Path) -> None:
-    """Write a page per public name, and their index."""
+    """Write a page per public name, and their index by question."""
     folder.mkdir(exist_ok=True)
     for name in shardalg.__all__:
         (folder / f"{name}.rst").write_text(page(name))
-    listed = "\n".join(f"   {name}" for name in shardalg.__all__)
-    title = "Everything public\n=================\n\n"
-    (folder / "index.rst").write_text(f"{title}.. toctree::\n\n{listed}\n")
+    parts = ["Every public name, by question", "=" * 30, ""]
+    for question, names in by_question().items():
+        if not names:
+            continue
+        parts += ["", question, "-" * len(question), "", ".. list-table::", "   :widths: 1 3", ""]
+        for name in names:
+            parts += [f"   * - :doc:`sa.{name} <{name}>`", f"     - {first_line(name)}"]
+    listed = [f"   {name}" for name in shardalg.__all__]
+    parts += ["", ".. toctree::", "   :hidden:", "", *listed, ""]
+    (folder / "index.rst").write_text("\n".join(parts))
+
+
+def first_picture(notebook: dict[str, Any]) -> tuple[str, bytes] | None:
+    """Return the ending and the bytes of the first picture that a notebook shows."""
+    for cell in notebook["cells"]:
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            if "image/png" in data:
+                return "png", base64.b64decode(data["image/png"])
+            shown = "".join(data.get("text/html", ""))
+            if "<svg" in shown:
+                drawn = shown[shown.index("<svg") : shown.index("</svg>") + 6]
+                return "svg", drawn.replace("currentColor", "#1b1f24").encode()
+    return None
+
+
+def write_gallery(folder: Path, notebooks: Path) -> None:
+    """Write a page with a card per notebook: its picture, and its title as a link."""
+    folder.mkdir(exist_ok=True)
+    parts = ["# Gallery", "", "Every notebook by its first picture.", ""]
+    parts += ["`````{container} cards gallery"]
+    for path in sorted(notebooks.glob("*.ipynb")):
+        notebook = json.loads(path.read_text())
+        title = notebook["cells"][0]["source"][0].lstrip("# ").strip()
+        parts += ["````{container} card", f"[{title}](../notebooks/{path.name})", ""]
+        if (found := first_picture(notebook)) is not None:
+            ending, content = found
+            (folder / f"{path.stem}.{ending}").write_bytes(content)
+            parts += [f"![{title}]({path.stem}.{ending})"]
+        parts += ["````"]
+    (folder / "index.md").write_text("\n".join([*parts, "`````", ""]))
 
 
 def setup(app: Any) -> None:
     """Sphinx calls this before it looks for sources."""
     write_api(HERE / "api")
+    write_gallery(HERE / "gallery", HERE / "notebooks")
     # before napoleon (500), which turns sections into fields
     app.connect("autodoc-process-docstring", as_written, priority=100)

@@ -16,7 +16,8 @@ from shardalg.plan.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", "CONTRIBUTING.md", "docs/glossary.md", "docs/architecture.md"]
-PAGES += ["docs/index.md", "docs/adding_an_operator.md", "docs/kernels.md"]
+PAGES += ["docs/index.md", "docs/adding_an_operator.md", "docs/kernels.md", "docs/concepts.md"]
+PAGES += sorted(f"docs/howto/{page.name}" for page in (ROOT / "docs" / "howto").glob("*.md"))
 BLOCKS = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 FILES = ("plan.json", "plan.html")
 ROOTS = ("plan", "sa", "cost", "Options", "Mesh", "Topology", "Switches")
