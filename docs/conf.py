@@ -23,7 +23,8 @@ html_title = "shardalg"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_copyright = False
-exclude_patterns = ["examples"]
+# Sphinx has a page of its own with the name `search`: ours is built from a copy with another name.
+exclude_patterns = ["examples", "search.md"]
 nb_execution_mode = "off"
 myst_enable_extensions = ["dollarmath"]
 autodoc_typehints = "none"
@@ -154,7 +155,7 @@ def write_gallery(folder: Path, notebooks: Path) -> None:
     for path in sorted(notebooks.glob("*.ipynb")):
         notebook = json.loads(path.read_text())
         title = notebook["cells"][0]["source"][0].lstrip("# ").strip()
-        parts += ["````{container} card", f"[{title}](../notebooks/{path.name})", ""]
+        parts += ["````{container} card", f"{{doc}}`{title} </notebooks/{path.stem}>`", ""]
         if (found := first_picture(notebook)) is not None:
             ending, content = found
             (folder / f"{path.stem}.{ending}").write_bytes(content)
@@ -163,9 +164,16 @@ def write_gallery(folder: Path, notebooks: Path) -> None:
     (folder / "index.md").write_text("\n".join([*parts, "`````", ""]))
 
 
+def rename_search(_app: Any, _name: str, source: list[str]) -> None:
+    """Let links to `search.md` lead to its copy, whose name Sphinx does not use itself."""
+    source[0] = source[0].replace("search.md)", "layout_search.md)")
+
+
 def setup(app: Any) -> None:
     """Sphinx calls this before it looks for sources."""
     write_api(HERE / "api")
+    (HERE / "layout_search.md").write_text((HERE / "search.md").read_text())
+    app.connect("source-read", rename_search)
     write_gallery(HERE / "gallery", HERE / "notebooks")
     # before napoleon (500), which turns sections into fields
     app.connect("autodoc-process-docstring", as_written, priority=100)

@@ -63,6 +63,22 @@ def drawn(value: Any) -> str:
     return re.search(r"<svg.*?</svg>", value._repr_html_(), re.DOTALL)[0]  # type: ignore[index]
 
 
+def partial_sums() -> Any:
+    """Return the drawing of a feed-forward layer under the three strategies of the paper."""
+    config = sa.models.Config(B=8, S=32, M=128, H=512, N=16, D=16, dtype="float32")
+    mesh, ffn = sa.Mesh({"X": 2, "Y": 4}), sa.models.part("ffn")
+    strategies = {
+        name: getattr(sa.paper, name)(mesh, config, "ffn")
+        for name in ("attempt_1", "attempt_2", "finalized")
+    }
+    given = ffn.function(config), *ffn.arguments(config)
+    plans = {
+        name.replace("_", " "): sa.plan(*given, strategy=strategy, roles=ffn.roles())
+        for name, strategy in strategies.items()
+    }
+    return sa.draw(plans, letters={letter: getattr(config, letter) for letter in "BSMH"})
+
+
 def concepts() -> None:
     """Draw the pictures of `docs/concepts.md`."""
     mesh = sa.Mesh({"X": 2, "Y": 4})
@@ -84,6 +100,7 @@ def concepts() -> None:
     for name, figure in (
         ("halo", sa.halo(window, size=12, parts=4).draw()),
         ("reshard", sa.draw({"before": before, "after": after})),
+        ("sums", partial_sums()),
         ("pipeline", pipeline.timeline("tpu_v3").figure()),
     ):
         figure.savefig(FIGURES / f"concept_{name}.png", dpi=110, bbox_inches="tight")

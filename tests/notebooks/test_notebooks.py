@@ -14,7 +14,7 @@ import shardalg as sa
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-LONG = ("01", "02", "03", "04", "05", "06", "07", "08", "09", "10", "11", "12", "14")
+LONG = ("01", "02", "03", "04", "05", "06", "07", "08", "09", "10", "11", "12", "13", "14")
 """Executed by `make test-slow` and `make notebooks`: 8 to 30 seconds each."""
 EXECUTED = [
     pytest.param(p, id=p.stem, marks=[pytest.mark.slow] if p.stem[:2] in LONG else [])
