@@ -81,7 +81,7 @@ def lines_above_picture(cells):
     return None
 
 
-OLD_FORM = ("04", "10", "11", "12", "14")
+OLD_FORM = ("04", "10")
 """Notebooks that mix checks with results, and end without a list of next calls."""
 PICTURE_LATER = ("04", "10", "14")
 """Notebooks whose first picture needs the results of their sections."""
