@@ -81,9 +81,9 @@ def lines_above_picture(cells):
     return None
 
 
-OLD_FORM = ("04", "10")
+OLD_FORM = ("04",)
 """Notebooks that mix checks with results, and end without a list of next calls."""
-PICTURE_LATER = ("04", "10", "14")
+PICTURE_LATER = ("04", "14")
 """Notebooks whose first picture needs the results of their sections."""
 FOLDED = {"hide-cell", "hide-input", "hide-output"}
 
