@@ -165,7 +165,8 @@ def test_it_uses_public_names_alone(path):
 
 
 def test_names_that_are_not_public_are_seen():
-    text = "import shardalg as sa\nfrom shardalg.algebra import mesh\nsa.nothing(plan._sharded)\nsa.plan()"
+    lines = "import shardalg as sa", "from shardalg.algebra import mesh", "sa.nothing(plan._sharded)"
+    text = "\n".join((*lines, "sa.plan()"))
     found = list(foreign_names(ast.walk(ast.parse(text))))
     assert sorted(found) == ["plan._sharded", "sa.nothing", "shardalg.algebra"]
 
