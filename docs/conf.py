@@ -7,12 +7,15 @@
 import base64
 import inspect
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import shardalg
 
 HERE = Path(__file__).parent
+NOTEBOOK_LINK = r"\[([^\]\[]+)\]\((\d\d_\w+)\.ipynb\)"
+"""A link from a notebook to another one, with its text and the name of the file."""
 SECTIONS = {"Args:", "Attributes:", "Raises:", "Returns:"}
 
 project = "shardalg"
@@ -164,16 +167,20 @@ def write_gallery(folder: Path, notebooks: Path) -> None:
     (folder / "index.md").write_text("\n".join([*parts, "`````", ""]))
 
 
-def rename_search(_app: Any, _name: str, source: list[str]) -> None:
-    """Let links to `search.md` lead to its copy, whose name Sphinx does not use itself."""
-    source[0] = source[0].replace("search.md)", "layout_search.md)")
+def own_links(_app: Any, _name: str, source: list[str]) -> None:
+    """Lead links to pages whose files Sphinx does not find by their paths.
+
+    `search.md` is built from a copy. Notebooks are behind a symbolic link, which Sphinx resolves.
+    """
+    text = source[0].replace("search.md)", "layout_search.md)")
+    source[0] = re.sub(NOTEBOOK_LINK, r"{doc}`\1 </notebooks/\2>`", text)
 
 
 def setup(app: Any) -> None:
     """Sphinx calls this before it looks for sources."""
     write_api(HERE / "api")
     (HERE / "layout_search.md").write_text((HERE / "search.md").read_text())
-    app.connect("source-read", rename_search)
+    app.connect("source-read", own_links)
     write_gallery(HERE / "gallery", HERE / "notebooks")
     # before napoleon (500), which turns sections into fields
     app.connect("autodoc-process-docstring", as_written, priority=100)
