@@ -85,19 +85,21 @@ def _on_mesh(result: jax.Array, mesh: JaxMesh | AbstractMesh | None) -> jax.Arra
     layout = result.sharding
     if mesh is None or not isinstance(layout, NamedSharding):
         return result
-    own = layout.mesh
-    if own.axis_names != mesh.axis_names or own.axis_sizes != mesh.axis_sizes:
+    result_mesh = layout.mesh
+    # Other axes name other blocks: the sharding then has no spec on the user's mesh.
+    if result_mesh.axis_names != mesh.axis_names or result_mesh.axis_sizes != mesh.axis_sizes:
         return result
     # An abstract mesh has no devices, so an array cannot be on one, and there is none to compare.
-    if not isinstance(own, JaxMesh):
+    if not isinstance(result_mesh, JaxMesh):
         return result
-    if isinstance(mesh, JaxMesh) and list(own.devices.flat) != list(mesh.devices.flat):
+    if isinstance(mesh, JaxMesh) and list(result_mesh.devices.flat) != list(mesh.devices.flat):
         return result
-    typed = JaxMesh(own.devices, own.axis_names, axis_types=mesh.axis_types)
-    wanted = NamedSharding(typed, layout.spec)
+    typed_mesh = JaxMesh(result_mesh.devices, result_mesh.axis_names, axis_types=mesh.axis_types)
+    target = NamedSharding(typed_mesh, layout.spec)
+    # The same blocks on the same devices become a new array, so nothing is copied.
     blocks = [shard.data for shard in result.addressable_shards]
     return jax.make_array_from_single_device_arrays(
-        result.shape, wanted, blocks, dtype=result.dtype
+        result.shape, target, blocks, dtype=result.dtype
     )
 
 
@@ -148,7 +150,11 @@ class Twin:
         return jax.lax.with_sharding_constraint(x, self.axes.named(border.sharding))
 
     def _constrain(self, node: Node, x: jax.Array) -> jax.Array:
-        """Return the value of an annotation node with its sharding; unchanged if it has none."""
+        """Return the value of an annotation node with its sharding; unchanged if it has none.
+
+        Args:
+          node: a node at which the user annotated the value, such as `with_sharding_constraint`.
+        """
         sharding = self.sites.get(node.index)
         if sharding is None:
             return x
@@ -175,6 +181,7 @@ class Twin:
             out_shardings=tuple(b.inner if b.is_empty else b.outer for b in self.results),
             donate_argnums=self.donated,
         )
+        # The caller may have set another mesh, which JAX would use inside of this program.
         with jax.sharding.use_abstract_mesh(self.axes.mesh.abstract_mesh):
             traced = jitted.trace(*structs)
             return traced.lower(lowering_platforms=platforms(self.platform))

@@ -44,7 +44,11 @@ def inputs_with_hints(
 
 
 def _with_hints(traced: Traced, point: Mapping[str, int]) -> Traced:
-    """Return a function whose named dimensions have the numbers of a point as their hints."""
+    """Return a function whose named dimensions have the numbers of a point as their hints.
+
+    A hint is the number at which a named size is planned. The function is traced again at the
+    point. It is returned unchanged if no size has a name, or if it comes from a loaded plan.
+    """
     from shardalg.sizes.symbolic.symbols import name_sizes
 
     symbols = traced.symbols
@@ -55,22 +59,26 @@ def _with_hints(traced: Traced, point: Mapping[str, int]) -> Traced:
     if symbols.tracer is None:  # a loaded plan, and the point is that of its hints
         return traced
     tracer = symbols.tracer
+    # A named size is a symbol that has its hint; the symbols of the point replace the old ones.
     sizes = sizes_of(size for shape in symbols.dims for size in shape)
-    moved = {size: Size(name, point[name]) for name, size in sizes.items()}
+    new_sizes = {size: Size(name, point[name]) for name, size in sizes.items()}
 
-    def there(size: Expr) -> Expr:
-        return size if isinstance(size, int) else size.xreplace(moved)
+    def with_new_hints(size: Expr) -> Expr:
+        """Return a size, a number or an expression, in terms of the new symbols."""
+        return size if isinstance(size, int) else size.xreplace(new_sizes)
 
     def trace(values: Mapping[str, int]) -> Graph:
+        """Return the graph of the function at the point, except for the given values."""
         return tracer({**point, **values})
 
     graph = trace({})
-    dims = [tuple(map(there, shape)) for shape in symbols.dims]
-    found = name_sizes(graph, dims, trace, symbols.jaxpr_at)
+    dims = [tuple(map(with_new_hints, shape)) for shape in symbols.dims]
+    # Further traces at other sizes show which numbers of the graph depend on names.
+    new_symbols = name_sizes(graph, dims, trace, symbols.jaxpr_at)
     # Rewrites name nodes of the old graph, so the new one starts without them.
     again = traced.again and partial(_again, traced, point)
     return replace(
-        traced, graph=graph, symbols=found, narrow=None, whole=None, orders=(), again=again
+        traced, graph=graph, symbols=new_symbols, narrow=None, whole=None, orders=(), again=again
     )
 
 

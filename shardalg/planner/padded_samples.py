@@ -87,16 +87,22 @@ def _divided(layer: Sharding, digits: Digits) -> Sharding | None:
       digits: the mesh axes, or factors of axes, along which its stack is sharded.
     """
     # One digit cannot partition two dimensions of the layer.
-    used = [digit for dim in layer.dims for digit in dim]
-    if not digits or any(overlap(own, digit) for own in used for digit in digits):
+    used = [digit for dim_digits in layer.dims for digit in dim_digits]
+    if not digits or any(overlap(old, new) for old in used for new in digits):
         return None
-    joined = [(*dim, *digits) for dim in layer.dims]
-    sizes = [(size, dim) for dim, size in enumerate(layer.shape) if size >= parts(joined[dim])]
-    if not sizes:
+    # The digits that each dimension would have, and the dimensions that are long enough for them.
+    joined = [(*dim_digits, *digits) for dim_digits in layer.dims]
+    long_dims = [dim for dim, size in enumerate(layer.shape) if size >= parts(joined[dim])]
+    if not long_dims:
         return None
-    # Evenly divided dimensions first: uneven blocks would be padded in every iteration.
-    _, dim = max(sizes, key=lambda one: (one[0] % parts(joined[one[1]]) == 0, one[0]))
-    dims = tuple(joined[k] if k == dim else own for k, own in enumerate(layer.dims))
+
+    def preference(dim: int) -> tuple[bool, int]:
+        """Return (is even, size): uneven blocks would be padded in every iteration."""
+        size = layer.shape[dim]
+        return size % parts(joined[dim]) == 0, size
+
+    best = max(long_dims, key=preference)
+    dims = tuple(joined[dim] if dim == best else old for dim, old in enumerate(layer.dims))
     return interned(layer.mesh, layer.shape, dims, ())
 
 
@@ -120,11 +126,13 @@ def padding_of_samples(sharded: ShardedGraph) -> Padding | None:
     changes: dict[int, NodeReplacement] = {}
     types: dict[int, ValueType] = {}
     for merge in _merges(sharded):
-        # An operator in two regions would be padded twice, so only the first region is padded.
-        found = merge.region()
-        if found is not None and not found.nodes & changes.keys():
-            changes.update((node, found.change(node)) for node in sorted(found.nodes))
-            types.update(found.types())
+        # A region has the operators between a merge and the split that ends it; None if one of them
+        # cannot be padded. An operator in two regions would be padded twice, so only the first
+        # region is padded.
+        region = merge.region()
+        if region is not None and not region.nodes & changes.keys():
+            changes.update((node, region.change(node)) for node in sorted(region.nodes))
+            types.update(region.types())
     if not changes:
         return None
     return Padding(tuple(changes.items()), tuple(types.items()))
@@ -141,10 +149,11 @@ def _merges(sharded: ShardedGraph) -> Iterator[_Merge]:
         (rule,) = rules(node.signature) or ()
         layout = plain(sharded.shardings[node.operands[0]]).dims
         for dim, index in enumerate(rule.results[0]):
-            found = _major(rule, index)
-            if found is None:
+            # A merged dimension is indexed as 4*i + j: its major loop i has the factor 4.
+            major = _major(rule, index)
+            if major is None:
                 continue
-            name, factor = found
+            name, factor = major
             size = rule.extents[name]
             # The operand has the samples as a dimension of their own. Its number of parts need not
             # divide the number of samples, which is then rounded up to a multiple.
@@ -372,25 +381,25 @@ class _Region:
                 wide = type_
             operands.append(wide)
         result = node.results[0]
-        made = self.graph.values[result].type
+        result_type = self.graph.values[result].type
         cut = None
         if ~0 in ends:
-            wide = _with_size(made, ends[~0], self.padded)
-            cut, made = _slice(wide, made), wide
+            wide = _with_size(result_type, ends[~0], self.padded)
+            cut, result_type = _slice(wide, result_type), wide
         elif result in self.marks:
-            made = self._wider(result, *self.marks[result])
+            result_type = self._wider(result, *self.marks[result])
         # Some operators have sizes in their parameters: a reshape or a broadcast its result's
         # shape, a convolution its number of groups. "g" is a convolution's loop over groups. If the
         # samples are groups, every added sample adds groups.
-        named, count = self.loops[number]
-        changed: dict[str, object] = {"new_sizes": made.shape, "shape": made.shape}
-        if named == "g":
-            own = dict(node.signature.params)
+        loop_name, count = self.loops[number]
+        changed: dict[str, object] = {"new_sizes": result_type.shape, "shape": result_type.shape}
+        if loop_name == "g":
+            old_params = dict(node.signature.params)
             for name in ("feature_group_count", "batch_group_count"):
-                if own.get(name) != 1:
+                if old_params.get(name) != 1:
                     changed[name] = self.padded * count
         params = tuple((name, changed.get(name, old)) for name, old in node.signature.params)
-        signature = Signature(node.primitive, params, tuple(operands), (made,))
+        signature = Signature(node.primitive, params, tuple(operands), (result_type,))
         return NodeReplacement(tuple(chains), signature, cut)
 
     def _masked(self, wide: ValueType, dim: int, factor: int) -> Iterator[Signature]:

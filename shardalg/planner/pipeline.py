@@ -234,12 +234,14 @@ def _stages(
 ) -> Iterator[ProgramStage]:
     """Yield the emitted program, then the program after each pass.
 
-    A pass that a switch turns off is listed, too, with an unchanged program.
+    A pass that a switch turns off is listed, too, with an unchanged program. A stage has the name
+    of the pass, the program after and before it, and the name of the switch, or "".
     """
     yield ProgramStage(EMIT, program)
     for one in PASSES:
-        off = one.switch if one.switch and not getattr(switches, one.switch) else ""
+        # A pass without a switch always runs.
+        is_off = one.switch and not getattr(switches, one.switch)
         before = program
-        if not off:
+        if not is_off:
             program = rewrite(program, one.rewriter(program, graph, hardware))
-        yield ProgramStage(one.name, program, before, off)
+        yield ProgramStage(one.name, program, before, one.switch if is_off else "")

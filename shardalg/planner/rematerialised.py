@@ -58,16 +58,20 @@ def inputs_with_remat(
 
 
 def _traced_with(traced: Traced, policy: Policy) -> Traced | None:
-    """Return the function traced with a policy; None if it has no place for one."""
+    """Return the function traced with a policy; None if it has no place for one.
+
+    A place is a call of `jax.checkpoint`, or, in a function without such calls, a differentiated
+    `jax.lax.scan`.
+    """
     assert traced.changed is not None, "a function that is available"
     for places in (CHECKPOINTS, SCANS):
+        # `rematerialised` changes the jaxpr during the trace, and notes each place that it finds.
         found: set[str] = set()
-
         change = partial(rematerialised, policy=policy, places=places, found=found)
-        made = traced.changed(change)
+        retraced = traced.changed(change)
         if found:
             return replace(
-                made,
+                retraced,
                 own_shardings=traced.own_shardings,
                 donated=traced.donated,
                 first_mesh=traced.first_mesh,
@@ -85,21 +89,24 @@ def _annotations_of(made: Traced, traced: Traced, given: Annotations) -> Annotat
       StrategyError: single values are annotated, or sites of one name have unequal annotations.
     """
     if given.values or given.orders:
-        what = "of single values" if given.values else "in another order of the devices"
+        kind = "of single values" if given.values else "in another order of the devices"
         raise StrategyError(
-            f"remat= traces the function again, and the plan has annotations {what}, which another "
+            f"remat= traces the function again, and the plan has annotations {kind}, which another "
             "trace does not have. Annotate sites by name (sa.annotate), on the plan's mesh."
         )
     mesh, first = given.mesh, traced.first_mesh
-    was, own = (resolve(t.graph, Strategy(mesh), first).sites for t in (traced, made))
+    # The annotations that the function brings itself, in the old trace and in the new one. Only
+    # those that the user has changed are moved by name.
+    old_own, new_own = (resolve(t.graph, Strategy(mesh), first).sites for t in (traced, made))
     asked: dict[str | None, Sharding | None] = {}
-    for site, before, now in zip(traced.graph.sites, was, given.sites, strict=True):
-        # Annotations that the function brings itself are in the new trace, too.
-        if before != now and asked.setdefault(site.name, now) != now:
+    for site, own, now in zip(traced.graph.sites, old_own, given.sites, strict=True):
+        # Two sites of one name must agree, because the new trace may have more of them.
+        if own != now and asked.setdefault(site.name, now) != now:
             raise StrategyError(
                 f"the sites named {site.name!r} have unequal annotations, and with remat= some of "
                 "them are computed twice: give the sites different names."
             )
-    sites = (asked.get(s.name, o) for s, o in zip(made.graph.sites, own, strict=True))
+    new_sites = zip(made.graph.sites, new_own, strict=True)
+    sites = (asked.get(site.name, own) for site, own in new_sites)
     moved = Annotations(mesh, given.arguments, given.results, tuple(sites))
     return annotations_at(moved, made.graph, mesh)

@@ -99,7 +99,8 @@ def annotations_on_mesh(
 def annotations_at(annotations: Annotations, graph: Graph, mesh: Mesh) -> Annotations:
     """Return annotations that name the same axes, for the shapes of `graph` and the given mesh.
 
-    The graph must have as many arguments, results and sites as the annotations.
+    The graph is that of the same function at other sizes. It must have as many arguments, results
+    and sites as the annotations. A value without an annotation stays without one.
     """
     # A site marks the result of its node, whose shape may differ at other sizes.
     sites = [graph.nodes[site.node].results[0] for site in graph.sites]
@@ -108,20 +109,22 @@ def annotations_at(annotations: Annotations, graph: Graph, mesh: Mesh) -> Annota
         (annotations.results, graph.results),
         (annotations.sites, sites),
     )
-    arguments, results, marked = (
+
+    def at_new_shape(sharding: Sharding, value: int) -> Sharding:
+        """Return the sharding along the same axes for the shape that the value has in `graph`."""
+        return _sharding_by_names(sharding, mesh, graph.values[value].type.shape)
+
+    arguments, results, site_layouts = (
         tuple(
-            None
-            if sharding is None
-            else _sharding_by_names(sharding, mesh, graph.values[value].type.shape)
-            for sharding, value in zip(given, values, strict=True)
+            None if sharding is None else at_new_shape(sharding, value)
+            for sharding, value in zip(layouts, values, strict=True)
         )
-        for given, values in sides
+        for layouts, values in sides
     )
-    values = tuple(
-        (value, _sharding_by_names(sharding, mesh, graph.values[value].type.shape))
-        for value, sharding in annotations.values
+    named_values = tuple(
+        (value, at_new_shape(sharding, value)) for value, sharding in annotations.values
     )
-    return Annotations(mesh, arguments, results, marked, values)
+    return Annotations(mesh, arguments, results, site_layouts, named_values)
 
 
 def _sharding_by_names(sharding: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
@@ -339,7 +342,8 @@ def planned(
 def _kept(made: Stages, options: Options) -> Stages:
     """Return a plan that keeps gathered copies for the backward pass, if that is better.
 
-    It must send less and must not raise the memory peak. Otherwise `made` is returned.
+    It must send less and must not raise the memory peak. Otherwise `made` is returned. By default,
+    a copy that the forward pass gathers is freed, and the backward pass gathers it again.
     """
     traced, chip = made.traced, machine(made.hardware).chip
     # Without roles all gathered copies are kept already; an explicit `keep_gathers` decides itself.
@@ -353,9 +357,9 @@ def _kept(made: Stages, options: Options) -> Stages:
     if not copies:
         return made
     program = partition(made.sharded, traced.roles, options, kept=copies)
-    other = replace(made, program=program, kept=copies)
-    is_no_larger = other.peak_memory_bytes <= made.peak_memory_bytes
-    return other if is_no_larger and _sent(other) < _sent(made) else made
+    with_copies = replace(made, program=program, kept=copies)
+    is_no_larger = with_copies.peak_memory_bytes <= made.peak_memory_bytes
+    return with_copies if is_no_larger and _sent(with_copies) < _sent(made) else made
 
 
 @dataclass(frozen=True, eq=False)
@@ -438,16 +442,20 @@ def _planned(traced: Traced, known: Completions, options: Options) -> Stages:
 def _joined(made: Stages, options: Options) -> Stages:
     """Return a plan that gathers the parts of concatenations, if it is faster and sends less.
 
-    Otherwise, for named sizes, and under other policies than the paper's, `made` is returned.
+    Otherwise, for named sizes, and under other policies than the paper's, `made` is returned. The
+    parts of a concatenation along a sharded dimension are small; a gather can cost less than the
+    exchange of their borders.
     """
+    # With named sizes, prices are formulas, which have no order.
     if options.policy != "paper" or made.is_named:
         return made
+    # None if the graph has no concatenation to which this applies.
     sharded = joined_whole(made.sharded)
     if sharded is None:
         return made
     program = partition(sharded, made.traced.roles, options)
-    other = replace(made, sharded=sharded, program=program)
-    return other if _is_better(other, made) and _sent(other) < _sent(made) else made
+    gathered = replace(made, sharded=sharded, program=program)
+    return gathered if _is_better(gathered, made) and _sent(gathered) < _sent(made) else made
 
 
 def _completed_plan(traced: Traced, known: Completions, options: Options) -> Stages:
@@ -471,15 +479,18 @@ def _completed_plan(traced: Traced, known: Completions, options: Options) -> Sta
 def _orders(sharded: ShardedGraph) -> tuple[tuple[int, Order], ...]:
     """Return (node index, stages) for each Fourier transform along a sharded dimension.
 
-    Stages are groups of dimensions that are transformed one after the other.
+    Stages are groups of dimensions that are transformed one after the other. A device transforms
+    only dimensions that it has whole, so the value is resharded between the stages.
     """
-    found = []
+    orders = []
     for node in sharded.graph.nodes_of(["fft"]):
         dims = plain(sharded.shardings[node.operands[0]]).dims
-        order = stage_order(node.signature, {d for d, digits in enumerate(dims) if digits})
+        sharded_dims = {dim for dim, digits in enumerate(dims) if digits}
+        # The order is empty if no transformed dimension is sharded, or if stages do not help.
+        order = stage_order(node.signature, sharded_dims)
         if order:
-            found.append((node.index, order))
-    return tuple(found)
+            orders.append((node.index, order))
+    return tuple(orders)
 
 
 def _sent(stages: Stages) -> float:
@@ -535,9 +546,10 @@ def planned_at(
       SymbolError: the function is another program there, or cannot be traced there.
       StrategyError: an axis is manual, and the function is not available (a loaded plan).
     """
-    own = hints.mesh.symbolic or hints.has_own_links
+    has_own_links = hints.mesh.symbolic or hints.has_own_links
     traced, annotations, constant = inputs_at(hints.traced, hints.annotations, point)
-    return replace(planned(traced, annotations, options), has_own_links=own), constant
+    there = replace(planned(traced, annotations, options), has_own_links=has_own_links)
+    return there, constant
 
 
 def inputs_at(
@@ -574,10 +586,11 @@ def _traced_at(traced: Traced, point: Mapping[str, int]) -> tuple[Traced, Differ
     """
     from shardalg.sizes.symbolic.symbols import numbers_only
 
+    # `again` traces the function for other mesh axes. After that, the sizes must be named anew.
     symbols, again = traced.symbols or numbers_only(traced.graph), traced.again
     graph, constant = symbols.graph_at(point)
-    there = again and (lambda axes: _traced_at(again(axes), point)[0])
-    return replace(traced, graph=graph, symbols=None, again=there), constant
+    again_at_point = again and (lambda axes: _traced_at(again(axes), point)[0])
+    return replace(traced, graph=graph, symbols=None, again=again_at_point), constant
 
 
 def priced(

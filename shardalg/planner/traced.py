@@ -293,7 +293,11 @@ class Traced:
         return replace(strategy, in_shardings=entered, out_shardings=left)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields except the Python function as data that JSON can store."""
+        """Return all fields except the Python function as data that JSON can store.
+
+        A trace that is read back can be planned, but neither run nor traced again. Fields that are
+        not set become None.
+        """
         return {
             "graph": to_json(self.original),
             "symbols": None if self.symbols is None else self.symbols.to_json(),
@@ -378,6 +382,10 @@ def _jaxpr_tracer(call: Call, given: Given, hints: _Hints) -> JaxprTracer:
     """Return a function that traces the call at other sizes, or at symbolic dimensions of JAX.
 
     A function that needs explicit mesh axes cannot be traced so.
+
+    Args:
+      call: the user's function and its arguments.
+      given: the abstract arguments, whose sizes may be expressions in names.
     """
     from sympy import lambdify
 
@@ -385,12 +393,15 @@ def _jaxpr_tracer(call: Call, given: Given, hints: _Hints) -> JaxprTracer:
     from shardalg.graph.arguments import with_shapes
 
     def jaxpr_at(point: Mapping[str, Any]) -> Any:
+        """Return the jaxpr of the call; `point` has a size, or a symbol of JAX, per name."""
+
         def size(expression: Expr) -> Any:
             """Return a declared size at the point."""
             named = sizes_of([expression])
             return lambdify([*named.values()], expression)(*(point[name] for name in named))
 
         def traced(*arrays: Any) -> Any:
+            """Return the jaxpr for arguments in which the declared sizes have their values."""
             return jaxpr_on(hints.mesh_shape, call.fn, *with_shapes(arrays, size))
 
         return call.inside(traced, *given)
@@ -443,16 +454,19 @@ def with_own_shardings(annotations: Annotations, traced: Traced) -> Annotations:
     """
     types = [traced.graph.values[v].type for v in traced.graph.arguments]
     # The user's annotation wins over the sharding that the array has by chance.
-    own = traced.own_shardings or (None,) * len(types)
+    array_shardings = traced.own_shardings or (None,) * len(types)
     arguments = tuple(
-        given
-        if given is not None or carried is None
+        annotated
+        if annotated is not None or carried is None
         else _own_layout(carried, type_.shape, annotations.mesh, first_mesh=traced.first_mesh)
-        for given, carried, type_ in zip(annotations.arguments, own, types, strict=True)
+        for annotated, carried, type_ in zip(
+            annotations.arguments, array_shardings, types, strict=True
+        )
     )
     sides = (arguments, annotations.results, annotations.sites)
-    made = Annotations.of(annotations.mesh, *sides, orders=annotations.orders)
-    return replace(made, values=annotations.values)
+    # `Annotations.of` finds the arguments whose mesh has another order of the devices.
+    extended = Annotations.of(annotations.mesh, *sides, orders=annotations.orders)
+    return replace(extended, values=annotations.values)
 
 
 def _own_layout(

@@ -57,9 +57,14 @@ class TrialOutcome:
 
     @staticmethod
     def of(stages: Stages, *, is_priced: bool = True) -> TrialOutcome:
-        """Return the figures of a plan; seconds and memory are nan if `is_priced` is False."""
+        """Return the figures of a plan; seconds and memory are nan if `is_priced` is False.
+
+        They are the number of collectives, the bytes that a device sends in a step, in all and per
+        place in the program, and how often each kind of collective runs.
+        """
         sent: Counter[tuple[int | None, int]] = Counter()
         runs: Counter[tuple[str, Digits]] = Counter()
+        # A collective in a loop is executed `count` times in a step.
         for moved in stages.traffic.collectives:
             sent[moved.place] += moved.step.count * moved.wire_bytes
             runs[moved.alike] += moved.step.count
@@ -73,12 +78,12 @@ class TrialOutcome:
                 runs=runs,
                 step_time_s=math.nan,
             )
+        # Computing the cost takes most of the time of a trial.
         cost = stages.cost
-        held = cost.peak_memory_bytes
         return TrialOutcome(
             collectives=count,
             wire_bytes=total,
-            peak_memory_bytes=held,
+            peak_memory_bytes=cost.peak_memory_bytes,
             sent=sent,
             runs=runs,
             step_time_s=cost.step_time_s,

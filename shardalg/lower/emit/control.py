@@ -42,13 +42,15 @@ def _is_partial_matmul(emitter: Emitter, instruction: Instruction) -> bool:
     The product gets the transposed layout, and a check in its emitter fails (jaxlib 0.10.2,
     `dot_op_emitter.cc`, `IsMonotonicWithDim0Major`). `jax.jit` emits no barrier there either.
     """
+    # The instruction is the transpose. Its operand must be partial, and come from a product.
     graph, node = emitter.graph, instruction.node
     if not emitter.program.locals[instruction.operands[0]].sharding.unreduced or node is None:
         return False
-    maker = graph.producer[graph.nodes[node].operands[0]]
-    if maker is None or graph.nodes[maker].primitive != "dot_general":
+    producer = graph.producer[graph.nodes[node].operands[0]]
+    if producer is None or graph.nodes[producer].primitive != "dot_general":
         return False
-    _, (batch, _) = graph.nodes[maker].signature.param("dimension_numbers")
+    # JAX's form: ((contracting dimensions), (batch dimensions)), each of both operands.
+    _, (batch, _) = graph.nodes[producer].signature.param("dimension_numbers")
     return not batch
 
 
@@ -68,12 +70,17 @@ def body(emitter: Emitter) -> Callable[..., tuple[jax.Array, ...]]:
 
 @emits(Loop)
 def _loop(emitter: Emitter, instruction: Instruction[Loop], *operands: Array) -> list[Array]:
-    """Emit a loop with a known trip count as `lax.scan`."""
+    """Emit a loop with a known trip count as `lax.scan`; return its carries and stacked results.
+
+    Args:
+      operands: the device's blocks of the constants, the initial carries and the stacked inputs.
+    """
     a = instruction.attributes
     # The operands keep the order of JAX's scan: constants, carry, stacked inputs.
     consts, rest = operands[: a.num_consts], operands[a.num_consts :]
 
     def body(carry: Operands, xs: Operands) -> tuple[Operands, Operands]:
+        """Return the next carries and this iteration's slices of the stacked results."""
         results = _inside(emitter, a.body, *consts, *carry, *xs)
         return tuple(results[: a.num_carry]), tuple(results[a.num_carry :])
 
@@ -108,6 +115,7 @@ def _while(emitter: Emitter, instruction: Instruction[While], *operands: Array) 
 def _branches(
     emitter: Emitter, instruction: Instruction[Branches], which: Array, *operands: Array
 ) -> list[Array]:
+    """Emit a conditional as `lax.switch`; `which` is the number of the branch that runs."""
     blocks = instruction.attributes.blocks
     return lax.switch(which, [partial(_inside, emitter, b) for b in blocks], *operands)
 
@@ -118,22 +126,33 @@ def _manual(emitter: Emitter, instruction: Instruction[Manual], *operands: Array
 
 
 def constants(emitter: Emitter) -> dict[int, Array]:
-    """Return the program's constants on a device: its own block of a sharded one."""
-    data = dict(emitter.graph.constants)
-    env = {}
+    """Return the device's blocks of the program's constants, by the number of the local value.
+
+    A constant is an array that the user's function closes over. A sharded one is cut here.
+    """
+    array_of = dict(emitter.graph.constants)
+    blocks = {}
     for index, value in emitter.program.constants:
         local = emitter.program.locals[index]
-        env[index] = _own_block(emitter, jnp.asarray(data[value], local.dtype), local)
-    return env
+        blocks[index] = _own_block(emitter, jnp.asarray(array_of[value], local.dtype), local)
+    return blocks
 
 
 def _own_block(emitter: Emitter, array: Array, local: Local) -> Array:
-    """Return the device's block of a global array that has the sharding of `local`."""
+    """Return the device's block of a global array that has the sharding of `local`.
+
+    For example, of 10 elements on 4 devices, device 2 has the elements 6 to 8.
+    """
+    # A replicated array is its own block.
     if local.shape == array.shape:
         return array
     sharding = local.sharding
-    parts = zip(array.shape, local.shape, sharding.parts, strict=True)
+    dims = zip(array.shape, local.shape, sharding.parts, strict=True)
     # Pad to full blocks, so that the last device's slice is inside.
-    array = jnp.pad(array, [(0, block * n - size) for size, block, n in parts])
-    starts = [emitter.partition_id(d) * n for d, n in zip(sharding.dims, local.shape, strict=True)]
+    array = jnp.pad(array, [(0, block * num_parts - size) for size, block, num_parts in dims])
+    # The partition id is the number of the device's block along a dimension.
+    starts = [
+        emitter.partition_id(digits) * block
+        for digits, block in zip(sharding.dims, local.shape, strict=True)
+    ]
     return lax.dynamic_slice(array, starts, local.shape)

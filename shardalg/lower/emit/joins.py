@@ -57,14 +57,20 @@ _RANKS = {"argmax": lax.argmax, "argmin": lax.argmin}
 def _top(
     emitter: Emitter, instruction: Instruction[Top], value: Array, place: Array
 ) -> list[Array]:
-    """Return the best values among the best of all members, with their places."""
+    """Return the largest values of a sharded dimension, with their indices in the whole dimension.
+
+    Args:
+      value, place: the k largest values of the device's block, and their indices in the block.
+    """
     a = instruction.attributes
     names, count = emitter.axes.names(a.digits), value.shape[a.dim]
+    # Indices in the whole dimension. The k largest of all values are among the k of each block.
     place = place + jnp.asarray(emitter.partition_id(a.digits) * a.block).astype(place.dtype)
     values, places = (all_gather(x, names, a.dim, tiled=emitter.tiled) for x in (value, place))
-    best, order = lax.top_k(jnp.moveaxis(values, a.dim, -1), count)
+    # `lax.top_k` works along the last dimension.
+    largest, order = lax.top_k(jnp.moveaxis(values, a.dim, -1), count)
     order = jnp.moveaxis(order, -1, a.dim)
-    return [jnp.moveaxis(best, -1, a.dim), jnp.take_along_axis(places, order, a.dim)]
+    return [jnp.moveaxis(largest, -1, a.dim), jnp.take_along_axis(places, order, a.dim)]
 
 
 @emits(Fold)

@@ -13,25 +13,37 @@ from shardalg.spmd.instructions import Choose, FirstMember, Mask, MaskAt, MaskIn
 
 @emits(Offset)
 def _offset(emitter: Emitter, instruction: Instruction[Offset], x: Array) -> list[Array]:
-    """Shift indices by a number that depends on the device; -1 if they are out of bounds."""
+    """Return indices shifted by a number that depends on the device; -1 if they are out of bounds.
+
+    The operand of a gather is sharded, and its indices count from the start of the whole tensor.
+    The result counts from the start of the device's block.
+    """
     a = instruction.attributes
     # Bounds are those of the whole tensor, so indices are clamped and compared before the shift,
     # which makes them places in the device's block.
     shift = jnp.asarray(emitter.partition_id(a.digits) * a.scale + a.more).astype(x.dtype)
-    part = x if a.component is None else x[..., a.component]
+    # Indices of several dimensions have them as components; only one is shifted here.
+    index = x if a.component is None else x[..., a.component]
     if a.clamp is not None:
-        part = jnp.clip(part, *a.clamp)
+        index = jnp.clip(index, *a.clamp)
     low, high = a.within or (0, 0)
-    missing = (a.within is not None) & ((part < low) | (part > high))
-    part = jnp.where(missing, jnp.asarray(-1).astype(x.dtype), part + shift)
-    return [part if a.component is None else x.at[..., a.component].set(part)]
+    is_outside = (a.within is not None) & ((index < low) | (index > high))
+    index = jnp.where(is_outside, jnp.asarray(-1).astype(x.dtype), index + shift)
+    return [index if a.component is None else x.at[..., a.component].set(index)]
 
 
 @emits(MaskIndexed)
 def _mask_indexed(
     emitter: Emitter, instruction: Instruction[MaskIndexed], x: Array, indices: Array
 ) -> list[Array]:
-    """Keep gathered elements whose indices are in the device's block; others are 0 or the fill."""
+    """Return gathered elements whose indices are in the device's block; others are 0 or the fill.
+
+    The sum over all devices then has each element once, from the device that has it.
+
+    Args:
+      x: the elements that the device gathered from its block.
+      indices: the indices, counted from the start of the block.
+    """
     a = instruction.attributes
     # Two conditions are needed, because the last block may have padding. `here` is true for places
     # in the device's block, `outside` for indices beyond the tensor, where a gather has a fill
@@ -40,12 +52,13 @@ def _mask_indexed(
     outside = jnp.zeros(indices.shape[:-1], bool)
     member = 0
     for (component, digits, block, size), margin in a.counted:
-        p = emitter.partition_id(digits)
-        member = member + p
+        partition_id = emitter.partition_id(digits)
+        member = member + partition_id
         index = indices[..., component].astype(jnp.int32)
         here &= (index >= 0) & (index < block + margin)
-        start = index - margin + p * block
-        outside |= (start < 0) | (start >= size)
+        # The index counted from the start of the whole tensor again.
+        global_index = index - margin + partition_id * block
+        outside |= (global_index < 0) | (global_index >= size)
     spread = lambda array: lax.broadcast_in_dim(array, x.shape, a.batch_dims)  # noqa: E731
     zero = jnp.zeros((), x.dtype)
     result = jnp.where(spread(here & ~outside), x, zero)
@@ -58,10 +71,15 @@ def _mask_indexed(
 
 @emits(Mask)
 def _mask(emitter: Emitter, instruction: Instruction[Mask], x: Array) -> list[Array]:
+    """Return the block with its padding overwritten by the identity of a combination.
+
+    For example, a sum over 10 elements in blocks of 3: the last block has 2 zeros at its end.
+    """
     a = instruction.attributes
-    place = lax.broadcasted_iota(jnp.int32, x.shape, a.dim)
-    inside = place < a.size - emitter.partition_id(a.digits) * a.block
-    return [jnp.where(inside, x, jnp.asarray(identity(a.fill, x.dtype.name), x.dtype))]
+    position = lax.broadcasted_iota(jnp.int32, x.shape, a.dim)
+    # The number of true elements from the start of this block on; in most blocks all are true.
+    is_true = position < a.size - emitter.partition_id(a.digits) * a.block
+    return [jnp.where(is_true, x, jnp.asarray(identity(a.fill, x.dtype.name), x.dtype))]
 
 
 @emits(MaskAt)

@@ -25,12 +25,13 @@ def _concatenate(
 
 @emits(Resize)
 def _resize(emitter: Emitter, instruction: Instruction[Resize], x: Array) -> list[Array]:
-    """Cut a dimension to the instruction's `size`, or pad it with zeros at its end."""
+    """Return the block with one dimension cut to a size, or padded to it with zeros at its end."""
     a = instruction.attributes
-    grow = a.size - x.shape[a.dim]
-    if grow <= 0:
+    added = a.size - x.shape[a.dim]
+    if added <= 0:
         return [lax.slice_in_dim(x, 0, a.size, axis=a.dim)]
-    widths = [(0, grow if i == a.dim else 0, 0) for i in range(x.ndim)]
+    # Per dimension, `lax.pad` takes (elements before, after, between).
+    widths = [(0, added if dim == a.dim else 0, 0) for dim in range(x.ndim)]
     return [lax.pad(x, jnp.zeros((), x.dtype), widths)]
 
 

@@ -131,11 +131,12 @@ def _read(
         outside of the block.
       shape: shape of the part.
     """
-    at = tuple(
-        jnp.clip(jnp.asarray(f), 0, n - m).astype(jnp.int32)
-        for f, n, m in zip(first, x.shape, shape, strict=True)
+    # The part must be inside of the block, so its start is at most size - part size.
+    starts = tuple(
+        jnp.clip(jnp.asarray(start), 0, size - part_size).astype(jnp.int32)
+        for start, size, part_size in zip(first, x.shape, shape, strict=True)
     )
-    return lax.dynamic_slice(x, at, shape), at
+    return lax.dynamic_slice(x, starts, shape), starts
 
 
 def _shift(x: Array, dim: int, shift: Array, size: int) -> Array:
@@ -168,18 +169,23 @@ def _insert(
 def _dynamic_slice(
     emitter: Emitter, instruction: Instruction[DynamicSlice], x: Array
 ) -> list[Array]:
-    """Emit the slice along a dimension that is the device's block."""
+    """Return the device's block of a dimension that every device has whole, padded to full blocks.
+
+    For example, of 10 elements padded to 12, device 3 of 4 gets the elements 9 to 11.
+    """
     a = instruction.attributes
     start = emitter.partition_id(a.digits) * a.block
+    # The size without padding. Without padding, or for tiny sizes, one slice does it.
     size = emitter.program.locals[instruction.results[0]].sharding.shape[a.dim]
     if emitter.tiled or not a.block <= size < x.shape[a.dim]:
         return [lax.dynamic_slice_in_dim(x, start, a.block, a.dim)]
     # If a block has more than one reader, XLA's CPU compiler writes the whole padded array to
     # memory. Here only the block is padded, and its elements are shifted to their places.
+    # The last block starts too late to be inside of the true elements, so it is read earlier.
     first = jnp.minimum(start, size - a.block)
-    whole = lax.slice_in_dim(x, 0, size, axis=a.dim)
-    block = lax.dynamic_slice_in_dim(whole, first, a.block, a.dim)
-    widths = [(0, x.shape[a.dim] - size if d == a.dim else 0, 0) for d in range(x.ndim)]
+    true_elements = lax.slice_in_dim(x, 0, size, axis=a.dim)
+    block = lax.dynamic_slice_in_dim(true_elements, first, a.block, a.dim)
+    widths = [(0, x.shape[a.dim] - size if dim == a.dim else 0, 0) for dim in range(x.ndim)]
     padded = lax.pad(block, jnp.zeros((), x.dtype), widths)
     return [lax.dynamic_slice_in_dim(padded, start - first, a.block, a.dim)]
 

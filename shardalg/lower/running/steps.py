@@ -30,12 +30,16 @@ class Ran:
     seconds: tuple[float, ...] = field(compare=False)
 
     def on_host(self, lowered: Lowered) -> dict[str, np.ndarray]:
-        """Return every result by its path: arrays of the last step, scalars of every step."""
+        """Return every result by its path: arrays of the last step, scalars of every step.
+
+        A scalar, such as the loss, becomes an array with one number per step. Results lose their
+        padding.
+        """
         leaves = lowered.leave(jax.tree.leaves(self.results))
-        held = {b.path: x for b, x in zip(lowered.results, leaves, strict=True)}
+        array_of = {b.path: x for b, x in zip(lowered.results, leaves, strict=True)}
         return {
             path: np.asarray(self.scalars[path]) if path in self.scalars else on_host(x)
-            for path, x in held.items()
+            for path, x in array_of.items()
         }
 
 
@@ -46,7 +50,7 @@ def run_steps(
     carry: Mapping[int, int],
     tell: Callable[[int, float, Mapping[str, Any]], None] = lambda *_: None,
 ) -> Ran:
-    """Call `lowered` `steps` times.
+    """Call `lowered` `steps` times, each time with results of the call before as arguments.
 
     Args:
       args: arguments of the first step.
@@ -64,24 +68,26 @@ def run_steps(
             "args() gives shapes, which are planned but cannot run: let it give arrays, or define "
             "arrays() beside it (arrays, or per array a function from a block's place to it)."
         )
-    bad = [number for number in carry if number >= len(args)]
-    if bad:
-        raise LoweringError(f"no argument {bad[0]} to carry to: there are {len(args)}, from 0.")
-    now = list(lowered.place(*args))
+    unknown = [number for number in carry if number >= len(args)]
+    if unknown:
+        raise LoweringError(f"no argument {unknown[0]} to carry to: there are {len(args)}, from 0.")
+    # Arguments are padded and sharded once. Results stay padded between the steps.
+    arguments = list(lowered.place(*args))
     scalars: dict[str, list[Any]] = {}
     seconds: list[float] = []
     _ = lowered.compiled  # compiled here, so that the first step's time does not include it
     for step in range(1, steps + 1):
         start = time.perf_counter()
-        results = jax.block_until_ready(lowered.padded(*now))
+        results = jax.block_until_ready(lowered.padded(*arguments))
         seconds.append(time.perf_counter() - start)
+        # Results without dimensions are read after every step; arrays stay on the devices.
         leaves = zip(lowered.results, jax.tree.leaves(results), strict=True)
-        found = {b.path: on_host(x)[()] for b, x in leaves if not b.sharding.shape}
-        for path, value in found.items():
+        step_scalars = {b.path: on_host(x)[()] for b, x in leaves if not b.sharding.shape}
+        for path, value in step_scalars.items():
             scalars.setdefault(path, []).append(value)
-        tell(step, seconds[-1], found)
+        tell(step, seconds[-1], step_scalars)
         if step < steps:
-            now = _next_arguments(now, args, results, carry)
+            arguments = _next_arguments(arguments, args, results, carry)
     return Ran(results, scalars, tuple(seconds))
 
 
@@ -94,15 +100,18 @@ def _next_arguments(
       now: arguments of this step. args: arguments of the first step.
       results: results of this step. carry: per argument, the result that replaces it.
     """
-    parts = results if isinstance(results, tuple | list) else (results,)
-    bad = [number for number in carry.values() if number >= len(parts)]
-    if bad:
-        raise LoweringError(f"no result {bad[0]} to carry: there are {len(parts)}, from 0.")
+    # A function that returns no tuple has one result.
+    result_list = results if isinstance(results, tuple | list) else (results,)
+    unknown = [number for number in carry.values() if number >= len(result_list)]
+    if unknown:
+        raise LoweringError(
+            f"no result {unknown[0]} to carry: there are {len(result_list)}, from 0."
+        )
     following = []
     for number, arg in enumerate(now):
         arrays = [leaf for leaf in jax.tree.leaves(arg) if isinstance(leaf, jax.Array)]
         if number in carry:
-            following.append(parts[carry[number]])
+            following.append(result_list[carry[number]])
         # A donated argument is gone after the step, so that the first step's argument is used.
         elif any(array.is_deleted() for array in arrays):
             following.append(args[number])

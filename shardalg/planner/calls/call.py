@@ -203,19 +203,25 @@ class Call:
     def donates(self, argnums: int | Sequence[int]) -> tuple[int, ...]:
         """Return the numbers of the leaves of `args` that `donate_argnums` donates.
 
+        For example, if argument 0 is a dictionary of two arrays, `donates(0)` is (0, 1).
+
+        Args:
+          argnums: positions of the user's arguments, as in `jax.jit`.
+
         Raises:
           StrategyError: no argument has one of the positions.
         """
-        wanted = tuple(argnums) if isinstance(argnums, Iterable) else (argnums,)
+        given = tuple(argnums) if isinstance(argnums, Iterable) else (argnums,)
         count = len(self.outer)
-        bad = [n for n in wanted if type(n) is not int or not -count <= n < count]
-        if bad:
+        unknown = [n for n in given if type(n) is not int or not -count <= n < count]
+        if unknown:
             raise StrategyError(
-                f"donate_argnums names {bad}, but there are {count} arguments, numbered from 0."
+                f"donate_argnums names {unknown}, but there are {count} arguments, numbered from 0."
             )
         # As in `jax.jit`, a position means a whole argument and may count from the end. A plan
         # donates single buffers, so the position is translated to all leaves of the argument.
-        positions = {n % count for n in wanted}
+        positions = {n % count for n in given}
+        # The position of the argument that has each leaf. `places` has the leaf of each buffer.
         owner = [i for i, arg in enumerate(self.outer) for _ in jax.tree.leaves(arg)]
         return tuple(i for i, place in enumerate(self.places) if owner[place] in positions)
 

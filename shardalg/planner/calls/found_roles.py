@@ -275,6 +275,7 @@ def _text(path: Path) -> str:
     """
     words: list[str] = []
     for key in path:
+        # An integer is an index into the list that the word before names.
         if isinstance(key, int) and words:
             words[-1] += f"_{key}"
         else:

@@ -89,27 +89,31 @@ def _of_method(method: MethodType, args: Sequence[Any], kwargs: Mapping[str, Any
 def of_trace(traced: Any) -> Call:
     """Return the result of `jax.jit(f).trace(...)` as a `Call`.
 
+    A `Call` has the function, its abstract arguments, their names, shardings and donations.
+
     >>> one = jax.ShapeDtypeStruct((2, 2), "float32")
     >>> call = of_trace(jax.jit(lambda x, w: x @ w, donate_argnums=1).trace(one, one))
     >>> call.paths, call.donated
     (('x', 'w'), (1,))
     """
+    # One entry per leaf of the arguments, which says whether the leaf is donated.
     info = jax.tree.leaves(traced.args_info, is_leaf=lambda x: hasattr(x, "donated"))
     types = [
         jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in traced.jaxpr.in_avals
     ]
     given = jax.tree.unflatten(traced.in_tree, types)
-    made = plain(traced, *given)
+    call = plain(traced, *given)
     # JAX cannot express all shardings of a program read from text, so its trace has them in the
     # attribute `STATED`, which is preferred to JAX's own parameters.
-    own, names = traced._params, traced.jaxpr.jaxpr.debug_info.arg_names
-    stated = getattr(traced, STATED, Stated(None, own["in_shardings"], own["out_shardings"]))
+    params, names = traced._params, traced.jaxpr.jaxpr.debug_info.arg_names
+    stated = getattr(traced, STATED, Stated(None, params["in_shardings"], params["out_shardings"]))
     return replace(
-        made,
+        call,
         fn=traced,
         given=given,
-        paths=tuple(names) if len(names or ()) == len(types) else made.paths,
-        in_shardings=_own(jax.tree.structure(made.args), stated.arguments),
+        # JAX has no names for arguments of a program that was read from text.
+        paths=tuple(names) if len(names or ()) == len(types) else call.paths,
+        in_shardings=_own(jax.tree.structure(call.args), stated.arguments),
         out_shardings=_own(traced.out_tree, stated.results),
         donated=tuple(leaf for leaf, argument in enumerate(info) if argument.donated),
         mesh=stated.mesh,
@@ -210,12 +214,17 @@ class _Part:
         Raises:
           TraceError: a static argument has another value.
         """
-        now = {i: args[i] if i < len(args) else None for i in self.values}
-        pairs = [(f"argument {i}", was, now[i]) for i, was in self.values.items()]
-        pairs += [(name, was, kwargs.get(name)) for name, was in self.named.items()]
-        other = [f"{n} is {b!r:.40}, planned was {a!r:.40}" for n, a, b in pairs if a != b]
-        if other:
+        # An argument that the other call leaves out counts as None.
+        new_values = {i: args[i] if i < len(args) else None for i in self.values}
+        triples = [(f"argument {i}", old, new_values[i]) for i, old in self.values.items()]
+        triples += [(name, old, kwargs.get(name)) for name, old in self.named.items()]
+        changed = [
+            f"{name} is {new!r:.40}, planned was {old!r:.40}"
+            for name, old, new in triples
+            if old != new
+        ]
+        if changed:
             raise TraceError(
-                f"{'; '.join(other)}: another static argument makes another function. Plan it for "
-                "that value."
+                f"{'; '.join(changed)}: another static argument makes another function. Plan it "
+                "for that value."
             )

@@ -149,8 +149,8 @@ def _carried(call: Call, strategy: Strategy) -> Iterator[Any]:
     """
     sides = (strategy.in_shardings, strategy.out_shardings, call.in_shardings, call.out_shardings)
     given = jax.tree.leaves(sides, is_leaf=lambda s: hasattr(s, "mesh"))
-    own = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(call.args)]
-    for sharding in (*own, *given):
+    of_arrays = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(call.args)]
+    for sharding in (*of_arrays, *given):
         # A mesh of one device shards nothing, so it does not decide the plan's mesh.
         if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
             yield sharding.mesh
@@ -171,11 +171,16 @@ def _inside(call: Call, given: Given) -> list[Any]:
 
 
 def _at_sites(jaxpr: Any) -> Iterator[Any]:
-    """Yield the meshes of sharding constraints and `shard_map`s in a jaxpr and its bodies."""
+    """Yield the meshes of sharding constraints and `shard_map`s in a jaxpr and its bodies.
+
+    A mesh may be yielded several times. Nothing is yielded for values that are no jaxprs.
+    """
+    # A closed jaxpr has the open one, with the equations, as its attribute.
     for equation in getattr(getattr(jaxpr, "jaxpr", jaxpr), "eqns", ()):
         # A parameter is a sharding (a constraint), a mesh (a region) or the jaxpr of a body.
         for param in jax.tree.leaves([*equation.params.values()]):
             mesh = param.mesh if isinstance(param, NamedSharding) else param
+            # A mesh of one device shards nothing, so it does not decide the plan's mesh.
             if _is_jax(mesh) and mesh.size > 1:
                 yield mesh
             yield from _at_sites(param)

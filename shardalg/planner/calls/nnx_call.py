@@ -80,6 +80,7 @@ def _framework() -> Framework:
     nnx: Any = sys.modules["flax.nnx"]
 
     def inside(module: Any) -> Any:
+        """Return (path, module) of a module and of the modules inside of it."""
         return nnx.iter_modules(module) if isinstance(module, nnx.Module) else ()
 
     return Framework(nnx.Module, inside, plain_function, lambda _, function: function)
@@ -186,8 +187,9 @@ def _returned(made: Call) -> Callable[[Any], Returned]:
     It is a function from the results of nnx's compiled function to a `Returned`, which separates
     the new state of the modules from the user's results.
     """
-    entered = [path for path, _ in tree_flatten_with_path(made.args)[0]]
-    number = {path: leaf for leaf, path in enumerate(entered)}
+    # The number of each leaf of the arguments, by its path.
+    argument_paths = [path for path, _ in tree_flatten_with_path(made.args)[0]]
+    argument_number = {path: number for number, path in enumerate(argument_paths)}
 
     def returned(results: Any) -> Returned:
         """Separate the new state of modules from the user's results, leaf by leaf.
@@ -200,18 +202,17 @@ def _returned(made: Call) -> Callable[[Any], Returned]:
         # In its graph mode, nnx returns (positional arguments, keyword arguments, user's result);
         # otherwise the result is the first element. State is paired with arguments by its path.
         graph_mode = isinstance(results, tuple) and len(results) == 3
-        flat = [path for path, _ in tree_flatten_with_path(results)[0]]
-        # The first key of a leaf's path is its element of `results`: `here` is the user's result.
-        here = 2 if graph_mode else 0
-        inside = [path[0].idx == here for path in flat]
-        count = iter(range(len(flat)))
-        return Returned(
-            tuple(
-                number.get(path[1:]) if graph_mode and path[0].idx == 0 else None for path in flat
-            ),
-            results[here],
-            tuple(next(count) if on else None for on in inside),
+        paths = [path for path, _ in tree_flatten_with_path(results)[0]]
+        # The first key of a leaf's path is its element of `results`.
+        user_element = 2 if graph_mode else 0
+        states = tuple(
+            argument_number.get(path[1:]) if graph_mode and path[0].idx == 0 else None
+            for path in paths
         )
+        # The leaves of the user's result are numbered from 0, without the state between them.
+        count = iter(range(len(paths)))
+        places = tuple(next(count) if path[0].idx == user_element else None for path in paths)
+        return Returned(states, results[user_element], places)
 
     return returned
 
@@ -232,14 +233,17 @@ def plain_state(tree: Any) -> Any:
     >>> plain_state({"x": 1})
     {'x': 1}
     """
+    # If nnx was never imported, the pytree has no module of it.
     nnx: Any = sys.modules.get("flax.nnx")
     if nnx is None:
         return tree
 
     def is_state(value: Any) -> bool:
+        """Return whether a value is a state or a module of nnx."""
         return isinstance(value, nnx.State) or _is_node(value)
 
     def plain(value: Any) -> Any:
+        """Return the nested dicts of a module or state; any other value itself."""
         if not is_state(value):
             return value
         state = value if isinstance(value, nnx.State) else nnx.state(value)

@@ -84,10 +84,11 @@ def of_equinox(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     of this call, and constants in the results have the values of the trace.
     """
     inner: Callable[..., Any] = fn.__wrapped__ if _is_filtered(fn) else fn
+    # The leaves of the arguments are arrays, whose numbers are in `array_places`, and constants.
     leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
     static = [None if _is_array(leaf) else leaf for leaf in leaves]
-    at = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
-    made = plain(inner, args, kwargs)
+    array_places = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
+    call = plain(inner, args, kwargs)
     # The tree of the results and their constants are known only after a trace: `of_arrays` writes
     # them here, and the conversion of the results reads them.
     results: list[tuple[Any, list[Any]]] = []
@@ -95,45 +96,49 @@ def of_equinox(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
 
     def of_arrays(*arrays: Any) -> tuple[Any, ...]:
         """Run the user's function on the arrays, and return the arrays among its results."""
-        whole = list(static)
-        for place, array in zip(at, arrays, strict=True):
-            whole[place] = array
-        given, named = jax.tree.unflatten(tree, whole)
-        with named_modules(framework, _modules((given, named), framework.base)):
-            result = inner(*given, **named)
-        flat, out = jax.tree.flatten(result)
+        all_leaves = list(static)
+        for place, array in zip(array_places, arrays, strict=True):
+            all_leaves[place] = array
+        positional, named = jax.tree.unflatten(tree, all_leaves)
+        with named_modules(framework, _modules((positional, named), framework.base)):
+            result = inner(*positional, **named)
+        result_leaves, result_tree = jax.tree.flatten(result)
         # Only leaves that the trace computed can be results of a planned program. The others, for
         # example an activation function in a returned module, are constants of the call.
-        results[:] = [(out, [None if _is_traced(x) else x for x in flat])]
-        return tuple(x for x in flat if _is_traced(x))
+        results[:] = [(result_tree, [None if _is_traced(x) else x for x in result_leaves])]
+        return tuple(x for x in result_leaves if _is_traced(x))
 
     def through(run: Inner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call `run` with the arrays in the arguments, and put constants back into its results."""
         flat = jax.tree.leaves((args, kwargs))
         _check_static(static, flat)
         arrays = run(*(leaf for leaf in flat if _is_array(leaf)))
-        # `kept` has None in place of each computed leaf, which is filled from `arrays` in order.
-        out, kept = results[0]
+        # `constants` has None in place of each computed leaf, which is filled from `arrays` in
+        # order.
+        result_tree, constants = results[0]
         rest = iter(arrays)
-        return jax.tree.unflatten(out, [next(rest) if x is None else x for x in kept])
+        result_leaves = [next(rest) if x is None else x for x in constants]
+        return jax.tree.unflatten(result_tree, result_leaves)
 
     def returned(_: Any) -> Returned:
+        """Return which leaves of the user's result the program computes, by their numbers."""
         # equinox replaces no state in place, so every computed leaf is one of the user's results.
-        out, kept = results[0]
-        places = tuple(i for i, leaf in enumerate(kept) if leaf is None)
-        return Returned((None,) * len(places), jax.tree.unflatten(out, range(len(kept))), places)
+        result_tree, constants = results[0]
+        places = tuple(i for i, leaf in enumerate(constants) if leaf is None)
+        numbered = jax.tree.unflatten(result_tree, range(len(constants)))
+        return Returned((None,) * len(places), numbered, places)
 
     paths = leaf_paths(inner, args, kwargs)
-    freed = _donated(fn, args, kwargs)
+    is_donated = _donated(fn, args, kwargs)
     return replace(
-        made,
+        call,
         fn=of_arrays,
-        args=tuple(leaves[i] for i in at),
-        paths=tuple(paths[i] for i in at),
+        args=tuple(leaves[i] for i in array_places),
+        paths=tuple(paths[i] for i in array_places),
         through=through,
-        places=tuple(at),
+        places=tuple(array_places),
         returned=returned,
-        donated=tuple(n for n, i in enumerate(at) if freed[i]),
+        donated=tuple(n for n, i in enumerate(array_places) if is_donated[i]),
     )
 
 
@@ -230,6 +235,8 @@ def _check(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         raise TraceError(f"{fn!r:.80} is no function: pass what is called with the arguments.")
     if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
         raise TraceError(f"kwargs are a dict by the names of parameters, got {kwargs!r:.80}.")
+    # The call is tried on the signature alone, because an error from inside of the function would
+    # not say which argument is wrong.
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # of a builtin nothing is known

@@ -72,11 +72,14 @@ class BodyPartitioner(ABC):
         completed shardings if that is useful (`place_result`).
         """
         context = self.context
+        # The border has the shardings of the operands, of each body's arguments and results, and of
+        # the results. Policy "cost" has decided some borders already.
         agreed = self.sharded.borders.get(node.index)
         if agreed is None:
             if node.primitive == "scan":
                 self._place_constants(node)
             agreed = border(self.graph, node, self.value_shardings)
+        # Sums that a loop adds up can stay partial in the carry, and are reduced once after it.
         deferred = self._deferred_sums(node, agreed.bodies)
         agreed = with_sums(agreed, {s.number: layout for s, layout in deferred}, node)
         cause = context.cause(node, Why(TAKES[node.primitive]))
@@ -102,13 +105,14 @@ class BodyPartitioner(ABC):
             self._inside(deferred)._body(node, body, layouts)
             for body, layouts in zip(node.bodies, agreed.bodies, strict=True)
         ]
-        made = tuple(
+        results = tuple(
             context.new_local(layout.shard_shape, self.graph.values[v].type.dtype, layout, v)
             for v, layout in zip(node.results, agreed.results, strict=True)
         )
-        around = control(self.graph, node, blocks, self.sharded.mesh)
-        context.emit(around, tuple(operands), made, cause)
-        for value, local in zip(node.results, made, strict=True):
+        # One instruction, such as a loop, has the blocks of all bodies.
+        control_flow = control(self.graph, node, blocks, self.sharded.mesh)
+        context.emit(control_flow, tuple(operands), results, cause)
+        for value, local in zip(node.results, results, strict=True):
             place_result(context, node, value, local, self.value_shardings[value])
 
     def _place_constants(self, node: Node) -> None:
@@ -125,14 +129,15 @@ class BodyPartitioner(ABC):
         hoists = keeps or self.options.hoist_gathers
         context, (body,) = self.context, node.bodies
         constants = self.graph.regions[body].arguments[: node.signature.param("num_consts")]
-        outer = zip(constants, node.operands, strict=False)
-        moved = {v for v, value in outer if self.value_shardings[v] not in context.sources(value)}
+        # Constants that no available copy outside of the loop gives in the body's sharding.
+        pairs = zip(constants, node.operands, strict=False)
+        moved = {v for v, outer in pairs if self.value_shardings[v] not in context.sources(outer)}
         if not (moved or hoists):
             return
         draft = self._inside(is_draft=True)
         block = draft._body(node, body, border(self.graph, node, self.value_shardings).bodies[0])
         copies = draft.context.copies
-        read = Counter(local for each in block.instructions for local in each.operands)
+        num_reads = Counter(local for each in block.instructions for local in each.operands)
         for value, local in zip(constants, block.arguments, strict=False):
             result_sharding = self.value_shardings[value]
             found = {layout for v, layout, _ in copies if v == value and layout != result_sharding}
@@ -143,8 +148,8 @@ class BodyPartitioner(ABC):
             (layout,) = found
             # The constant is moved for the loop anyway, and its body reads blocks that are no
             # larger. One move before the loop replaces one per iteration, and holds no more.
-            alone = value in moved and read[local] == 1 and local not in block.results
-            is_free = alone and prod(layout.shard_shape) <= prod(result_sharding.shard_shape)
+            reads_once = value in moved and num_reads[local] == 1 and local not in block.results
+            is_free = reads_once and prod(layout.shard_shape) <= prod(result_sharding.shard_shape)
             # The body's partitioner reads this list, so that its readers find the constant moved.
             if is_free or hoists:
                 self.value_shardings[value] = layout
@@ -229,6 +234,7 @@ class BodyPartitioner(ABC):
         Args:
           arguments: the shardings of the body's arguments.
         """
+        # The draft emits the body into a block that is thrown away; only its shardings are read.
         (body,), draft = node.bodies, self._inside(sums, is_draft=True)
         open_body(draft.context, self.graph.regions[body], arguments)
         draft._region(body)
@@ -256,12 +262,15 @@ class BodyPartitioner(ABC):
             list of local values. Its changes of `value_shardings` (`_place_constants`) are kept,
             because that list is shared.
         """
+        # `begin` has the copies of values as they were before the function's first instruction.
+        # Later copies of the surroundings are not available in a body.
         inner, (available, first, count) = copy(self), self.begin
         locals_ = self.context.locals[:count] if is_draft else self.context.locals
-        waits = frozenset().union(*(one.waits for one, _ in sums))
-        inner.waiting = self.waiting | waits
+        # Values whose partial sums wait for the end of the loop may be deferred in the body.
+        waiting_values = frozenset().union(*(one.waits for one, _ in sums))
+        inner.waiting = self.waiting | waiting_values
         inner.context = self.context.inside(locals_, available, first)
-        inner.context.deferrable |= waits
+        inner.context.deferrable |= waiting_values
         inner.context.repeat = inner._repeat
         return inner
 

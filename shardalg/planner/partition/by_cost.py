@@ -156,16 +156,22 @@ class CostProblem:
         return [v for v, _ in one.makes if self.graph.producer[v] is None]
 
     def _candidates(self, node: Node, place: int) -> tuple[ComponentCandidate, ...]:
-        """Return all ways to compute the component with number `place` of a node."""
+        """Return all ways to compute the component with number `place` of a node.
+
+        A candidate has digits for loops, the shardings that it requires of operands, and those in
+        which it produces results. Both are pairs (number, sharding).
+        """
         value_shardings = tuple(self.value_shardings[v] for v in (*node.operands, *node.results))
         if rules(node.signature):
             return candidates(
                 node.signature, value_shardings, place, self.hardware, finite=self.finite
             )
         # An operator without a row in `RULES` has no loops that could be sharded.
-        every, count = tuple(map(whole, value_shardings)), len(node.operands)
-        asks, makes = tuple(enumerate(every[:count])), tuple(enumerate(every[count:]))
-        return (ComponentCandidate((), asks, makes),)
+        # Its only candidate computes it whole on every device.
+        whole_layouts, count = tuple(map(whole, value_shardings)), len(node.operands)
+        required = tuple(enumerate(whole_layouts[:count]))
+        produced = tuple(enumerate(whole_layouts[count:]))
+        return (ComponentCandidate((), required, produced),)
 
     @cached_property
     def problem(self) -> UnitProblem:
@@ -243,13 +249,18 @@ class CostProblem:
         """
         graph, value_shardings = self.graph, self.value_shardings
         in_groups = {v for one, _ in self.region_arguments for v, _ in one.makes}
-        entering = (v for region in graph.regions for v in region.arguments)
-        returned = (v for node in graph.walk() if node.bodies for v in node.results)
-        given = {v: value_shardings[v] for v in (*entering, *graph.arguments) if v not in in_groups}
-        given |= {v: whole(value_shardings[v]) for v, _ in graph.constants}
-        given |= {v: value_shardings[v] for v in returned if v not in in_groups}
+        body_arguments = (v for region in graph.regions for v in region.arguments)
+        call_results = (v for node in graph.walk() if node.bodies for v in node.results)
+        given = {
+            v: value_shardings[v] for v in (*body_arguments, *graph.arguments) if v not in in_groups
+        }
+        # Every device has the whole of a constant.
+        constants = {v: whole(value_shardings[v]) for v, _ in graph.constants}
+        given |= constants
+        given |= {v: value_shardings[v] for v in call_results if v not in in_groups}
+        # Annotated values (`fixed`) are computed by units, in a sharding that the user gave.
         kept = {v: value_shardings[v] for v in (*given, *self.sharded.fixed)}
-        return given, kept | {v: whole(value_shardings[v]) for v, _ in graph.constants}
+        return given, kept | constants
 
     def _required_outside(self) -> Iterator[Asked]:
         """Yield (value, required sharding) for the readers whose sharding is not chosen by price.
@@ -265,22 +276,26 @@ class CostProblem:
         for node in graph.walk():
             if node.bodies:
                 agreed = border(graph, node, self.value_shardings)
+                # A call reads its operands, and the end of a body reads the body's results.
                 crossing = list(zip(node.operands, agreed.operands, strict=True))
                 for body, (_, results) in zip(node.bodies, agreed.bodies, strict=True):
                     crossing += zip(graph.regions[body].results, results, strict=True)
-                yield from ((v, at) for v, at in crossing if (node.index, v) not in decided)
+                for value, layout in crossing:
+                    if (node.index, value) not in decided:
+                        yield value, layout
 
     @cached_property
     def _times(self) -> tuple[int, ...]:
         """Per value, how often one training step computes it (loops repeat their bodies)."""
         producer = self.graph.producer
         nodes = self.graph.nodes
-        found = [1 if n is None else self.graph.trip_count(nodes[n]) for n in producer]
+        # An argument or constant of the function has no producer, and exists once.
+        times = [1 if n is None else self.graph.trip_count(nodes[n]) for n in producer]
         for region in self.graph.regions:
             # An argument of a body is made once per iteration.
             for value in region.arguments:
-                found[value] = region.trip_count
-        return tuple(found)
+                times[value] = region.trip_count
+        return tuple(times)
 
     def _move(self, value: int, source: Sharding, target: Sharding) -> float:
         return self._moves_s(value, source, target, is_first=False)
@@ -309,6 +324,7 @@ class CostProblem:
         held, move = self.value_shardings, self._move
 
         def seconds(option: Option) -> float:
+            """Return the seconds of an option with the moves of its operands and results."""
             # An option is priced as if all other units kept the completed shardings: its operands
             # are moved from these, and its results back to these.
             reads = sum(move(value, held[value], layout) for value, layout in option.asks)

@@ -303,20 +303,23 @@ def descend_together(problem: UnitProblem, start: Sequence[int]) -> tuple[int, .
 
 
 def _nearest(problem: UnitProblem, unit: int) -> tuple[int, ...]:
-    """Return the `NEAR` units of a graph that are nearest to a unit.
+    """Return the `NEAR` units of a graph that are nearest to a unit, the nearest first.
 
-    Two units are at distance one if both compute or read one value.
+    A unit is an operator, or a part of one, that is decided on its own. Two units are at distance
+    one if both compute or read one value.
     """
-    # Breadth-first search: `found` grows while it is read, so that nearer units come first.
-    found = [unit]
-    for reached in found:
-        for value in problem.near[reached]:
+    # Breadth-first search: `reached` grows while it is read, so that nearer units come first.
+    reached = [unit]
+    for current in reached:
+        for value in problem.near[current]:
+            # An argument of the function has readers, but no unit that computes it.
             makers = [problem.makers[value]] if value in problem.makers else []
-            others = (*problem.users.get(value, ()), *makers)
-            found += [n for n in dict.fromkeys(others) if n not in found]
-        if len(found) > NEAR:
+            neighbours = (*problem.users.get(value, ()), *makers)
+            reached += [n for n in dict.fromkeys(neighbours) if n not in reached]
+        if len(reached) > NEAR:
             break
-    return tuple(found[1 : NEAR + 1])
+    # Entry 0 is the unit itself.
+    return tuple(reached[1 : NEAR + 1])
 
 
 def best_of(problem: UnitProblem, start: Sequence[int], *, more: int) -> tuple[int, ...]:

@@ -77,26 +77,28 @@ def _repeated_copies(program: SpmdProgram) -> list[_Repeated]:
     instructions between its uses (where keeping the copy needs more memory), its bytes, and the
     bytes sent that keeping it saves.
     """
-    made: dict[Copy, list[int]] = defaultdict(list)
+    # The positions of the collectives that compute each copy. Partial sums are no copies.
+    positions_of: dict[Copy, list[int]] = defaultdict(list)
     instructions = program.block.instructions
-    read = {local: i for i, one in enumerate(instructions) for local in one.operands}
+    last_read = {local: i for i, one in enumerate(instructions) for local in one.operands}
     for i, one in enumerate(instructions):
         if not isinstance(one.attributes, Collective) or len(one.results) != 1:
             continue
         local = program.locals[one.results[0]]
         if local.origin is not None and not local.sharding.unreduced:
-            made[local.origin, local.sharding].append(i)
+            positions_of[local.origin, local.sharding].append(i)
     found = []
-    for copy, places in made.items():
-        size = program.locals[instructions[places[0]].results[0]].bytes
+    for copy, positions in positions_of.items():
+        size = program.locals[instructions[positions[0]].results[0]].bytes
         # Named sizes have no number to compare with the peak.
-        if len(places) < 2 or not are_numbers((size,)) or not size:
+        if len(positions) < 2 or not are_numbers((size,)) or not size:
             continue
         # Keeping the copy needs more memory only between its last read and the next gather:
         # i: made .. end: last read | end+1 .. j-1: not in memory | j: made again ..
-        ends = [read.get(instructions[i].results[0], i) for i in places]
-        gaps = [np.arange(end + 1, i) for end, i in zip(ends, places[1:], strict=False)]
-        again = [instructions[i] for i in places[1:]]
-        saved = sum(wire_bytes(one.attributes, sent_bytes(program, one)) for one in again)
+        ends = [last_read.get(instructions[i].results[0], i) for i in positions]
+        gaps = [np.arange(end + 1, i) for end, i in zip(ends, positions[1:], strict=False)]
+        # All collectives except the first one become needless.
+        repeated = [instructions[i] for i in positions[1:]]
+        saved = sum(wire_bytes(one.attributes, sent_bytes(program, one)) for one in repeated)
         found.append(_Repeated(copy, np.concatenate(gaps), size, saved))
     return found

@@ -147,28 +147,30 @@ def joined_whole(sharded: ShardedGraph) -> ShardedGraph | None:
     Such a dimension is replicated in the new graph, so that it is gathered once. The same applies
     to paddings. None if no concatenation or padding has such a sharded dimension.
     """
-    graph, found, made = sharded.graph, list(sharded.shardings), []
+    graph, shardings, reasons = sharded.graph, list(sharded.shardings), []
     fixed = border_values(graph) | sharded.fixed
     for node in graph.nodes_of(JOINS):
         (value,) = node.results
-        layout = plain(found[value])
+        layout = plain(shardings[value])
         # An annotation is the user's decision, and both sides of a border must agree on it.
         if value in fixed or layout.unreduced or not any(layout.dims):
             continue
         # One reader that keeps a dimension sharded would have to slice it again, so only dimensions
         # that all readers gather are made whole.
-        users = graph.users[value]
-        whole = set(range(len(layout.dims))) if users else set()
-        for reader in users:
-            whole &= _whole_in(graph.nodes[reader], value)
-        dims = tuple(() if d in whole else digits for d, digits in enumerate(layout.dims))
+        readers = graph.users[value]
+        whole_dims = set(range(len(layout.dims))) if readers else set()
+        for reader in readers:
+            whole_dims &= _whole_in(graph.nodes[reader], value)
+        dims = tuple(() if dim in whole_dims else digits for dim, digits in enumerate(layout.dims))
         if dims != layout.dims:
-            found[value] = interned(layout.mesh, layout.shape, dims, ())
-            made.append(Reason(value, found[value], "read whole", node.index, sources=(value,)))
-    if not made:
+            shardings[value] = interned(layout.mesh, layout.shape, dims, ())
+            reason = Reason(value, shardings[value], "read whole", node.index, sources=(value,))
+            reasons.append(reason)
+    if not reasons:
         return None
-    history = (*sharded.history, *made)
-    return replace(sharded, shardings=tuple(found), _history=lambda: history)
+    # The history explains to the user why a value has its sharding.
+    history = (*sharded.history, *reasons)
+    return replace(sharded, shardings=tuple(shardings), _history=lambda: history)
 
 
 def _whole_in(node: Node, value: int) -> set[int]:
@@ -177,15 +179,19 @@ def _whole_in(node: Node, value: int) -> set[int]:
     If the reader has the value as several operands, these are the dimensions common to all of them.
     """
     rows = rules(node.signature)
+    # Loops and calls, and operators without a rule, decide for themselves.
     if not rows or node.bodies:
         return set()
-    rule, found = rows[0], None
+    rule, common = rows[0], None
     for number, operand in enumerate(node.operands):
         if operand != value:
             continue
         indices = enumerate(rule.operands.get(number, ()))
         # A `top_k` compares all elements along its reduced loops, so it gathers these, too.
         gathered = rule.whole | (frozenset(rule.reduced) if rule.combine == TOP else frozenset())
-        whole = {d for d, i in indices if i.variables and set(i.variables) <= gathered}
-        found = whole if found is None else found & whole
-    return found or set()
+        # A dimension is needed whole if all loops that index it are.
+        whole_dims = {
+            dim for dim, index in indices if index.variables and set(index.variables) <= gathered
+        }
+        common = whole_dims if common is None else common & whole_dims
+    return common or set()

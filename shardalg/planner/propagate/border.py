@@ -101,10 +101,12 @@ def _fixed(sharding: Sharding, layouts: Layouts, *, fixed: bool = True) -> int:
     Args:
       fixed: whether operators may change open dimensions only.
     """
+    # A memo, because many values have equal annotations.
     known, key = layouts.annotated, (sharding, fixed)
     if key not in known:
-        begin = layouts.whole(sharding.shape, fixed=fixed)
-        known[key] = in_round(layouts, begin, sharding, 0)
+        # Round 0 adds the dimensions without a priority to a replicated layout.
+        replicated = layouts.whole(sharding.shape, fixed=fixed)
+        known[key] = in_round(layouts, replicated, sharding, 0)
     return known[key]
 
 
@@ -135,18 +137,21 @@ def in_round(layouts: Layouts, number: int, sharding: Sharding, now: int) -> int
 def rounds(graph: Graph, annotations: Annotations, index: SweepIndex) -> list[tuple[int, Rows]]:
     """Return the rounds of completion after the first one, in ascending order of priority.
 
-    Each entry is a priority and the annotated values of which a dimension has this priority.
+    Each entry is a priority and the annotated values, as (value, sharding), of which a dimension
+    has this priority. Dimensions with priority 0, or without one, take part from the first round.
     """
+    # Most strategies have no priorities.
     shardings = (*annotations.arguments, *annotations.sites, *annotations.results)
     if not any(s is not None and s.priorities for s in shardings):
         return []
     # Annotations of single operands and of results have rounds, too. Results are numbered after the
     # graph's values, because one value may be several results with different annotations.
-    own = dict(given(graph, annotations))
-    rows = [*own.items(), *_operand_annotations(graph, annotations, index, set(own)).items()]
+    annotated = dict(given(graph, annotations))
+    operands = _operand_annotations(graph, annotations, index, set(annotated))
+    rows = [*annotated.items(), *operands.items()]
     rows += [(v, s) for v, s in enumerate(annotations.results, len(graph.values)) if s is not None]
-    numbers = sorted({n for _, sharding in rows for n in sharding.priorities if n})
-    return [(n, [row for row in rows if n in row[1].priorities]) for n in numbers]
+    priorities = sorted({p for _, sharding in rows for p in sharding.priorities if p})
+    return [(p, [row for row in rows if p in row[1].priorities]) for p in priorities]
 
 
 def start(
@@ -159,8 +164,9 @@ def start(
     stand-in). That of a result without annotation is replicated, so that it offers nothing.
     """
     seeds = seed(graph, annotations, layouts, index)
-    wholes = [layouts.whole(shape, fixed=not shape) for shape in index.shapes]
-    numbers = [wholes[shape] for shape in index.shape_of]
+    # At first every value is replicated. There is one such layout per shape; scalars are fixed.
+    replicated = [layouts.whole(shape, fixed=not shape) for shape in index.shapes]
+    numbers = [replicated[shape] for shape in index.shape_of]
     for value, _ in graph.constants:
         numbers[value] = layouts.whole(layouts.shapes[numbers[value]], fixed=True)
     loose = set(_loose_arguments(graph, annotations, layouts.policy))
@@ -173,8 +179,10 @@ def start(
         numbers[value] = number
     for stand_in, sharding in enumerate(annotations.results, len(graph.values)):
         shape = layouts.shapes[numbers[stand_in]]
-        given = layouts.whole(shape, fixed=True) if sharding is None else _fixed(sharding, layouts)
-        numbers[stand_in] = given
+        if sharding is None:
+            numbers[stand_in] = layouts.whole(shape, fixed=True)
+        else:
+            numbers[stand_in] = _fixed(sharding, layouts)
     return numbers, seeds
 
 
@@ -264,14 +272,15 @@ def _make_even(
     keeps the longest prefix of its axes that divides the sizes. For results Shardy does this only
     where they leave the program, so that the value inside may stay uneven and is not changed here.
     """
-    ends = [*zip(graph.arguments, annotations.arguments, strict=True)]
+    borders = [*zip(graph.arguments, annotations.arguments, strict=True)]
     if layouts.policy == "gspmd":
-        ends += zip(graph.results, annotations.results, strict=True)
+        borders += zip(graph.results, annotations.results, strict=True)
     changed = []
-    for value, given in ends:
+    for value, annotation in borders:
         number = numbers[value]
         even = layouts.even(number)
-        if given is None and not layouts.fixed[number] and even != number:
+        # An annotation of the user is not changed.
+        if annotation is None and not layouts.fixed[number] and even != number:
             numbers[value] = even
             changed.append(value)
     return changed
@@ -305,6 +314,7 @@ def _share_carries(graph: Graph, layouts: Layouts, numbers: list[int]) -> list[t
     Returns:
       Pairs (changed value, the body's argument whose sharding it took).
     """
+    # The body's argument for each (loop, result of the body that is its next value).
     carried = {
         (tie.call, tie.source): tie.target for tie in graph.region_arguments if tie.kind == "carry"
     }
@@ -317,9 +327,10 @@ def _share_carries(graph: Graph, layouts: Layouts, numbers: list[int]) -> list[t
         if tie.kind == "result" and (tie.call, tie.source) in carried
     ]
     changed = []
-    for value, like in repairs:
+    for value, argument in repairs:
         number = numbers[value]
-        if not layouts.fixed[number] and layouts.dims[number] != layouts.dims[numbers[like]]:
-            numbers[value] = layouts.number(layouts.shapes[number], layouts.dims[numbers[like]])
-            changed.append((value, like))
+        dims = layouts.dims[numbers[argument]]
+        if not layouts.fixed[number] and layouts.dims[number] != dims:
+            numbers[value] = layouts.number(layouts.shapes[number], dims)
+            changed.append((value, argument))
     return changed

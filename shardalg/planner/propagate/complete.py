@@ -95,11 +95,13 @@ class Contested(Fixpoint):
             position, kind = readers[0][0], index.kind(readers[0][0])
             if kind.role != image.POINTWISE or len(kind.results) != 1:
                 return []
+            # A layout of one tile is replicated.
             values = index.tensors[position]
             numbers = [self.numbers[v] for v in values[: kind.num_operands] if v != value]
-            found = [layouts.dims[number] for number in numbers if layouts.tiles[number] > 1]
-            if found:
-                return found
+            sharded = [layouts.dims[number] for number in numbers if layouts.tiles[number] > 1]
+            if sharded:
+                return sharded
+            # The other operands are replicated: the search continues at the operator's result.
             value = values[-1]
         return []
 

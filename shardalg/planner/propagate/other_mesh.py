@@ -100,8 +100,10 @@ def border_orders(
     }
     # As in XLA's propagation, an order passes to the values computed from it.
     for node in graph.nodes:
-        follows = next((known[v] for v in node.operands if known.get(v)), None)
-        known.update(dict.fromkeys(node.results, at_site.get(node.index, follows)))
+        # The order of the first operand that has one; None is the plan's order.
+        order = next((known[v] for v in node.operands if known.get(v)), None)
+        known.update(dict.fromkeys(node.results, at_site.get(node.index, order)))
+    # An annotated result has the order of its annotation, any other one that of its value.
     leaving = {
         number: order_of.get(("results", number))
         if results[number] is not None
@@ -131,13 +133,14 @@ def is_another(other: Mesh, mesh: Mesh, *, axes: Collection[str], first_mesh: Me
     >>> is_another(there, here, axes=("x",), first_mesh=here)
     True
     """
+    # Names that the plan's mesh does not have can only be names of another mesh.
     if not set(axes) <= set(mesh.axis_names):
         return True
-    nameless = other.device_ids is None and _has_later_devices(first_mesh)
-    follows = other.axes == first_mesh.axes and (
-        nameless or other.device_ids == first_mesh.device_ids
+    means_first_devices = other.device_ids is None and _has_later_devices(first_mesh)
+    is_first_mesh = other.axes == first_mesh.axes and (
+        means_first_devices or other.device_ids == first_mesh.device_ids
     )
-    return bool(axes) and not follows
+    return bool(axes) and not is_first_mesh
 
 
 def check_sizes(other: Mesh, mesh: Mesh) -> None:
@@ -170,7 +173,11 @@ def sharding_on_mesh(spec: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Shar
     """Return the same sharding on the plan's mesh, which must have the same devices.
 
     If no digits describe the sharding's own device order, the result is on the plan's axes in that
-    order.
+    order. An axis of the sharding's mesh may become parts of axes of the plan's mesh.
+
+    Args:
+      spec: the sharding, on a mesh of its own.
+      shape: the shape of the value.
 
     Raises:
       StrategyError: another shape, other devices, or digits that no axes of the mesh describe.
@@ -191,6 +198,8 @@ def sharding_on_mesh(spec: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Shar
             f"{spec!r} lies on other devices than {mesh!r}, or orders them in a way that axes of "
             "named sizes do not describe. Write it on a mesh over these devices, in their order."
         )
+    # All digits must be axes or parts of axes of the plan's mesh: those of the dimensions, and
+    # those of the classes unreduced, manual and replicated.
     classes = {name: _on_axes(getattr(here, name), here, mesh) for name in CLASSES}
     dims = tuple(_on_axes(digits, here, mesh) for digits in here.dims)
     return replace(

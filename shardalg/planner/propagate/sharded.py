@@ -40,7 +40,11 @@ class Reason(NamedTuple):
     level: int = 0
 
     def text(self, graph: Graph) -> str:
-        """Return the reason in words."""
+        """Return the reason of a value's sharding in words.
+
+        For example, "from w through dot_general (contraction, forward, level 0)": an operator
+        passed the sharding on. Other kinds of reasons have a sentence of their own.
+        """
         names = ", ".join(graph.values[v].name for v in self.sources)
         if self.kind != "completed":
             return {

@@ -97,6 +97,7 @@ def _stages(sharded: ShardedGraph, node: Node, region: Region) -> Iterator[tuple
     Returns:
       Pairs (digit, (carried value, dimension that the digit shards)).
     """
+    # The arguments of a scan's body are constants, carries and slices of stacks.
     first, count = (node.signature.param(name) for name in ("num_consts", "num_carry"))
     carried = region.arguments[first : first + count]
     for number in region.nodes:
@@ -151,11 +152,12 @@ class _DimensionClasses:
     def __init__(self, graph: Graph, region: Region) -> None:
         """Join the dimensions that operators of the region pass from operand to result."""
         self.ranks = {v: len(graph.values[v].type.shape) for v in region.arguments}
-        # Union-find, because the dimensions of a class are found pair by pair, in any order.
+        # Union-find, because the dimensions of a class are found pair by pair, in any order. The
+        # top of a dimension represents its class; a pair joins the classes of both.
         self.parent: dict[Place, Place] = {}
         for number in region.nodes:
-            for one, other in _passed_dimensions(graph.nodes[number]):
-                self.parent[self.top(one)] = self.top(other)
+            for operand_place, result_place in _passed_dimensions(graph.nodes[number]):
+                self.parent[self.top(operand_place)] = self.top(result_place)
 
     def top(self, place: Place) -> Place:
         """Return the representative of a dimension's equivalence class.
@@ -182,10 +184,15 @@ class _DimensionClasses:
 
 
 def _passed_dimensions(node: Node) -> Iterator[tuple[Place, Place]]:
-    """Yield the dimensions of operands, each with the result's dimension that it becomes."""
+    """Yield the dimensions of operands, each with the result's dimension that it becomes.
+
+    A dimension is (value, number of the dimension). For example, a product [i, k] x [k, j] passes
+    i and j, but not k. Loops and calls pass nothing here.
+    """
     # One row of RULES describes all results, or row k describes result k alone.
     for number, rule in enumerate((not node.bodies and rules(node.signature)) or ()):
-        made = {
+        # The result's dimension that each loop indexes.
+        result_place = {
             name: (node.results[k], dim)
             for k, dims in enumerate(rule.results, number)
             for dim, index in enumerate(dims)
@@ -195,5 +202,5 @@ def _passed_dimensions(node: Node) -> Iterator[tuple[Place, Place]]:
         for operand, dims in rule.operands.items():
             for dim, index in enumerate(dims):
                 for name in index.variables:
-                    if name in made:
-                        yield (node.operands[operand], dim), made[name]
+                    if name in result_place:
+                        yield (node.operands[operand], dim), result_place[name]

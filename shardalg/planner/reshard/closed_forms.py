@@ -167,40 +167,50 @@ def nearest_dims(like: Dims, counts: Sequence[int], axes: Digits) -> Dims:
 def filled_up(dims: Dims, counts: Sequence[int], like: Dims, axes: Digits) -> Dims:
     """Return `dims` split further into these numbers of parts, by digits of `like` if they fit.
 
+    For example, () in 4 parts with `like` (X,) of size 2 -> (X, Y), if the axis Y has size 2, too.
+    A dimension gets fewer parts if no digits are left.
+
     Args:
       dims, like: per dimension, the digits of a sharding.
       counts: per dimension, the wanted number of parts.
       axes: axes of the mesh. Their parts are used if no digit of `like` fits.
     """
-    out = list(dims)
+    filled = list(dims)
     used = [digit for digits in dims for digit in digits]
-    for k, digits in enumerate(like):
+    # First the digits of `like`, so that the result has blocks in common with it.
+    for dim, digits in enumerate(like):
         for digit in digits:
-            need = counts[k] // parts(out[k])
-            fits = need > 1 and need % digit.size == 0
+            missing = counts[dim] // parts(filled[dim])
+            fits = missing > 1 and missing % digit.size == 0
             # Digits that do not nest have no complement, so the free digits would be unknown.
-            if fits and all(nested(digit, u) and not overlap(digit, u) for u in used):
-                out[k] += (digit,)
+            if fits and all(nested(digit, other) and not overlap(digit, other) for other in used):
+                filled[dim] += (digit,)
                 used.append(digit)
+    # Then any free digits. They have prime sizes, so each divides the missing factor or does not.
     free = list(unused_digits(tuple(used), axes))
-    for k, count in enumerate(counts):
+    for dim, count in enumerate(counts):
         for digit in tuple(free):
-            if count // parts(out[k]) % digit.size == 0:
-                out[k] += (digit,)
+            if count // parts(filled[dim]) % digit.size == 0:
+                filled[dim] += (digit,)
                 free.remove(digit)
-    return tuple(out)
+    return tuple(filled)
 
 
 @lru_cache(maxsize=1 << 12)
 def unused_digits(used: Digits, axes: Digits) -> Digits:
-    """Return the unused parts of the axes, in pieces of prime size, major first."""
-    found = []
+    """Return the unused parts of the axes, in pieces of prime size, major first.
+
+    A digit is (stride, size) in the device position. For example, on X=2, Y=4 with X used, the
+    pieces of Y are (2, 2) and (1, 2). The result is () if the used digits do not nest.
+    """
+    pieces = []
+    # The complement has the digits that together with the used ones count all devices.
     for stride, size in complement(used, parts(axes)) or ():
         # No piece may reach over the border of two axes: a collective is named by axes.
-        inside = [a.stride for a in axes if stride < a.stride < stride * size]
-        borders = sorted({stride * size, stride, *inside}, reverse=True)
-        found += [Digit(low, top // low) for top, low in pairwise(borders)]
-    return primes(tuple(found))
+        inner_borders = [axis.stride for axis in axes if stride < axis.stride < stride * size]
+        borders = sorted({stride * size, stride, *inner_borders}, reverse=True)
+        pieces += [Digit(low, top // low) for top, low in pairwise(borders)]
+    return primes(tuple(pieces))
 
 
 @lru_cache(maxsize=1 << 12)
@@ -527,15 +537,18 @@ def _by_parts(dims: Dims, arcs: Sequence[Arc]) -> tuple[tuple[Swap, ...], Dims] 
       arcs: (source dimension, target dimension, number of devices) of each all-to-all. It moves the
         minor digits of the source, which must have exactly this number of devices.
     """
-    held, swaps = list(dims), []
-    for source, target, r in arcs:
-        at = next((i for i in range(len(held[source])) if parts(held[source][i:]) == r), None)
-        if at is None:
+    new_dims, swaps = list(dims), []
+    for source, target, count in arcs:
+        digits = new_dims[source]
+        # The first of the minor digits that have together `count` devices.
+        starts = (k for k in range(len(digits)) if parts(digits[k:]) == count)
+        start = next(starts, None)
+        if start is None:
             return None
-        moved = held[source][at:]
-        held[source], held[target] = held[source][:at], held[target] + moved
+        moved = digits[start:]
+        new_dims[source], new_dims[target] = digits[:start], new_dims[target] + moved
         swaps.append(Swap(source, target, moved, moved))
-    return tuple(swaps), tuple(held)
+    return tuple(swaps), tuple(new_dims)
 
 
 Row = TypeVar("Row")

@@ -196,6 +196,11 @@ def _fetched_pieces(
 
     A transfer sends slots, which are ranges of the elements of a block. A piece is the part of a
     slot that one round of one exchange needs.
+
+    Args:
+      along: the program under construction, along one dimension.
+      exchanges: the exchanges that share the transfer.
+      blocks: the number of the value with each tensor's block.
     """
     slots, classes = transfer.slots, classes_of(exchanges)
     sources = tuple(blocks[slot.tensor] for slot in slots)
@@ -215,11 +220,11 @@ def _fetched_pieces(
     sizes = (slots[0].upper - slots[0].lower,) * len(readings)
     fetch = HaloExchange(along.dim, exchanges[0].held, readings)
     places = tuple((slot.lower, slot.upper) for slot in slots)
-    made = along.results(DimStep(fetch, sources, sizes, places))
+    arrived = along.results(DimStep(fetch, sources, sizes, places))
     # A slot may be wider than a piece, so each piece is cut out of the slot that arrives.
     return {
         piece: along.places(block, piece.lower - slot.lower, piece.upper - slot.lower)
-        for (_, slot, piece), block in zip(placed, made, strict=True)
+        for (_, slot, piece), block in zip(placed, arrived, strict=True)
     }
 
 
@@ -265,11 +270,17 @@ def _interval(along: DimBuilder, exchange: Exchange, pieces: list[tuple[Piece, i
     Args:
       pieces: the pieces, each with the number of the value that has it.
     """
+    # The place of each piece in the buffer. `gaps` has the free elements before each piece, and at
+    # the end of the buffer.
     starts = [exchange.place(piece.number, piece.lower) for piece, _ in pieces]
-    ends = [0, *(at + p.upper - p.lower for at, (p, _) in zip(starts, pieces, strict=True))]
-    gaps = [at - end for at, end in zip((*starts, exchange.buffer), ends, strict=True)]
+    piece_ends = (
+        start + piece.upper - piece.lower for start, (piece, _) in zip(starts, pieces, strict=True)
+    )
+    ends = [0, *piece_ends]
+    gaps = [start - end for start, end in zip((*starts, exchange.buffer), ends, strict=True)]
     values = []
     for nth, (_, value) in enumerate(pieces):
+        # A piece is padded by the gap before it, the last one also by the gap at the end.
         before, after = gaps[nth], gaps[-1] if nth == len(pieces) - 1 else 0
         width = before + along.sizes[value] + after
         if before or after:
@@ -281,8 +292,8 @@ def _interval(along: DimBuilder, exchange: Exchange, pieces: list[tuple[Piece, i
         value = along.add(Concatenate(along.dim), width, *values)
     # Intervals that start at different offsets of a block start at different places of the buffer.
     if len(exchange.rests) > 1:
-        at = start_of(exchange, exchange.offset, -min(exchange.rests))
-        return along.add(SliceAt(along.dim, at, length), length, value)
+        start = start_of(exchange, exchange.offset, -min(exchange.rests))
+        return along.add(SliceAt(along.dim, start, length), length, value)
     return along.places(value, 0, length)
 
 
@@ -295,11 +306,16 @@ def margin(size: int, parts: int, before: int, after: int) -> int | None:
     >>> margin(1020, 4, 255, 256), margin(1020, 4, 256, 255), margin(5, 8, 2, 1)
     (3, 3, None)
     """
+    # Block k starts at k*before and then at k*after. The starts differ most in the last block, by
+    # (parts - 1) * (before - after) elements, which the neighbour before it has.
     if after < before:
         width = (parts - 1) * (before - after)
+    # Blocks become longer: block k needs elements up to (k + 1)*after, or up to the end of the
+    # dimension. `num_full` blocks are full afterwards; only these and the next one matter.
     else:
-        k = min(size // after, parts)
-        width = max(k * (after - before), size - (k + 1) * before, 0)
+        num_full = min(size // after, parts)
+        width = max(num_full * (after - before), size - (num_full + 1) * before, 0)
+    # One neighbour has `before` elements.
     return width if width <= before else None
 
 

@@ -84,12 +84,14 @@ class _PaddedMoves:
           move: the move. after: the state after it.
           grid: the padded sizes of dimensions that the move cuts.
         """
+        # `local` is the number of elements in the padded block that a device has before the move.
         kind, local = move.sent_as if isinstance(move, Collective) else None, 1
-        for dim, (held, made) in enumerate(zip(self.state[0], after[0], strict=True)):
-            cut = len(made) > len(held) and not held
-            local *= grid[dim] if cut else self.block(dim)
-            if held != made and parts(held) != parts(made):
-                self.now[dim] = grid[dim] if made else self.shape[dim]
+        for dim, (old_digits, new_digits) in enumerate(zip(self.state[0], after[0], strict=True)):
+            is_first_cut = len(new_digits) > len(old_digits) and not old_digits
+            local *= grid[dim] if is_first_cut else self.block(dim)
+            # Another number of parts changes the padded size (`now`); a permute does not.
+            if old_digits != new_digits and parts(old_digits) != parts(new_digits):
+                self.now[dim] = grid[dim] if new_digits else self.shape[dim]
         # A device of a permute sends its block to one other device, however many digits change.
         size = 2 if kind == "collective_permute" else parts(move.digits)
         sent = step_wire_bytes(kind, group_size=size, local_bytes=local) if kind else 0
@@ -117,32 +119,40 @@ def padded_path(shape: Shape, start: State, goal: State, axes: Digits) -> list[S
 
     Each dimension that changes its number of parts is padded to a size that both numbers of parts
     divide. Then the search for even sizes finds the path. Return None if a device would need
-    elements of more than one neighbour to form its padded block.
+    elements of more than one neighbour to form its padded block. For example, 10 elements from 4 to
+    2 parts are padded to 12.
 
     Args:
+      start, goal: states (digits of each dimension, digits of pending sums).
       axes: digits of mesh axes that the path may use.
     """
-    counts = [lcm(parts(a), parts(b)) for a, b in zip(start[0], goal[0], strict=True)]
+    counts = [lcm(parts(old), parts(new)) for old, new in zip(start[0], goal[0], strict=True)]
     grid = tuple(tile(size, n) * n for size, n in zip(shape, counts, strict=True))
-    found = list(_one_by_one(start, even_search(grid, start, goal, axes)))
-    way = _PaddedMoves(shape, start)
-    states = [start, *[after for _, after in found]]
-    # Only moves that change a dimension's number of parts need its padded size.
+    moves = list(_one_by_one(start, even_search(grid, start, goal, axes)))
+    path = _PaddedMoves(shape, start)
+    states = [start, *[after for _, after in moves]]
+    # Only moves that change a dimension's number of parts need its padded size. `changed` has these
+    # dimensions for each move.
     changed = [
-        {d for d, (a, b) in enumerate(zip(x, y, strict=True)) if a != b and parts(a) != parts(b)}
-        for (x, _), (y, _) in pairwise(states)
+        {
+            dim
+            for dim, (old, new) in enumerate(zip(before_dims, after_dims, strict=True))
+            if old != new and parts(old) != parts(new)
+        }
+        for (before_dims, _), (after_dims, _) in pairwise(states)
     ]
-    for number, (move, after) in enumerate(found):
-        if not all(way.retile(dim, grid[dim]) for dim in changed[number]):
+    for number, (move, after) in enumerate(moves):
+        # A retile moves the borders of blocks. False: the elements of one neighbour do not suffice.
+        if not all(path.retile(dim, grid[dim]) for dim in changed[number]):
             return None
-        way.move(move, after, grid)
+        path.move(move, after, grid)
         # A dimension returns to its own blocks only after the last move that changes its number of
         # parts, because each such move needs the padded blocks.
         later = {dim for dims in changed[number + 1 :] for dim in dims}
         for dim in changed[number] - later:
-            if not way.retile(dim, way.natural(dim, after[0][dim])):
+            if not path.retile(dim, path.natural(dim, after[0][dim])):
                 return None
-    return way.steps
+    return path.steps
 
 
 def _one_by_one(start: State, steps: Iterable[SearchStep]) -> Iterator[tuple[Move, State]]:
@@ -183,21 +193,22 @@ def gather_path(shape: Shape, start: State, goal: State) -> list[SearchStep]:
             return 0
         return quotient(size - block, block * (n - 1))
 
-    way, (dims, pending) = _PaddedMoves(shape, start), start
-    todo = tuple(d for d in pending if d not in goal[1])
+    path, (dims, pending) = _PaddedMoves(shape, start), start
+    to_reduce = tuple(d for d in pending if d not in goal[1])
     # Sums come first: a device's block is smallest before the gathers.
-    if todo:
+    if to_reduce:
         pending = tuple(d for d in pending if d in goal[1])
-        way.move(AllReduce(todo), (dims, pending), shape)
+        path.move(AllReduce(to_reduce), (dims, pending), shape)
+    # A small growth means much padding: it is gathered away first.
     for dim in sorted(range(len(shape)), key=growth):
         if dims[dim]:
             move, dims = AllGather(dim, dims[dim]), with_row(dims, dim, ())
-            way.move(move, (dims, pending), shape)
+            path.move(move, (dims, pending), shape)
     for dim, digits in enumerate(goal[0]):
         if digits:
             # A slice needs blocks of equal size, so the dimension is padded to a multiple first.
-            grid = with_row(shape, dim, way.natural(dim, digits))
+            grid = with_row(shape, dim, path.natural(dim, digits))
             dims = with_row(dims, dim, digits)
             block = tile(shape[dim], parts(digits))
-            way.move(DynamicSlice(dim, digits, block), (dims, pending), grid)
-    return way.steps
+            path.move(DynamicSlice(dim, digits, block), (dims, pending), grid)
+    return path.steps

@@ -41,13 +41,21 @@ def moves(
     padded: bool = True,
     joined: bool = True,
 ) -> tuple[PathMove, ...]:
-    """Return the instructions of the cheapest path, including the padding of uneven sizes."""
+    """Return the instructions of the cheapest path, including the padding of uneven sizes.
+
+    Each has its attributes, the block shape and the sharding after it, and, if it sends elements,
+    the shardings between which it moves the value.
+
+    Args:
+      links, padded, joined: see `reshard_path`.
+    """
     found: list[PathMove] = []
+    # The shape of a device's block, which may be padded between two steps.
     shape = source.shard_shape
     for step in reshard_path(source, target, links, padded, joined).steps:
         # Reports explain communication by the shardings before and after; a local step needs none.
-        moving = isinstance(step.attributes, (Collective, Retile))
-        path = (source, step.layout) if moving else None
+        is_sent = isinstance(step.attributes, (Collective, Retile))
+        path = (source, step.layout) if is_sent else None
         for attributes, after, layout in padded_move(shape, source, step.attributes, step.layout):
             found.append(PathMove(attributes, after, layout, path))
             shape = after
@@ -61,8 +69,14 @@ def padded_move(
     """Yield a move with the `Resize` before and after it, each with its local shape and sharding.
 
     A dimension that is cut into `m` blocks of the target is padded to `m * block` first. A
-    dimension that becomes whole is stripped to its size afterwards.
+    dimension that becomes whole is stripped to its size afterwards. For example, 10 elements are
+    padded to 12 before they are cut into 4 blocks of 3.
+
+    Args:
+      shape: the shape of a device's block before the move.
+      source, layout: the shardings before and after the move.
     """
+    # `cut` is (dimension, digits) of a move that cuts blocks, such as a slice; None otherwise.
     if isinstance(attributes, Attributes) and attributes.cut is not None:
         dim, digits = attributes.cut
         padded = layout.shard_shape[dim] * parts(digits)
@@ -79,9 +93,9 @@ def padded_move(
         yield attributes, layout.shard_shape, layout
         return
     joined_size = source.shard_shape[dim] * parts(attributes.digits)
-    whole = _resize(layout.shard_shape, dim, joined_size)
-    yield attributes, whole, layout
-    if whole != layout.shard_shape:
+    joined_shape = _resize(layout.shard_shape, dim, joined_size)
+    yield attributes, joined_shape, layout
+    if joined_shape != layout.shard_shape:
         yield Resize(dim, layout.shard_shape[dim]), layout.shard_shape, layout
 
 

@@ -323,15 +323,24 @@ def ordered_hops(
 
 
 def together(exchanges: Iterable[Swap | Other]) -> list[list[Swap] | Other]:
-    """Return the exchanges; consecutive all-to-alls without a common dimension become one."""
-    found: list[list[Swap] | Other] = []
+    """Return the exchanges; consecutive all-to-alls without a common dimension become one.
+
+    A list of the result is one all-to-all. One all-to-all of several pairs sends each element at
+    most once, and so sends less than one for each pair.
+
+    Args:
+      exchanges: all-to-alls, as (source dimension, target dimension, ...), and other moves.
+    """
+    joined: list[list[Swap] | Other] = []
     for exchange in exchanges:
-        last = found[-1] if found else None
-        # One all-to-all of several pairs sends each element at most once, and so sends less.
+        last = joined[-1] if joined else None
+        # Another move ends the run of all-to-alls, because it must stay between them.
         if not isinstance(exchange, Swap):
-            found.append(exchange)
-        elif isinstance(last, list) and not {*exchange[:2]} & {d for s in last for d in s[:2]}:
+            joined.append(exchange)
+            continue
+        used_dims = {dim for swap in last for dim in swap[:2]} if isinstance(last, list) else set()
+        if isinstance(last, list) and used_dims.isdisjoint(exchange[:2]):
             last.append(exchange)
         else:
-            found.append([exchange])
-    return found
+            joined.append([exchange])
+    return joined

@@ -90,18 +90,27 @@ def _price(way: Iterable[SearchStep]) -> Cost:
 def _grid_problem(
     shape: Shape, ends: tuple[State, State], names: Digits, *, padded: bool
 ) -> GridProblem:
-    """Return the search problem of a reshard, in which digit `names[k]` is the number `k`."""
+    """Return the search problem of a reshard, in which digit `names[k]` is the number `k`.
+
+    Args:
+      ends: the states before and after: (digits of each dimension, digits of pending sums).
+      padded: whether blocks may be padded on the path.
+    """
     # Without axis names, one cache entry of `solve` serves all shardings with digits of these
     # sizes.
     number = {digit: k for k, digit in enumerate(names)}
 
     def numbered(state: State) -> Layout:
+        """Return a state with numbers in place of digits."""
         labels = tuple(tuple(number[d] for d in digits) for digits in (*state[0], state[1]))
         return labels[:-1], labels[-1]
 
     start, goal = map(numbered, ends)
     sizes = tuple(digit.size for digit in names)
-    overlaps = tuple(tuple(k for k, b in enumerate(names) if overlap(a, b)) for a in names)
+    # Per digit, the numbers of the digits that overlap it, itself included.
+    overlaps = tuple(
+        tuple(k for k, other in enumerate(names) if overlap(digit, other)) for digit in names
+    )
     return GridProblem(
         shape=shape, sizes=sizes, overlaps=overlaps, start=start, goal=goal, padded=padded
     )
@@ -157,6 +166,6 @@ def _move(shape: Shape, before: Blocks, hop: GridMove, named: Callable[[Labels],
             return Retile(dim, digits, shape[dim], before[dim].block, after[dim].block)
     # Only a permute is left. Its groups are as small as possible: devices that differ only in
     # unchanged digits never exchange blocks.
-    pairs = [(a.digits, b.digits) for a, b in zip(before, after, strict=True)]
-    changed = {label for a, b in pairs if a != b for label in (*a, *b)}
+    pairs = [(old.digits, new.digits) for old, new in zip(before, after, strict=True)]
+    changed = {label for old, new in pairs if old != new for label in (*old, *new)}
     return CollectivePermute(tuple(sorted(named(tuple(changed)), reverse=True)), ())

@@ -68,19 +68,23 @@ def candidates(
 
 
 def _assignments(key: NodeKey, component: Component) -> Iterator[Assigned]:
-    """Yield every assignment of whole mesh axes to loops under which all blocks are even."""
+    """Yield every assignment of whole mesh axes to loops under which all blocks are even.
+
+    An assignment is a dictionary from the sharded loops to their digits. An axis shards one loop at
+    most.
+    """
     mesh = key.value_shardings[0].mesh
     digits = [mesh.digit(name) for name, size in mesh.axes if size > 1]
     extents = {name: extent for rule in component.rules for name, extent in rule.loops}
     # All (loops + 1)**axes assignments are tried, because the price of an axis on one loop depends
     # on the loops of the other axes. None leaves an axis unused, which may save communication.
-    for picked in itertools.product((None, *component.loops), repeat=len(digits)):
-        assigned = {
-            name: tuple(d for d, at in zip(digits, picked, strict=True) if at == name)
-            for name in dict.fromkeys(picked)
-            if name is not None
-        }
-        if all(extents[n] % parts(d) == 0 for n, d in assigned.items()):
+    # `loop_of_axes` has the loop of each axis.
+    for loop_of_axes in itertools.product((None, *component.loops), repeat=len(digits)):
+        assigned: dict[str, Digits] = {}
+        for digit, loop in zip(digits, loop_of_axes, strict=True):
+            if loop is not None:
+                assigned[loop] = (*assigned.get(loop, ()), digit)
+        if all(extents[loop] % parts(loop_digits) == 0 for loop, loop_digits in assigned.items()):
             yield assigned
 
 
@@ -90,27 +94,30 @@ def _with_pending_operands(choice: Choice, component: Component, key: NodeKey) -
     The sums are partial along mesh axes that the choice does not use. Yields nothing for an
     operator that cannot compute on partial sums.
     """
+    # The operator is linear in these operands: the sum of its results for the parts is its result
+    # for the sum.
     rule, linear = component.rule, component.rule.passes(finite=key.finite)
     if rule.combine != SUM or not component.is_whole or not linear:
         return
     # The digits of the shardings, not of `choice.loops`: an owner select shards no loop.
     layouts = (*choice.required_shardings, *choice.produced)
-    used = [d for x in layouts for digits in (*x.dims, x.unreduced) for d in digits]
+    used = [d for layout in layouts for digits in (*layout.dims, layout.unreduced) for d in digits]
     mesh = key.value_shardings[0].mesh
     axes = [mesh.digit(n) for n, size in mesh.axes if size > 1]
     free = [axis for axis in axes if not any(overlap(axis, d) for d in used)]
     # With a complete addend beside partial ones, the later sum would add it once per device. With
     # two partial factors, it would lack the products of parts on different devices.
+    # So a group of operands that are partial together is all addends, or one factor.
     groups = [rule.addends] if rule.addends else []
     groups += [frozenset({k}) for k in linear - rule.addends]
     for size in range(1, len(free) + 1):
         for digits in itertools.combinations(free, size):
             for group in groups:
                 required_shardings = tuple(
-                    _pending(d, digits) if k in group else d
-                    for k, d in enumerate(choice.required_shardings)
+                    _pending(layout, digits) if k in group else layout
+                    for k, layout in enumerate(choice.required_shardings)
                 )
-                produced = tuple(_pending(m, digits) for m in choice.produced)
+                produced = tuple(_pending(layout, digits) for layout in choice.produced)
                 yield Choice(choice.loops, required_shardings, produced, choice.devices)
 
 
@@ -120,7 +127,11 @@ def _pending(layout: Sharding, digits: Digits) -> Sharding:
 
 
 def _candidate(component: Component, choice: Choice) -> ComponentCandidate:
-    """Return the part of a choice that belongs to a component: its loops, operands and results."""
+    """Return the part of a choice that belongs to a component: its loops, operands and results.
+
+    Operands and results are pairs (number, sharding).
+    """
+    # An operand with several dimensions in the component's rules occurs once.
     tensors = component.tensors
     operands = dict.fromkeys(t.operand for t in tensors if t.operand is not None)
     results = dict.fromkeys(t.number for t in tensors if t.operand is None)

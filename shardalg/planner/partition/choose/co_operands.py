@@ -59,23 +59,31 @@ class Meeting:
 
         Forward values have precedence if times are equal: later products of the backward pass read
         these values, too.
+
+        Args:
+          key: a function from (node, value, sharding of the value) to the inputs of a decision.
         """
-        keys = [key(self.node, self.value, made) for made in self.shardings]
-        choices = [node_plan(found).choice for found in keys]
+        # The choice at the product for each candidate sharding of its result.
+        keys = [key(self.node, self.value, sharding) for sharding in self.shardings]
+        choices = [node_plan(node_key).choice for node_key in keys]
 
-        def time(place: int) -> tuple[Any, ...]:
-            sent = _sent_bytes(keys[place], choices[place])
+        def time(number: int) -> tuple[Any, ...]:
+            """Return the time of candidate `number`, as a tuple that is compared."""
+            # The bytes of the readers depend on the sharding in which they find the result.
+            sent = _sent_bytes(keys[number], choices[number])
             for reader in self.readers:
-                read = key(reader, self.value, self.shardings[place])
-                sent += _sent_bytes(read, node_plan(read).choice)
-            return (cost_weights(keys[place]).time(choices[place], sent),)
+                reader_key = key(reader, self.value, self.shardings[number])
+                sent += _sent_bytes(reader_key, node_plan(reader_key).choice)
+            return (cost_weights(keys[number]).time(choices[number], sent),)
 
-        def about(best: int, other: int) -> Weighed:
+        def comparison(best: int, other: int) -> Weighed:
+            """Return the record of two compared candidates, for explanations of the plan."""
             return Weighed(choices[best], choices[other], "time")
 
-        ranks = [partial(time, place) for place in range(len(keys))]
+        ranks = [partial(time, number) for number in range(len(keys))]
+        # The lower bound 0 excludes no candidate; the first one wins ties.
         bounds = [lambda: 0] * len(keys)
-        return self.shardings[first_least(keys[0].numbers, bounds, ranks, about)]
+        return self.shardings[first_least(keys[0].numbers, bounds, ranks, comparison)]
 
 
 def _sent_bytes(key: NodeKey, choice: Choice) -> Any:
@@ -91,7 +99,7 @@ def meetings(graph: Graph, shardings: Sequence[Sharding]) -> Iterator[Meeting]:
       shardings: per value, its completed sharding.
     """
     # Values that are computed from numbers alone have every sharding at no cost.
-    again = remade_values(graph)
+    remade = remade_values(graph)
     returned = {*graph.results, *(v for region in graph.regions for v in region.results)}
     for node in graph.nodes:
         value = node.results[0] if len(node.results) == 1 else None
@@ -102,16 +110,17 @@ def meetings(graph: Graph, shardings: Sequence[Sharding]) -> Iterator[Meeting]:
             continue
         if not all(_is_plain(reader) and reader.region == node.region for reader in readers):
             continue
-        met = {
-            made: None
-            for reader in readers
-            for other in reader.operands
-            if other not in again and _is_forward(graph, other)
-            for made in _sharding_at(reader, value, other, shardings)
-            if made != shardings[value]
-        }
-        if met:
-            yield Meeting(node, value, readers, (*met, shardings[value]))
+        # The shardings that the result would have beside each forward value that a reader reads. A
+        # dictionary keeps their order and has each once.
+        candidates: dict[Sharding, None] = {}
+        for reader in readers:
+            for other in reader.operands:
+                if other not in remade and _is_forward(graph, other):
+                    for sharding in _sharding_at(reader, value, other, shardings):
+                        if sharding != shardings[value]:
+                            candidates[sharding] = None
+        if candidates:
+            yield Meeting(node, value, readers, (*candidates, shardings[value]))
 
 
 def _is_plain(reader: Node) -> bool:
@@ -135,12 +144,16 @@ def _sharding_at(
     Nothing is yielded if that shards no dimension of the value.
     """
     (component,) = components(rules(reader.signature) or ())
-    at = {tensor.operand: tensor for tensor in component.tensors}
-    known, wanted = at[reader.operands.index(other)], at[reader.operands.index(value)]
-    # Dimensions of several loops are left out: a part of one has no digits of its own.
-    pairs = zip(known.dims, shardings[other].dims, strict=True)
+    tensor_of = {tensor.operand: tensor for tensor in component.tensors}
+    other_tensor = tensor_of[reader.operands.index(other)]
+    value_tensor = tensor_of[reader.operands.index(value)]
+    # The other operand gives its digits to the loops of its dimensions. Dimensions of several loops
+    # are left out: a part of one has no digits of its own.
+    pairs = zip(other_tensor.dims, shardings[other].dims, strict=True)
     assigned = {loops[0][0]: digits for loops, digits in pairs if len(loops) == 1}
-    dims = tuple([assigned.get(e[0][0], ()) if len(e) == 1 else () for e in wanted.dims])
+    dims = tuple(
+        [assigned.get(loops[0][0], ()) if len(loops) == 1 else () for loops in value_tensor.dims]
+    )
     if any(dims) and other != value and not shardings[other].unreduced:
         like = shardings[value]
         yield interned(like.mesh, like.shape, dims, ())

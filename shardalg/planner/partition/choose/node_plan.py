@@ -129,7 +129,12 @@ class NodePlan:
 
 @decided(1 << 14, lambda key: key.numbers)
 def node_plan(key: NodeKey) -> NodePlan:
-    """Return the choice of all nodes with this key, and their instructions."""
+    """Return the choice of all nodes with this key, and their instructions.
+
+    A plan has the chosen shardings, the instructions before the operator (masks, shifts), the
+    operator on a device's blocks (`apply`), the windows that read neighbours' elements, and the
+    instructions after the operator (cuts, combinations of partial results).
+    """
     choice = choose(key)
     rows = rules(key.signature)
     primitive = key.signature.primitive
@@ -154,6 +159,7 @@ def node_plan(key: NodeKey) -> NodePlan:
             raw=choice.produced,
             why=why,
         )
+    # `blocks` has the iterations of each loop on one device.
     rule, loops = rows[0], dict(choice.loops)
     extents = {name: extent for each in rows for name, extent in each.loops}
     blocks = {n: tile(e, parts(loops.get(n, ()))) for n, e in extents.items()}
@@ -254,6 +260,8 @@ def _combines(rule: Rule, loops: dict[str, Digits]) -> tuple[Attributes, ...]:
         # are combined in the order of the loops.
         in_order = tuple(d for name in rule.reduced for d in loops.get(name, ()))
         return (Fold(in_order) if rule.combine == USER else AllReduce(digits, rule.combine),)
+    # The index of a maximum, or of a largest element, counts from the start of the device's block
+    # of the reduced dimension, so the instruction needs the block size.
     (loop,) = rule.reduced
     (dim,) = [d for d, index in enumerate(rule.operands[0]) if index.loop == loop]
     block = tile(rule.extents[loop], parts(loops[loop]))

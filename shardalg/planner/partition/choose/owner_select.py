@@ -86,14 +86,16 @@ def owner_select_choices(
 def picks(signature: Signature, rule: Rule, choice: Choice) -> tuple[OwnerSelect, ...]:
     """Return the owner select instructions of a choice.
 
-    There is one for each sharded dimension of the operand of which one element is read.
+    There is one for each sharded dimension of the operand of which one element is read, as in
+    x[-1]: the device with this element returns it, and all others return 0.
     """
-    split = dict(choice.loops)
-    found = []
+    sharded_loops = dict(choice.loops)
+    selects = []
     # A dimension that is sharded although no sharded loop indexes it is read by an owner select.
     for dim in elements(signature, rule):
         digits, index = choice.required_shardings[0].dims[dim], rule.operands[0][dim]
-        if digits and not any(name in split for name in index.variables):
+        if digits and not any(name in sharded_loops for name in index.variables):
+            # The constant of the index is the element's position; the block size tells its owner.
             size = rule.operand_shapes[0][dim]
-            found.append(OwnerSelect(dim, index.constant, tile(size, parts(digits)), digits))
-    return tuple(found)
+            selects.append(OwnerSelect(dim, index.constant, tile(size, parts(digits)), digits))
+    return tuple(selects)

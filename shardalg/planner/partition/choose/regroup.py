@@ -206,6 +206,9 @@ def _are_disjoint(dims: Dims) -> bool:
 def exchange(group: ReshapeGroup, held: Sharding, made: Sharding) -> Exchange:
     """Return the exchange that gives every device the flat elements of its block of the result.
 
+    A group of dimensions with the same elements before and after a reshape is seen as one flat
+    dimension. For example, [3, 4] -> [12] has 12 flat elements, and row 1 the elements 4 to 7.
+
     Args:
       held, made: the shardings of the operand and of the result.
     """
@@ -215,6 +218,8 @@ def exchange(group: ReshapeGroup, held: Sharding, made: Sharding) -> Exchange:
     block = held.shard_shape[first] * inner
     # A block's flat elements are one interval, because every dimension before `last` has one
     # element per device (`ReshapeGroup.split_dim`).
+    # Its start is a sum over the sharded dimensions: partition id * block size * flat elements of
+    # one index. The variable `p0` is the partition id of the result's dimension 0 in the group.
     start, ids = Index(), []
     for d in range(last + 1):
         digits, run = made.dims[group.out_start + d], prod(group.out_sizes[d + 1 :])

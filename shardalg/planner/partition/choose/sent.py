@@ -65,6 +65,10 @@ def _combine_bytes(key: NodeKey, choice: Choice) -> Any:
     """Return the bytes that a device sends to combine partial results, except sums.
 
     Sums stay partial after the operator; reducing them is a move of the result.
+
+    Args:
+      key: the operator and its types.
+      choice: the digits of its loops, and the shardings of its operands and results.
     """
     signature, loops, total = key.signature, dict(choice.loops), 0
     for rule in rules(signature) or ():
@@ -72,11 +76,12 @@ def _combine_bytes(key: NodeKey, choice: Choice) -> Any:
         if digits:
             # An arg-reduce sends the best value together with its index, because an index alone
             # does not say how good its element is.
-            sent = signature.operands[:1] if rule.combine in (ARGMAX, ARGMIN) else ()
-            items = sum([type_.itemsize for type_ in (*signature.results, *sent)])
-            held = math.prod(choice.produced[0].shard_shape) * items
+            with_index = signature.operands[:1] if rule.combine in (ARGMAX, ARGMIN) else ()
+            items_bytes = sum([type_.itemsize for type_ in (*signature.results, *with_index)])
+            local_bytes = math.prod(choice.produced[0].shard_shape) * items_bytes
+            # Results that no collective combines are gathered, and combined on every device.
             kind = "all_gather" if rule.combine in GATHERED else "all_reduce"
-            total += step_wire_bytes(kind, group_size=parts(digits), local_bytes=held)
+            total += step_wire_bytes(kind, group_size=parts(digits), local_bytes=local_bytes)
     return total
 
 
@@ -86,10 +91,11 @@ def window_bytes(key: NodeKey, choice: Choice) -> int:
     # `windows` finds the dimensions that need an exchange, `together` groups those that share
     # permutes, and `elements` counts what one group sends.
     for rule in through_windows(key.signature):
-        loops = tuple((n, d) for n, d in choice.loops if n in rule.extents)
-        held = tuple((k, choice.required_shardings[k].dims) for k in rule.operands)
+        loops = tuple((name, digits) for name, digits in choice.loops if name in rule.extents)
+        operand_dims = tuple((k, choice.required_shardings[k].dims) for k in rule.operands)
         devices = key.value_shardings[0].mesh.size
-        found = windows(rule, loops, held, devices) if loops else ()
+        # Without a sharded loop, every device has all elements that its windows read.
+        found = windows(rule, loops, operand_dims, devices) if loops else ()
         pairs = zip(key.signature.operands, choice.required_shardings, strict=True)
         blocks = [(type_.dtype, required.shard_shape) for type_, required in pairs]
         # One permute serves several windows of equal blocks, so groups are counted, not windows.

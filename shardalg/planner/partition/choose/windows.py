@@ -61,7 +61,9 @@ class Before(NamedTuple):
 def masks(rows: tuple[Rule, ...], loops: dict[str, Digits]) -> tuple[Before, ...]:
     """Return the masks that keep padding of operands out of sums and other reductions.
 
-    Blocks hold padding along a sharded reduced loop whose extent does not divide.
+    Blocks hold padding along a sharded reduced loop whose extent does not divide. A mask overwrites
+    it with the identity of the reduction, such as 0 for a sum. Each entry has the operand, the mask
+    instruction, and the number of the operand with the fill value, or None.
 
     Args:
       loops: the digits of each sharded loop.
@@ -71,21 +73,24 @@ def masks(rows: tuple[Rule, ...], loops: dict[str, Digits]) -> tuple[Before, ...
         # A reduction reads the padding along its reduced loops. A cumulative operator (a prefix)
         # reads it before the elements only if it runs from the end.
         is_reversed = rule.prefix is not None and rule.prefix[1]
-        counted = (rule.prefix[0],) if rule.prefix and is_reversed else rule.reduced
-        split = [name for name in counted if name in loops]
-        for operand, dims in rule.operands.items() if split and rule.combine != PICK else ():
+        reading_loops = (rule.prefix[0],) if rule.prefix and is_reversed else rule.reduced
+        sharded_loops = [name for name in reading_loops if name in loops]
+        # A pick selects elements by their indices, and never reads padding.
+        has_masks = sharded_loops and rule.combine != PICK
+        for operand, dims in rule.operands.items() if has_masks else ():
             for dim, index in enumerate(dims):
                 loop = index.loop
-                padded = _padded_loop(rule, loop, loops) if loop in split else None
+                # None if the loop divides evenly, so that there is no padding.
+                padded = _padded_loop(rule, loop, loops) if loop in sharded_loops else None
                 if loop is None or padded is None:
                     continue
                 filler = rule.filler(operand)
-                made: Mask | MaskAt = Mask(dim, *padded, rule.combine)
+                mask: Mask | MaskAt = Mask(dim, *padded, rule.combine)
                 if filler is not None:
                     # A number known only at run time fills the padding: the mask reads it.
                     start = Start(Index.of(loop) * padded.block, ((loop, padded.digits),))
-                    made = MaskAt(dim, start, padded.size, None)
-                found[Before(operand, made, filler)] = None
+                    mask = MaskAt(dim, start, padded.size, None)
+                found[Before(operand, mask, filler)] = None
     return tuple(found)
 
 
@@ -406,6 +411,7 @@ def _cut_of_block(window: ShardedWindow, dim: int, block: int) -> Slice | SliceA
     """
     first = window.exchange.want.start.constant
     skipped = window.skipped
+    # On every device the windows begin at the same offset from the block: the start is a constant.
     if skipped is None:
         return Slice(dim, -first, block)
     step = skipped.index.mod
@@ -531,6 +537,8 @@ def _own_interval(along: DimBuilder, window: ShardedWindow, value: int) -> int:
       value: the number of the operand in this program.
     """
     want, size = window.exchange.want, window.exchange.size
+    # The smallest and the largest start of all devices' intervals give the padding that is needed
+    # before and after the dimension.
     first, last = extremes(want.start, window.exchange.ids, window.exchange.devices)
     low, high = max(0, -first), max(0, last + want.length - size)
     # A dimension of one element needs no padding: a mask fills it on devices that do not read it.

@@ -53,20 +53,26 @@ class CollectiveMatmuls(Rewriter):
     times: Callable[[Ring], RingTimes]
 
     def finish(self, block: Block) -> Block:
-        """Return the block in which the rings that save most time replace their instructions."""
+        """Return the block in which the rings that save most time replace their instructions.
+
+        A ring is a collective matmul: a product and a collective (an all-gather before it, or a
+        reduce-scatter after it) that run at the same time, piece by piece.
+        """
         instructions = block.instructions
-        made = {local: one for one in instructions for local in one.results}
-        reads = Counter(local for one in instructions for local in one.operands)
-        reads.update(block.results)
-        # An instruction joins one ring only: the one that saves most.
-        taken: dict[int, Ring | None] = {}
-        for ring in sorted(self.rings(instructions, made, reads), key=self.saved_s, reverse=True):
+        producer = {local: one for one in instructions for local in one.results}
+        num_reads = Counter(local for one in instructions for local in one.operands)
+        num_reads.update(block.results)
+        # By the `id` of an instruction, its replacement: None removes it. An instruction joins one
+        # ring only: the one that saves most.
+        replacements: dict[int, Ring | None] = {}
+        rings = self.rings(instructions, producer, num_reads)
+        for ring in sorted(rings, key=self.saved_s, reverse=True):
             first, second = ring.attributes.body.instructions
-            if self.saved_s(ring) > 0 and not {id(first), id(second)} & taken.keys():
-                taken.update({id(first): None, id(second): ring})
-        # The ring replaces the second instruction: only there all of its operands exist.
-        kept = (taken.get(id(one), one) for one in instructions)
-        return replace(block, instructions=tuple(one for one in kept if one is not None))
+            if self.saved_s(ring) > 0 and not {id(first), id(second)} & replacements.keys():
+                # The ring replaces the second instruction: only there all of its operands exist.
+                replacements.update({id(first): None, id(second): ring})
+        replaced = (replacements.get(id(one), one) for one in instructions)
+        return replace(block, instructions=tuple(one for one in replaced if one is not None))
 
     def saved_s(self, ring: Ring) -> float:
         """Return the seconds that a ring saves per execution, compared with two instructions."""
@@ -85,14 +91,16 @@ class CollectiveMatmuls(Rewriter):
           made: the instruction that computes each local value.
           reads: how often each local value is read.
         """
-        # A ring never holds the value between its two instructions, so nothing else may read it.
         for one in instructions:
             for local in dict.fromkeys(one.operands):
+                # A ring never holds the value between its two instructions, so nothing else may
+                # read it.
                 before = made.get(local)
                 if before is None or reads[local] != 1 or len(before.results) != 1:
                     continue
                 gathers = is_a(before, AllGather) and is_a(one, Apply)
                 scatters = is_a(before, Apply) and is_a(one, ReduceScatter)
+                # `ring` returns None if the operator is no product, or cannot be cut in pieces.
                 if (gathers or scatters) and (ring := self.ring((before, one))):
                     yield ring
 
@@ -147,7 +155,8 @@ class CollectiveMatmuls(Rewriter):
         """Return the dimension that one loop of a product has in each operand and in the result.
 
         An entry is None if the loop does not index that tensor. The whole is None if there is no
-        such loop, or if the instruction is no `dot_general`.
+        such loop, or if the instruction is no `dot_general`. For example, the loop k of the product
+        [i, k] x [k, j] -> [i, j] has the dimensions (1, 0, None).
 
         Args:
           where: (operand number or -1 for the result, dimension): the dimension that determines the
@@ -166,5 +175,8 @@ class CollectiveMatmuls(Rewriter):
         is_bool = self.locals[product.results[0]].dtype == "bool"
         if name is None or name in rule.whole or is_bool:
             return None
-        dims = [[d for d, index in enumerate(indices) if index.loop == name] for indices in tensors]
-        return tuple(found[0] if found else None for found in dims)
+        # A loop of a product indexes one dimension of a tensor at most.
+        dims_of_loop = [
+            [dim for dim, index in enumerate(indices) if index.loop == name] for indices in tensors
+        ]
+        return tuple(dims[0] if dims else None for dims in dims_of_loop)

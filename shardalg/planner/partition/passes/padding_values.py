@@ -93,16 +93,22 @@ class Fills:
         return self.graph.nodes[instruction.node].signature
 
     def note(self, instruction: Instruction) -> None:
-        """Record which numbers the padding of an instruction's results is known to hold."""
+        """Record which numbers the padding of an instruction's results is known to hold.
+
+        Uneven blocks have padding. If it has the number that a later mask would write, such as 0
+        before a sum, the mask can be left out.
+        """
+        # The table has a function per kind of instruction, which yields the facts of each result.
         kind = type(instruction.attributes)
-        made = _MAKES.get(kind)
+        facts_of_results = _MAKES.get(kind)
         # Only a mask or a resize (`FILLS`) writes a number into padding by itself. Any other
         # instruction must read a value whose padding is known, which most do not.
-        if made is None or (
+        if facts_of_results is None or (
             kind not in FILLS and self.known.keys().isdisjoint(instruction.operands)
         ):
             return
-        for local, known in zip(instruction.results, made(self, instruction), strict=False):
+        facts = facts_of_results(self, instruction)
+        for local, known in zip(instruction.results, facts, strict=False):
             if known.fills or known.number is not None:
                 self.known[local] = known
 
@@ -145,6 +151,7 @@ class Fills:
           padding: the padding; None if all elements of the result are meant.
         """
         operands = {k: self.of(instruction.operands[k]) for k in along}
+        # `numbers` has operands that are one number everywhere, `fills` the padding of the others.
         numbers = {k: known.number for k, known in operands.items()}
         fills = {(k, d): operands[k].fill(d, padding) for k, d in along.items() if d is not None}
         signature = self.signature(instruction)
@@ -162,6 +169,7 @@ class Fills:
         # An operator that shifts or reverses a dimension has its operand's padding elsewhere.
         if not rows or len(rows) > 1 or not moves_none(rows[0]):
             return
+        # `along` has, per operand, the dimension of the masked dimension's loop, or None.
         loop = row_of(rows, 0)[1][mask.dim].loop
         along = (operands_along(rows[0], loop) if loop is not None else None) or {}
         # If two operands had padding along the loop, both would need a mask to replace this one.
@@ -175,8 +183,8 @@ class Fills:
             read = self.locals[instruction.operands[operand]]
             same = {places[0]: identity_if_any(mask.fill, read.dtype)}
             numbers = {k: self.of(instruction.operands[k]).number for k in along}
-            made = number_along(signature, along, numbers, same)
-            if made == identity(mask.fill, signature.results[0].dtype):
+            result_number = number_along(signature, along, numbers, same)
+            if result_number == identity(mask.fill, signature.results[0].dtype):
                 yield read.index, replace(mask, dim=dim)
 
     def of_resize(self, instruction: Instruction[p.Resize]) -> Iterator[ValueFacts]:
@@ -187,14 +195,17 @@ class Fills:
         a, (operand,) = instruction.attributes, instruction.operands
         local, known = self.locals[operand], self.of(operand)
         size, zero = local.shape[a.dim], identity_if_any("sum", local.dtype)
-        found = known.fills.get(a.dim)
+        # A fill is (padding, number); padding is (digits, padded size, true size). A shorter
+        # dimension keeps the known padding.
+        fill = known.fills.get(a.dim)
         if a.size > size:
-            whole = size == local.sharding.shape[a.dim] and not local.sharding.dims[a.dim]
-            found = (((), a.size, size), zero) if whole and zero is not None else None
+            is_whole = size == local.sharding.shape[a.dim] and not local.sharding.dims[a.dim]
+            fill = (((), a.size, size), zero) if is_whole and zero is not None else None
             # New elements are 0, also where they are in the padding of another dimension. That
             # padding still holds one known number only if the number is 0.
-            known = ValueFacts({dim: fill for dim, fill in known.fills.items() if fill[1] == zero})
-        yield known.with_fill(a.dim, found)
+            zero_fills = {dim: other for dim, other in known.fills.items() if other[1] == zero}
+            known = ValueFacts(zero_fills)
+        yield known.with_fill(a.dim, fill)
 
     def of_cut(self, instruction: Instruction[p.DynamicSlice]) -> Iterator[ValueFacts]:
         """Yield the numbers in the padding of a device's block, cut out of a padded dimension."""

@@ -102,9 +102,11 @@ def _scatter_instructions(
     reduce-scatter. An all-reduce over the axes that no cut uses follows. Padding before a cut now
     runs on values that are not yet reduced.
     """
+    # `left` has the axes along which the value `local` is still partial.
     combine, left = first.attributes.combine, first.attributes.digits
     (local,) = first.operands
     for cut in cuts:
+        # A padding between reduction and cut is now computed on the partial value.
         if cut.pad:
             (padded,) = cut.pad.results
             layout = locals_[local].sharding
@@ -112,16 +114,17 @@ def _scatter_instructions(
             yield replace(cut.pad, operands=(local,))
             local = padded
         left = _without(left, cut.slice.attributes.digits)
-        (made,) = cut.slice.results
+        (result,) = cut.slice.results
         # A value that is not yet reduced along all axes is a new, partial local value.
         if cut is not cuts[-1] or left:
-            layout = replace(locals_[made].sharding, unreduced=left)
-            made = len(locals_)
+            layout = replace(locals_[result].sharding, unreduced=left)
+            result = len(locals_)
             (like,) = cut.slice.results
-            locals_.append(replace(locals_[like], index=made, sharding=layout, origin=None))
+            locals_.append(replace(locals_[like], index=result, sharding=layout, origin=None))
         scatter = ReduceScatter(cut.slice.attributes.dim, cut.slice.attributes.digits, combine)
-        yield replace(first, attributes=scatter, operands=(local,), results=(made,))
-        local = made
+        yield replace(first, attributes=scatter, operands=(local,), results=(result,))
+        local = result
+    # The remaining axes are reduced last, on the smallest block.
     if left:
         last = cuts[-1].slice.results
         yield replace(first, attributes=AllReduce(left, combine), operands=(local,), results=last)
@@ -146,12 +149,14 @@ class ScatterReductions(Rewriter):
             for one in instructions
         ):
             return block
+        # The numbers of the instructions that read each local value.
         readers: dict[int, list[int]] = defaultdict(list)
         for number, instruction in enumerate(instructions):
             for operand in instruction.operands:
                 readers[operand].append(number)
         for local in block.results:
             readers[local].append(RESULT)
+        # The instructions at each position of the block, which are removed and added below.
         placed = {number: [instruction] for number, instruction in enumerate(instructions)}
         for number, first in enumerate(instructions):
             cuts = (
@@ -162,10 +167,10 @@ class ScatterReductions(Rewriter):
             if cuts:
                 # The cuts are the only readers of the values in between, so the reduction may move
                 # down to the last cut. A padding is directly before its cut, and moves with it.
-                gone = [placed[number], *(placed[c.number] for c in cuts)]
-                gone += [placed[c.number - 1] for c in cuts if c.pad]
-                for place in gone:
+                removed = [placed[number], *(placed[cut.number] for cut in cuts)]
+                removed += [placed[cut.number - 1] for cut in cuts if cut.pad]
+                for place in removed:
                     place.clear()
                 placed[cuts[-1].number] += _scatter_instructions(first, cuts, self.locals)
-        kept = tuple(instruction for place in placed.values() for instruction in place)
-        return replace(block, instructions=kept)
+        rewritten = tuple(instruction for place in placed.values() for instruction in place)
+        return replace(block, instructions=rewritten)

@@ -115,6 +115,7 @@ class DropUnread(Rewriter):
         needed = set(block.results)
         kept: list[Instruction] = []
         for instruction in reversed(block.instructions):
+            # One needed result is enough: an instruction computes all of its results at once.
             if not needed.isdisjoint(instruction.results):
                 needed.update(instruction.operands)
                 # A body reads the program's constants without naming them as operands.

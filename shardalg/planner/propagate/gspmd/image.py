@@ -67,17 +67,18 @@ class Image:
         known = {loop for d, _ in self.nests for loop, _ in maps[self.operand][d]}
         known |= {loop for d in self.kernel_dims for loop, _ in maps[self.kernel][d]}
 
-        def kept(loops: Loops) -> Loops:
+        def passing_loops(loops: Loops) -> Loops:
+            """Return the loops of a dimension that pass sharding on, with their extents."""
             return tuple(
                 (loop, extents.get(loop, extent))
                 for loop, extent in loops
                 if loop not in known or loop in extents
             )
 
-        found = [[kept(loops) for loops in dims] for dims in maps]
-        for d, loops in self.nests:
-            found[self.operand][d] = loops
-        return tuple(map(tuple, found))
+        nested_maps = [[passing_loops(loops) for loops in dims] for dims in maps]
+        for dim, loops in self.nests:
+            nested_maps[self.operand][dim] = loops
+        return tuple(map(tuple, nested_maps))
 
     def slides(self, image: Dims, kernel: Dims) -> bool:
         """Return whether XLA propagates as through a window, and not as through a matrix product.
@@ -109,7 +110,9 @@ class Image:
 def image_of(rule: Rule, shapes: tuple[tuple[int, ...], ...]) -> Image:
     """Return the image of a convolution, from the operator's row.
 
-    The batch is the row's first loop. The other dimensions that are not features are spatial.
+    A convolution has two operands, the image and the kernel. The result says which operand is the
+    image, and which of its dimensions are batch, features, and spatial (read through a window). The
+    batch is the row's first loop. The other dimensions that are not features are spatial.
     """
     reads, results = rule.terms[0], rule.result_loops
     # The image is the operand whose indices combine a loop of the result with a summed loop.
@@ -170,16 +173,18 @@ def _nest(rule: Rule, index: Index, size: int) -> Loops:
     The product of the extents is at most the dimension's size. So the index `i + r` of a dimension
     of 8, with 8 iterations of i and 3 of r, gives i alone.
     """
-    found = []
+    nest = []
+    # Of loops with equal extents, a loop of the result comes first.
     by_extent = sorted(
-        index.variables, key=lambda v: (-rule.extents[v], v not in rule.result_loops)
+        index.variables, key=lambda name: (-rule.extents[name], name not in rule.result_loops)
     )
+    # Each loop divides the size that is left; a loop for which 1 is left is dropped.
     for name in by_extent:
         extent = min(size, rule.extents[name])
         if extent > 1:
-            found.append((name, extent))
+            nest.append((name, extent))
             size //= extent
-    return tuple(found)
+    return tuple(nest)
 
 
 def _is_small(sizes: Sizes) -> bool:

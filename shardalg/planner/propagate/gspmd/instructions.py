@@ -60,21 +60,25 @@ class Instructions:
         The order goes down from the results; instructions that no result needs come last.
         """
         # The root is on top of the stack, so that everything it needs comes first.
+        # An explicit stack, because the depth of a graph exceeds Python's limit of recursion.
         nodes: list[Key] = [self._made_by(node) for node in self._nodes(region)]
         done: set[Key] = set()
         opened: set[Key] = set()
-        todo: list[Key] = [*reversed(nodes), ("root", region, 0)]
-        while todo:
-            key = todo[-1]
-            before = [k for k in self._before(key) if k not in done] if key not in opened else []
+        stack: list[Key] = [*reversed(nodes), ("root", region, 0)]
+        while stack:
+            key = stack[-1]
+            is_new = key not in opened
+            missing = [k for k in self._before(key) if k not in done] if is_new else []
             opened.add(key)
-            # An instruction that was opened earlier has its operands in order by now.
-            if key in done or not before:
-                todo.pop()
+            # An instruction that was opened earlier has its operands in order by now. It may be on
+            # the stack several times, once for each reader.
+            if key in done or not missing:
+                stack.pop()
                 if key not in done:
                     done.add(key)
                     yield key
-            todo += reversed(before)
+            # The first operand is on top of the stack, so it comes first.
+            stack += reversed(missing)
 
     def _returns_tuple(self, region: int) -> bool:
         """Return whether XLA returns a body's results in a tuple: those of a scan with several."""
@@ -129,24 +133,26 @@ class Instructions:
         takes a value out of the tuple that a call returns. "tuple" has the results of an inlined
         body, "part" takes one of them out, and "root" is the tuple that a body returns.
         """
-        what, number, _ = key
+        # A key is (kind, number of the node, value or region, number among several).
+        kind, number, _ = key
         graph = self.graph
-        if what == "node":
+        if kind == "node":
             # A manual region is part of the computation around it, so that the node that has the
             # region reads the region's results.
             node = graph.nodes[number]
             inside = [r for body in node.bodies for r in graph.regions[body].results]
             return self._keys((*read(node), *inside))
-        if what == "call":
+        if kind == "call":
+            # A loop reads the initial values of its tuple.
             outer = (e.outer for e in self.elements[number] if e.outer is not None)
             return self._keys(tuple(outer))
-        if what == "leave":
+        if kind == "leave":
             return [("call", self.leaving[number][0], 0)]
-        if what == "tuple":
+        if kind == "tuple":
             return self._keys(graph.regions[number].results)
-        if what == "part":
+        if kind == "part":
             return [("tuple", number, 0)]
-        return self._before_root(number) if what == "root" else []
+        return self._before_root(number) if kind == "root" else []
 
     def _before_root(self, region: int) -> list[Key]:
         """Return the instructions that the last tuple of a computation reads.

@@ -124,9 +124,10 @@ class Computations(Instructions):
         Args:
           groups: per computation and (number, type), the values that are full of this number.
         """
-        for call, found in self.elements.items():
+        # `elements` has the entries of each loop's tuple; those of kind "ys" are written stacks.
+        for call, loop_elements in self.elements.items():
             region = self.graph.nodes[call].region
-            for element in found:
+            for element in loop_elements:
                 if element.kind == "ys" and element.result is not None:
                     key = (0.0, self.graph.values[element.result].type)
                     element.outer = self._first_of(groups[region], key, element.result)
@@ -182,8 +183,13 @@ class Computations(Instructions):
         return counts
 
     def computations(self, region: int) -> Iterator[list[Visit]]:
-        """Yield the steps of each computation, bodies first."""
+        """Yield the steps of each computation of a region, bodies first.
+
+        A computation is a list of steps: the function, a body of a loop, or a branch. XLA sweeps
+        the called computations before the one that calls them.
+        """
         for node in self._nodes(region):
+            # Only loops and conditionals have elements, and computations of their own.
             if node in self.elements:
                 # An HLO `while` lists its body before its condition, and XLA visits them so.
                 for body in sorted(self.graph.nodes[node].bodies, key=self._is_condition):
@@ -192,13 +198,17 @@ class Computations(Instructions):
         yield [*self._steps(region)]
 
     def _steps(self, region: int) -> Iterator[Visit]:
-        """Yield the steps of one computation; the steps of the function's results come last."""
-        for what, *numbers in self.in_order(region):
-            yield from getattr(self, f"_{what}")(*numbers)
-        # A scalar result has no dimension to shard, so that its annotation needs no step.
-        for number, value in enumerate(
-            self.graph.results if region == 0 else (), len(self.graph.values)
-        ):
+        """Yield the steps of one computation; the steps of the function's results come last.
+
+        A step is (number of its class, its tensors, the node or None).
+        """
+        # `in_order` yields, per instruction, the name of a method of this class and its arguments.
+        for method, *numbers in self.in_order(region):
+            yield from getattr(self, f"_{method}")(*numbers)
+        # Region 0 is the function. The annotation of a result has a number after all values, and a
+        # step to the value. A scalar result has no dimension to shard, and needs no step.
+        results = self.graph.results if region == 0 else ()
+        for number, value in enumerate(results, len(self.graph.values)):
             shape = self.graph.values[value].type.shape
             if shape:
                 yield self._numbered(pass_through(shape, False)), (value, number), None
@@ -479,22 +489,23 @@ def computations(graph: Graph, rules: Rules, results_given: bool = True) -> Swee
       results_given: whether some result is annotated; see `index.index` for its effect.
     """
     builder = Computations(graph, rules, results_given)
-    found = [*builder.computations(0)]
-    made = assembled(
+    # The steps of all computations, in order, become one index with a span per computation.
+    step_lists = [*builder.computations(0)]
+    index = assembled(
         graph,
         list(builder.found),
-        [*chain.from_iterable(found)],
-        [len(steps) for steps in found],
+        [*chain.from_iterable(step_lists)],
+        [len(steps) for steps in step_lists],
         (builder.names, builder.shapes),
     )
     # XLA inlines the call in a scan's body, which changes the order of an argument's readers.
-    for region, span in zip(builder.regions, made.spans, strict=True):
-        _order_readers(graph, made, region, span)
+    for region, span in zip(builder.regions, index.spans, strict=True):
+        _order_readers(graph, index, region, span)
     return replace(
-        made,
+        index,
         related=builder.related,
         late_backward=frozenset(builder.late_backward),
-        tuple_groups=_together(made),
+        tuple_groups=_together(index),
     )
 
 
@@ -525,15 +536,17 @@ def _order_readers(graph: Graph, made: SweepIndex, region: int, span: Span) -> N
       region: the body.
       span: the steps and the places (positions of values) of the body's computation.
     """
-    found = graph.regions[region]
-    arguments = set(found.arguments) if found.kind == "scan" else set()
+    body = graph.regions[region]
+    arguments = set(body.arguments) if body.kind == "scan" else set()
+    # Entries 2 and 3 of a span are the first place of the computation and the end of its places.
     for place in range(span[2], span[3]):
         readers = made.reads[place]
         if len(readers) > 1 and made.order[place] in arguments:
+            # The step into the tuple at the body's end is no reader inside of the inlined call.
             root = [
                 (step, k)
                 for step, k in readers
-                if made.nodes[step] == found.node and made.kind(step).role == image.TUPLE
+                if made.nodes[step] == body.node and made.kind(step).role == image.TUPLE
             ]
-            inner = [r for r in readers if r not in root]
+            inner = [reader for reader in readers if reader not in root]
             made.reads[place] = [*inner[-1:], *root, *inner[:-1]]

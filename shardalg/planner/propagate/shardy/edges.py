@@ -133,6 +133,8 @@ class _IndexBuilder:
             return None
         # Constants have no sharding in Shardy, so they neither give nor take one.
         known = tuple(v for v in made.operands if v not in self.absent)
+        # An edge joins a loop's result with its initial value and the body's result: all of them
+        # must have one sharding.
         if made.is_edge:
             if not known:
                 return None

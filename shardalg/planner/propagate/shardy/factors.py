@@ -63,6 +63,7 @@ def step(
       directions: per loop, the tensors whose digits may extend it: `FORWARD` (operands),
         `BACKWARD` (results) or `BOTH`.
     """
+    # If nothing is sharded, or all tensors agree already, nothing can change.
     if max([layouts.tiles[number] for number in numbers]) == 1:
         return None
     if kind.has_equal_maps and len({layouts.dims[number] for number in numbers}) == 1:
@@ -81,11 +82,12 @@ def step(
     # 4. Extend results before operands: a pointwise operand must not surpass a result.
     for k in (*kind.results, *kind.operands):
         limits = [tensors[r] for r in kind.results] if _is_sideways(kind, k) else []
-        sources_of = _extend(tensors[k], kind, order, Extension(axes, reserved[k], limits))
-        if sources_of:
+        # `_extend` changes the tensor's loops and returns those that got digits.
+        extended_loops = _extend(tensors[k], kind, order, Extension(axes, reserved[k], limits))
+        if extended_loops:
             new = layouts.extended(numbers[k], joined(kind, k, tensors[k], layouts))
-            taken = tuple(sorted({sources[loop][1] for loop in sources_of} - {k}))
-            after[k] = (new, taken if new != numbers[k] else ())
+            source_tensors = tuple(sorted({sources[loop][1] for loop in extended_loops} - {k}))
+            after[k] = (new, source_tensors if new != numbers[k] else ())
     changed = any(new != old for (new, _), old in zip(after, numbers, strict=True))
     return tuple(after) if changed else None
 

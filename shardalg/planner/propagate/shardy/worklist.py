@@ -61,8 +61,10 @@ class Worklist:
         self.level = 0
         steps = range(len(index.tensors))
         self.exits = [step for step in steps if index.kind(step).role == image.EXIT]
+        # The stack has the steps to visit; `waits` marks them, so that none is on it twice.
         self.todo: list[int] = []
         self.waits = bytearray(len(index.tensors))
+        # Per operator class, the directions in which it passes shardings and a memo of outcomes.
         self.known: list[tuple[Directions, Memo] | None] = [None] * len(index.kinds)
 
     def run(self) -> None:
@@ -132,18 +134,21 @@ class Worklist:
         Args:
           position: the number of the step.
         """
+        # The layout numbers of the step's tensors. With the class, they determine the outcome.
         key = self.index.pick[position](self.numbers)
         # A memo serves one operator class under one set of directions. The next stage may have the
         # same directions, and then continues with the memo.
         number = self.index.kind_of_step[position]
-        known, ways = self.known[number], directions(self.index.kinds[number], self.level)
-        if known is None or known[0] != ways:
-            known = self.known[number] = (ways, {})
+        known = self.known[number]
+        allowed = directions(self.index.kinds[number], self.level)
+        if known is None or known[0] != allowed:
+            known = self.known[number] = (allowed, {})
         memo = known[1]
         outcome = memo.get(key, UNKNOWN)
         if outcome is UNKNOWN:
             kind = self.index.kind(position)
-            outcome = memo[key] = step(kind, key, self.layouts, ways) if ways else None
+            outcome = memo[key] = step(kind, key, self.layouts, allowed) if allowed else None
+        # None: no tensor of the step changes.
         if outcome is None:
             return
         values = self.index.tensors[position]
