@@ -240,8 +240,9 @@ def _stages(
     yield ProgramStage(EMIT, program)
     for one in PASSES:
         # A pass without a switch always runs.
-        is_off = one.switch and not getattr(switches, one.switch)
+        switch = one.switch or ""
+        is_off = switch and not getattr(switches, switch)
         before = program
         if not is_off:
             program = rewrite(program, one.rewriter(program, graph, hardware))
-        yield ProgramStage(one.name, program, before, one.switch if is_off else "")
+        yield ProgramStage(one.name, program, before, switch if is_off else "")
