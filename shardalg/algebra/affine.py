@@ -193,6 +193,7 @@ class Quotient:
     def __neg__(self) -> Quotient:
         # The form of a Quotient is a floor, and -floor(x / m) = ceil(-x / m), so the negative map
         # is rounded up.
+        """Return the map with the opposite sign, in canonical form."""
         slope = self.slope * self.divisor + self.rest
         return Quotient.of(-slope, -self.constant, self.divisor, up=True)
 

@@ -41,6 +41,7 @@ class AxisRef:
     size: int | None = None
 
     def __repr__(self) -> str:
+        """Return the axis as `x`, or the sub-axis as `x:(2)4`; unusual names are quoted."""
         name = "device" if not self.name else self.name
         if self.name and (self.name in _RESERVED or not _BARE.fullmatch(self.name)):
             name = repr(self.name)
@@ -183,6 +184,7 @@ class Mesh:
         )
 
     def __repr__(self) -> str:
+        """Return the mesh as `Mesh(X=2, Y=4)`; a `~` in place of `=` marks symbolic sizes."""
         shown = [_axes_text(self.axes, "~" if self.symbolic else "=")] if self.axes else []
         if self.device_ids is not None:
             shown.append(f"device_ids={short_list(self.device_ids)}")

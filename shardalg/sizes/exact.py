@@ -29,6 +29,7 @@ class ExactPoints:
     """
 
     def __init__(self, points: Sequence[Mapping[str, int]]) -> None:
+        """Start with empty caches of factors, formulas and results of called functions."""
         self.points = points
         self._columns: dict[Any, np.ndarray] = {}
         self._known: dict[Formula, np.ndarray] = {}

@@ -80,6 +80,7 @@ class Formula:
     terms: Mapping[Monomial, Number]
 
     def __post_init__(self) -> None:
+        """Normalise the coefficients, and drop terms with coefficient 0."""
         terms = self.terms.items()
         # Terms are unique and nonzero, so that equal formulas have equal dictionaries.
         nonzero_terms = {m: c if type(c) is int else _normalize(c) for m, c in terms if c}
@@ -96,6 +97,7 @@ class Formula:
 
     @_formula_operator
     def __add__(self, other: Formula) -> Formula:
+        """Return the sum; coefficients of equal monomials are added."""
         total = dict(self.terms)
         for monomial, coefficient in other.terms.items():
             total[monomial] = total.get(monomial, 0) + coefficient
@@ -143,6 +145,7 @@ class Formula:
         return other // self
 
     def __pow__(self, exponent: int) -> Formula:
+        """Return an integer power; a negative exponent is allowed for a single term."""
         if type(exponent) is not int:
             raise FormulaError(f"({self})**{exponent}: the exponent of a formula is an integer.")
         base = self._inverse() if exponent < 0 else self

@@ -315,6 +315,7 @@ class Recorded:
     __slots__ = ("_hash", "formula", "recorder", "side", "value")
 
     def __init__(self, recorder: Recorder, side: Compared) -> None:
+        """Store the run, and the size as a pair: its number at the hints and its formula."""
         self.recorder, self.side = recorder, side
         self.value, self.formula = side
         # The hash includes the run, so that a cache never answers one run with another's facts.

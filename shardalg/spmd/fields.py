@@ -147,6 +147,8 @@ class FieldTests:
         others = [arg for arg in args if not is_dataclass(arg)]
 
         def test(value: Any) -> bool:
+            """Return whether a value fits one of the types of the union."""
+            # If the value's own class is one of them, no other type needs a test.
             known = classes.get(type(value))
             if known is not None:
                 return self.fits(value, known)

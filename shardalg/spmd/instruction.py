@@ -82,6 +82,7 @@ class Why(NamedTuple):
         )
 
     def __str__(self) -> str:
+        """Return the reason in words, such as an operator's name, a purpose and two shardings."""
         words = f"{self.operator} {self.purpose.value}" if self.operator else self.purpose.value
         if self.path is None:
             return words

@@ -134,6 +134,7 @@ class SpmdProgram:
         return self.text()
 
     def __repr__(self) -> str:
+        """Return the numbers of arguments, instructions and results, and the mesh."""
         return (
             f"SpmdProgram({len(self.block.arguments)} arguments, {len(self.block.instructions)} "
             f"instructions, {len(self.block.results)} results on {self.mesh!r})"

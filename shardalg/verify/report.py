@@ -164,6 +164,7 @@ class Report:
         return ", ".join(f"{counts[s]} {s}" for s in STATUSES if counts[s]) or "no claims"
 
     def __repr__(self) -> str:
+        """Return whether the report is ok, its counts, and notes about sites and hints."""
         at = f", at the hints {self.hints}" if self.hints else ""
         apart = sum(site.status == NOT_HELD for site in self.sites)
         notes = f"; {apart} of {len(self.sites)} sites not held" if apart else ""

@@ -73,6 +73,7 @@ class Lists:
         start, count = reader.skip(), 0
 
         def dim() -> Dim:
+            """Read one dimension; raise NotationError if it is one too many."""
             nonlocal count
             count += 1
             if count > rank:

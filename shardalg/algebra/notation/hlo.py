@@ -108,6 +108,7 @@ def from_hlo_tuple(
 
     def element() -> Layout:
         # Refuse more shardings than shapes as soon as one is found, before the text is read on.
+        """Read the sharding of the next element of the tuple."""
         shape = next(remaining_shapes, None)
         if shape is None:
             raise reader.error(f"more shardings than the {len(shapes)} elements of the tuple")

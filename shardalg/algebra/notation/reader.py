@@ -50,6 +50,7 @@ class Reader:
     """
 
     def __init__(self, text: str, notation: str, example: str) -> None:
+        """Start at the beginning of the text; raise NotationError if it is no text."""
         if not isinstance(text, str):
             raise NotationError(f"{notation} is text like {example}; got {text!r:.80}.")
         self.text, self.notation, self.example = text, notation, example

@@ -49,6 +49,7 @@ def grouped_rows(equation: Any) -> Callable[..., Any] | None:
     kept_params = {name: params[name] for name in ("precision", "preferred_element_type")}
 
     def run(x: Any, w: Any, sizes: Any) -> Any:
+        """Return the grouped product, from the sizes of the groups."""
         shape = (*sizes.shape[:-1], left.shape[dim])
         # The rows are numbered from 0 here; on a device, its block's first row replaces the 0.
         group = row_groups_p.bind(np.int32(0), sizes, shape=shape)

@@ -317,6 +317,7 @@ class Number:
 
     def __floordiv__(self, by: int) -> Number:
         # Constants are divided at once, so that an atom always has unknowns.
+        """Return the quotient rounded down: a number without unknowns, or else a new atom."""
         if by == 1:
             return self
         return Number.of(FloorQuotient(self, by)) if self.terms else Number((), self.constant // by)
@@ -376,6 +377,7 @@ class Number:
         return total
 
     def __str__(self) -> str:
+        """Return the number as text, such as `3*x+y-1`."""
         text = "".join(
             ("+" if c > 0 else "-") + ("" if abs(c) == 1 else f"{abs(c)}*") + _text(atom)
             for atom, c in self.terms

@@ -98,7 +98,10 @@ def _all_reduce(a: AllReduce, x: Stack) -> Stack:
 
 @on_blocks(ReduceScatter)
 def _reduce_scatter(a: ReduceScatter, x: Stack) -> Stack:
+    """Combine the blocks of each group; each member keeps its own piece of the result."""
+
     def scattered(blocks: Stack) -> Stack:
+        """Return the pieces of the combined block, one per member."""
         return _pieces(combine_blocks(blocks, a.combine), a.dim, len(blocks))
 
     return exchange(a.digits, x, scattered)

@@ -94,7 +94,14 @@ def _value_at(a: ValueAt, places: Stack, x: Stack) -> Stack:
 
 @on_blocks(Join)
 def _join(a: Join, x: Stack, one: Stack) -> Stack:
+    """Combine each place of a block with the total of all blocks before it.
+
+    This completes a prefix, such as a cumulative sum. `one` has the total, with size 1 along the
+    dimension.
+    """
+
     def joined(_: int, block: np.ndarray, single: np.ndarray) -> np.ndarray:
+        """Return one device's block, combined with the total at every place."""
         return combine_blocks([block, np.broadcast_to(single, block.shape)], a.combine)
 
     return map_blocks(joined, x, one)

@@ -115,6 +115,7 @@ def _mask_at(a: MaskAt, x: Stack, *fill: Stack) -> Stack:
 
     def mask_block(position: int, block: np.ndarray, *given: np.ndarray) -> np.ndarray:
         # `a.fill` names a combination, such as "add"; its identity does not change the result.
+        """Return one device's block, with the fill at indices that have no element."""
         value = given[0] if a.fill is None else identity(a.fill, block.dtype.name)
         indices = a.start.at(position) + np.arange(block.shape[a.dim])
         # The sizes of 1 broadcast the flags of places along all other dimensions.

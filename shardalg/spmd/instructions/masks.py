@@ -70,6 +70,7 @@ class MaskIndexed(Attributes):
         return tuple(digit for _, digits, _, _ in self.components for digit in digits)
 
     def text(self, mesh: Mesh) -> str:
+        """Return the attributes as text: the range of each component of an index in a block."""
         ranges = (
             f"component {component} in [0,{block})" for component, _, block, _ in self.components
         )
