@@ -268,8 +268,9 @@ def _differs(first: Sharding, second: Sharding) -> Failure | None:
 
     Unreduced and manual axes are compared too.
     """
-    # Digits are parts of a position. If positions are other devices in the two meshes, partition
-    # ids are compared device by device.
+    # Digits number blocks by a device's position in the mesh. If the meshes order their devices
+    # differently, a device has two positions, and equal digits do not give it equal blocks. The
+    # blocks' numbers (partition ids) are then compared for each device.
     if not _same_order(first, second):
         return _differs_by_device(rows_of(first), rows_of(second))
     pairs = zip(first.canonical_dims, second.canonical_dims, strict=True)

@@ -123,14 +123,18 @@ class Shallow:
     def instants(self) -> list[Instant]:
         """For each instruction, in program order, the bytes alive while it runs.
 
-        The bytes are numbers, or numbers that record how they are computed.
+        The bytes are numbers. If sizes are named, these numbers also record their formulas.
         """
+        # Roles only divide the bytes into classes, so the scan for totals gets none.
         scan = _Instants(self.program, self.graph, (), self.rebuild)
-        line = scan.peak(self.program.block, scan.lives(self.donated))
-        assert isinstance(line, _Every), "begun by this scan"
-        keys = _Keys(self.program)
         block = self.program.block
-        return [Instant(keys.of(block, place), place, size) for place, size in line.instants]
+        # `peak` scans the block and returns a timeline of the live bytes. An `_Instants` scan makes
+        # timelines of the class `_Every`, which keep all instants instead of the largest one only.
+        timeline = scan.peak(block, scan.lives(self.donated))
+        assert isinstance(timeline, _Every), "made by `_Instants.begin`"
+        # The key of an instruction finds the equal instruction in a program with more layers.
+        keys = _Keys(self.program)
+        return [Instant(keys.of(block, place), place, size) for place, size in timeline.instants]
 
     def at(self, place: ProgramPoint) -> Liveness:
         """Return the live values at a place of the program."""
@@ -150,19 +154,33 @@ class _Keys:
     program: SpmdProgram
 
     def of(self, block: Block, place: ProgramPoint) -> Key:
-        """Return kind, operator, phase and result types of the instruction at a place."""
+        """Return the key of the instruction at a place of a block.
+
+        The key depends on the instruction:
+          the start of a block, which is no instruction: ()
+          an instruction without a body: (kind, operator, phase, types of its results)
+          an instruction in the body of a loop: (kind of the loop, key in the body)
+          an instruction in one of several bodies: (kind of the conditional or loop, ())
+
+        Args:
+          place: the index of an instruction in `block`, then the indices in bodies inside of it.
+        """
         if not place:
             return ()
-        instruction = block.instructions[place[0]]
-        attributes, below = instruction.attributes, ()
-        if attributes.bodies:
-            # The branches of a conditional are alternatives: an index into one of them names no
-            # instruction, so the key is that of the whole conditional.
-            below = self.of(attributes.bodies[0], place[1:]) if len(attributes.bodies) == 1 else ()
-            return type(attributes), below
+        index, inner_place = place[0], place[1:]
+        instruction = block.instructions[index]
+        attributes = instruction.attributes
+        kind, bodies = type(attributes), attributes.bodies
+        if len(bodies) == 1:
+            return kind, self.of(bodies[0], inner_place)
+        # A place does not say in which of several bodies it is, so all their instructions have the
+        # key of the whole instruction.
+        if bodies:
+            return kind, ()
+        # Only an `Apply` has an operator; the other kinds are collectives and local moves of data.
         primitive = attributes.primitive if isinstance(attributes, Apply) else ""
-        results = tuple(self.type(result) for result in instruction.results)
-        return type(attributes), primitive, instruction.phase, results
+        result_types = tuple(self.type(result) for result in instruction.results)
+        return kind, primitive, instruction.phase, result_types
 
     def type(self, result: int) -> Key:
         """Return the element type and the local shape of a result, as a tuple."""

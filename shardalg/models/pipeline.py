@@ -309,11 +309,17 @@ class Pipeline:
         return self._slots(jnp.pad(strided[None], [(0, stages - 1), *[(0, 0)] * strided.ndim]))
 
     def _left(self, io: Array) -> Array:
-        """Return the batch, (batch, ...), from the slots after the loop (`stream_io`).
+        """Return the finished batch, (batch, ...), in the order of its samples.
 
-        `io` has the shape (stages, microbatches / stages, ...).
+        It is used with `stream_io`, where the slots of the inputs take the results.
+
+        Args:
+          io: the slots after the loop, which hold the results, with the shape
+            (stages, microbatches / stages, samples of a microbatch, ...).
         """
-        # Slots are numbered by time of entry: microbatch m leaves stages - 1 iterations later.
+        # Microbatch m entered in iteration m, and its result left in iteration m + stages - 1. Each
+        # iteration writes the next slot, so the results are stages - 1 slots behind the inputs. The
+        # roll moves them to the slots of their inputs.
         slots = jnp.roll(self._slots(io), 1 - self.schedule.stages, 1)
         return _in_order(slots.reshape(self.schedule.microbatches, *slots.shape[2:]))
 

@@ -220,7 +220,8 @@ def _attended(config: Config, q: Array, k: Array, v: Array) -> Array:
 
     With `config.K`, keys and values have K heads, each for N / K heads of queries.
     """
-    # Each head of keys serves several heads of queries, which a repetition makes plain.
+    # Grouped queries: each head of keys and values serves N / K heads of queries. It is repeated
+    # N / K times, so that head n of the queries meets its keys at head n in the products below.
     if config.K not in (None, config.N):
         k, v = (jnp.repeat(heads, config.N // config.K, axis=2) for heads in (k, v))
     # Plain JAX writes the scores to memory, a fused kernel does not: ON_CHIP says this to the cost

@@ -346,14 +346,20 @@ class _StepSchedule:
         return True
 
     def _evaluate_once(self, number: int) -> Any:
-        """Return the result of a step, computed once at all points of the sizes it depends on."""
+        """Return the result of a step at all points of the sizes that it depends on.
+
+        A step is a number, a named size, or an operation on the results of earlier steps.
+        """
+        # Several steps and all blocks of points read the result, so it is kept in `once`.
         if number not in self.once:
             operation, *operands = self.all[number]
-            # A name has its array at all points, a number is itself, and an operation runs on the
-            # results of its operand steps.
-            if operation in (NAME, NUMBER):
-                self.once[number] = operands[0] if operation == NUMBER else self._name(operands[0])
+            if operation == NUMBER:
+                self.once[number] = operands[0]
+            elif operation == NAME:
+                self.once[number] = self._name(operands[0])
             else:
+                # The operands depend on no other sizes than the step. Their arrays are therefore at
+                # most as large as the result, and are also computed here, not per block.
                 self.once[number] = _DO[str(operation)](*map(self._evaluate_once, operands))
         return self.once[number]
 

@@ -341,8 +341,8 @@ class Verifier:
 
         `outcomes` cannot cache them: parameters 1 and 1.0 are one key there, but two types for JAX.
         """
-        # Only these instructions have parameters of the user: an operator's, or a number that
-        # fills.
+        # Only these instructions contain numbers from the user's program: an operator's parameters,
+        # and the fill value of a gather. The planner itself computes all other parameters.
         if is_a(instruction, Apply) or is_a(instruction, Fold):
             yield from types.literal_type_claims(
                 node_of(self.graph, instruction).signature, instruction.attributes

@@ -54,10 +54,14 @@ class _LoweredRing:
         self.block = emitter.program.locals[blocks[0]].shape[self.dim]
 
     def product_of_gathered(self) -> Array:
-        """Return the product with the gathered operand, whose pieces travel around the ring.
+        """Return the product with an operand that would otherwise be gathered first.
 
-        Each step emits the products of the present pieces and the permutes of the next ones. The
-        block may be cut in two, whose pieces travel in the two directions of the ring (`_ways`).
+        Each device starts with its own block of the operand. In each step it multiplies the block
+        that it has now, and passes it on to its neighbour in the ring. After all steps it has
+        multiplied every block.
+
+        If the ring has two directions (`_ways`), the block is cut into two pieces, and each piece
+        travels in its own direction. Otherwise the block is the only piece.
         """
         own_block = self.env[self.collective.operands[0]]
         # The dimension of the result along which products are put side by side; None: summed.

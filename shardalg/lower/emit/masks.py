@@ -98,13 +98,21 @@ def _mask_at(
 
 @emits(Choose)
 def _choose(emitter: Emitter, instruction: Instruction[Choose], *pieces: Array) -> list[Array]:
-    """Return a block of the concatenation of several tensors, given a piece of each.
+    """Return the device's block of a concatenation, put together from one piece of each tensor.
 
-    An element is from the piece of the tensor in which its place in the concatenation is.
+    All pieces have the shape of the block. Each place of the block takes its element from the
+    tensor that has this place of the concatenation. E.g. tensors of sizes 3 and 5 end at 3 and 8:
+    places 0 to 2 are from the first tensor, and places 3 to 7 from the second.
+
+    Args:
+      pieces: per tensor, an array that has the tensor's elements at their places in the block. Its
+        other places may hold anything.
     """
     a = instruction.attributes
+    # The places that the block has in the concatenation: its start depends on the device.
     place = lax.broadcasted_iota(jnp.int32, pieces[0].shape, a.dim) + emitter.start(a.start)
-    # From the last tensor to the first, so that a place before several ends belongs to the first.
+    # A place belongs to the first tensor that ends behind it. The tensors are visited from the last
+    # to the first, so that an earlier tensor replaces the elements of later ones.
     result = pieces[-1]
     for piece, end in zip(pieces[-2::-1], a.ends[-2::-1], strict=True):
         result = jnp.where(place < end, piece, result)

@@ -320,10 +320,12 @@ def devices_of(
 
 
 def _check_one_mesh(shardings: Iterable[Sharding]) -> None:
-    """Raise unless all shardings have the same mesh axes, of sizes of at least 2.
+    """Raise unless all shardings have the same mesh axes, and no digit has size 1.
 
-    Axes in another order, or fused, have the same positions at some sizes only: on (X=2, Y=4) and
-    (Y=4, X=2) axis X of the second is a part of Y of the first; on (X=2, Y=3) it is not.
+    A proof for all sizes needs digits whose relation does not depend on the sizes. Between meshes
+    with another order of axes, or with fused axes, the relation depends on them. For example, take
+    the meshes (X=2, Y=4) and (Y=4, X=2). Axis X of the second mesh is `position % 2`, which is a
+    part of axis Y of the first, `position % 4`. With Y=3 it is no part of `position % 3`.
 
     Raises:
       Unprovable: the axes differ, or a digit belongs to an axis of size 1, which has no formula.
@@ -331,6 +333,7 @@ def _check_one_mesh(shardings: Iterable[Sharding]) -> None:
     operands = list(shardings)
     if len({s.mesh.axes for s in operands}) > 1:
         raise Unprovable(MESHES_DIFFER)
+    # In the formulas every size is an unknown of at least 2, so they say nothing about size 1.
     digits = [
         d for s in operands for row in (*s.dims, s.unreduced, s.manual, s.replicated) for d in row
     ]

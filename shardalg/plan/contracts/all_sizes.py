@@ -117,12 +117,19 @@ class SizeScope:
         return {}
 
     def made_at(self, point: Point) -> Plan | None:
-        """Return the plan in numbers that is made at a point; None if there is none."""
+        """Return the plan of the function with numbers as sizes; None if it has no plan there.
+
+        Each plan is made once and kept, because every statement of the contract asks for it.
+
+        Args:
+          point: a number for each named size, such as {"B": 16, "X": 2}.
+        """
         key = tuple(point.values())
         if key not in self._made:
             try:
                 plan = self.plan.at(**point)
-                # The program is made on first use, and may fail there.
+                # A plan makes its program on first use. It is used here, so that a failure of this
+                # step counts as "no plan", too.
                 _ = plan.program
                 self._made[key] = plan
             except ShardalgError:

@@ -30,16 +30,21 @@ ROLES = (*ARGUMENT_ROLES, "activation", "gradient", "loss", "weight", "constant"
 
 @dataclass(frozen=True)
 class SentRow:
-    """A collective of a program, with what statements ask about it.
+    """A collective of a program, with the properties by which a contract's statements select it.
 
-    A property that is not known is None.
+    For example, the statement `sa.no("all_gather", axis="model")` selects collectives by their kind
+    and axis. A property is None if it is not known.
 
     Attributes:
-      kind: as in `plan.collectives()`.
+      kind: the kind of collective, as in `plan.collectives()`, such as "all_gather".
       axes: the mesh axes along which it runs.
-      executions: executions per step.
-      bytes: bytes that a device sends in one execution.
-      number: the row of `plan.collectives()`; None in XLA's program.
+      executions: the number of times that it runs in a step.
+      bytes: the bytes that a device sends in one execution.
+      role: the role of the sent value, such as "weight" or "gradient".
+      phase: "forward", "backward" or "update".
+      module: the path of the module that it belongs to, such as "net/layers_3/mlp".
+      region: the loop or branch in which it runs, such as "scan"; "root" outside of all of them.
+      number: the number of its row in `plan.collectives()`; None in XLA's program.
       at: text that names its operator, module and source line.
       is_exact: False if it is in a loop of unknown length, which counts as one execution.
     """

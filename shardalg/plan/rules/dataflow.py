@@ -122,24 +122,32 @@ def _loops(graph: Graph, node: Node) -> tuple[list[str | None], list[list[str | 
 
 
 def _passed(graph: Graph, node: Node, labels: Mapping[int, Labels]) -> Labels:
-    """Return a label or None per dimension of an elementwise result; () for other operators.
+    """Return the labels that an elementwise operator passes from its operands to its result.
 
-    Of several operands with a label for one loop, the one with the most dimensions decides.
+    The result has a label, or None, per dimension; () for other operators. A label names the array
+    and the dimension that a dimension comes from. It passes from an operand's dimension to the
+    result's dimension on the same loop. If several operands have a label on one loop, the label of
+    the operand with the most dimensions is taken.
+
+    Args:
+      labels: per value, its labels; a value without any label is absent.
     """
     loops = _loops(graph, node)
     if loops is None:
         return ()
-    result, operands = loops
-    by_loop: dict[str | None, Label] = {}
-    # The operand of most dimensions is the value itself, others are scales and masks.
-    order = sorted(range(len(operands)), key=lambda k: -len(operands[k]))
-    for k in order:
-        known = labels.get(node.operands[k], ())
-        for loop, label in zip(operands[k], known, strict=False):
+    result_loops, operand_loops = loops
+    label_of_loop: dict[str | None, Label] = {}
+    # The operand with the most dimensions is the main value; smaller operands, such as scales and
+    # masks, only modify it. So it comes first, and later labels of a loop do not replace its label.
+    by_rank = sorted(range(len(operand_loops)), key=lambda k: -len(operand_loops[k]))
+    for k in by_rank:
+        # An operand without labels has (), and `zip` then has no pairs: hence not strict.
+        operand_labels = labels.get(node.operands[k], ())
+        for loop, label in zip(operand_loops[k], operand_labels, strict=False):
             if loop is not None and label is not None:
-                by_loop.setdefault(loop, label)
-    # A scale alone is broadcast before it meets the value: its loops keep its labels.
-    return tuple(by_loop.get(loop) for loop in result)
+                label_of_loop.setdefault(loop, label)
+    # A loop on which no operand has a label gives None.
+    return tuple(label_of_loop.get(loop) for loop in result_loops)
 
 
 def _at_site(

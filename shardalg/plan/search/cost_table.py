@@ -465,28 +465,43 @@ class CostTable:
         return tuple(found)
 
     def _add_borders(self) -> None:
-        """Add a variable per group of values that a scan ties: its labels are their layouts.
+        """Add a variable per group of values that a scan ties to one layout, with its edges.
 
-        Arguments of the body and results of the scan have the layout of the group. Operands of the
-        scan and results of the body are moved to it.
+        A group has the values of one carry, input or output of a scan, inside and outside of the
+        body. The labels of its variable are the possible layouts. Arguments of the body and results
+        of the scan (`makes`) have the layout of the group. Operands of the scan and results of the
+        body (`asks`) are moved to it.
+
+        A member of a group is (value, length): the scan stacks the value along a first dimension of
+        this length, or not at all if the length is 0.
         """
         for group in self.borders:
-            members = [(v, length) for v, length in (*group.makes, *group.asks)]
-            value, length = members[0]
-            shape = self.graph.values[value].type.shape[bool(length) :]
-            layouts = tuple(self.moves.all_layouts(shape))
+            # The layout of a group is that of one slice, so a stacked value has one dimension more.
+            first_value, first_length = (*group.makes, *group.asks)[0]
+            shape = self.graph.values[first_value].type.shape
+            slice_shape = shape[1:] if first_length else shape
+            layouts = tuple(self.moves.all_layouts(slice_shape))
+            # A layout costs nothing by itself: only the moves to it do, which are edges.
             variable = self.factors.add_variable(np.zeros(len(layouts)))
-            for number, (value, length) in enumerate(members):
+            for number, (value, length) in enumerate((*group.makes, *group.asks)):
+                # A constant has no variable, because every device has it in all layouts for free.
                 if value not in self.value_of:
                     continue
                 # The dimension along which a scan stacks its slices is not sharded.
-                wanted = tuple(AxisLayout(((), *x.dims)) if length else x for x in layouts)
+                value_layouts = tuple(AxisLayout(((), *x.dims)) if length else x for x in layouts)
                 homes = self.homes[self.value_of[value]]
+                # Prices have a row per home of the value, and a column per layout of the group.
                 if number < len(group.makes):
-                    numbers = self.moves.numbers(homes)[:, None], self.moves.numbers(wanted)
-                    prices = np.where(numbers[0] == numbers[1], 0.0, math.inf)
+                    # The scan makes the value in the group's layout, so all other homes are
+                    # excluded.
+                    home_numbers = self.moves.numbers(homes)[:, None]
+                    is_same = home_numbers == self.moves.numbers(value_layouts)
+                    prices = np.where(is_same, 0.0, math.inf)
                 else:
-                    prices = self._move_ps(homes, wanted, self.bytes(value)) * self._runs[value]
+                    move_prices = self._move_ps(homes, value_layouts, self.bytes(value))
+                    prices = move_prices * self._runs[value]
+                # The labels of a value are all homes fused, then all homes in memory. The price of
+                # a move is the same for both, so the rows are repeated.
                 self.factors.add_edge(self.value_of[value], variable, np.tile(prices, (2, 1)))
 
     def _add_maker(

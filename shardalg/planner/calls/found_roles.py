@@ -68,8 +68,8 @@ def by_path(given: Mapping[str, Any], paths: Sequence[str]) -> tuple[str | None,
     >>> by_path({"state": "optimizer_state", "state.w": "parameters"}, ("state.w", "state.m", "x"))
     ('parameters', 'optimizer_state', None)
     """
-    # A path that no leaf has is a typing error of the user. Without an error, its leaves would get
-    # no role, and the plan would be another one.
+    # A path that matches no leaf is misspelled: the user meant other leaves. If it were ignored,
+    # these leaves would have no role, and the user would get another plan without notice.
     unread = [start for start in given if not any(_begins(path, start) for path in paths)]
     if unread:
         raise RoleError(

@@ -294,9 +294,10 @@ class Pool(NamedTuple):
 def _all_to_all_route(shape: Shape, ends: tuple[Dims, Dims], among: Pool, best: Priced) -> Priced:
     """Return the cheapest route of all-to-alls alone, with its price, or `best` if that is cheaper.
 
-    A unit is a group of digits that a cheapest path moves together (`_units`). The search
-    represents a set of units as an integer with one bit per unit, and a dimension as a list of such
-    sets, major first.
+    The price is the number of elements that a device sends in addition to one block of the goal, as
+    a share of the tensor. A unit is a group of digits that a cheapest path moves together
+    (`_units`). The search represents a set of units as an integer with one bit per unit, and a
+    dimension as a list of such sets, major first.
 
     Args:
       ends: the shardings at which the search begins and ends. If `among.back` is True, the search
@@ -305,34 +306,42 @@ def _all_to_all_route(shape: Shape, ends: tuple[Dims, Dims], among: Pool, best: 
       best: the cheapest route so far, with its price.
     """
     (start, goal), (pool, placed, back) = ends, among
+    # If the number of devices divides every size, any dimension may hold any digits (`ample`).
     units = _units(start, goal, pool, ample=not any(size % parts(pool) for size in shape))
-    # Integers are compared faster than tuples of digits.
-    bits = {unit[0]: 1 << i for i, unit in enumerate(units)}
-    of_bits = {1 << i: unit for i, unit in enumerate(units)}
+    # Integers are compared faster than tuples of digits. The digits of a unit follow each other in
+    # every sharding, so its first digit stands for all of them, and the others have no bit.
+    bit_of_digit = {unit[0]: 1 << i for i, unit in enumerate(units)}
+    unit_of_bit = {1 << i: unit for i, unit in enumerate(units)}
     start_bits, goal_bits = (
-        tuple([tuple([bits[d] for d in digits if d in bits]) for digits in dims]) for dims in ends
+        tuple([tuple([bit_of_digit[d] for d in row if d in bit_of_digit]) for row in dims])
+        for dims in ends
     )
-    # While blocks are exchanged, the tensor has `used` parts. Prices are in parts of a block.
+    # All-to-alls keep the size of the blocks: all the time, the tensor has `used` blocks. The
+    # search counts in 1/used of a block, so that sending one block costs `used`.
     used = prod([d.size for digits in (*start, placed) for d in digits])
     search = Shuffle(goal_bits, shape=shape, parts=_parts(tuple(map(parts, units))), pieces=used)
-    # The limit of the search in blocks, a block being 1/used of the tensor. A price is a share of
-    # the tensor that is sent in addition to one block: the inverse of the formula at the end.
-    # Without a route to beat, four blocks are the limit.
-    most = 4 if best[0] is None else 1 + best[0] * used
+    # A route that sends n blocks has the price (n - 1)/used, because a block is 1/used of the
+    # tensor. It is cheaper than the best one if n < 1 + price * used. Without a route to beat, the
+    # limit is four blocks.
+    limit_blocks = 4 if best[0] is None else 1 + best[0] * used
     # Before the first all-to-all, the digits `placed` may slice any dimensions.
-    firsts = _placements(start_bits, [bits[d] for d in placed if d in bits])
-    found = search.search(firsts, (most * used, 0))
+    placed_bits = [bit_of_digit[d] for d in placed if d in bit_of_digit]
+    found = search.search(_placements(start_bits, placed_bits), (limit_blocks * used, 0))
     if found is None:
         return best
-    cost = found[0]
-    before, hops, after = ordered_hops(*found[1:], goal_bits)
-    first, last = (tuple([_digits(side, of_bits) for side in sides]) for sides in (before, after))
-    swaps = [Swap(*s[:2], *(_digits(side, of_bits) for side in s[2:])) for s in hops]
+    cost, start_sets, unordered_hops = found
+    # The search moves sets of units. Now the units of each set are put in order, and written as
+    # digits again.
+    before, hops, after = ordered_hops(start_sets, unordered_hops, goal_bits)
+    first, last = (tuple([_digits(row, unit_of_bit) for row in rows]) for rows in (before, after))
+    swaps = []
+    for source, target, leaving, arriving in hops:
+        leaving_digits, arriving_digits = (_digits(x, unit_of_bit) for x in (leaving, arriving))
+        swaps.append(Swap(source, target, leaving_digits, arriving_digits))
     # All-to-alls can be undone for the same bytes, so a path found backwards is reversed.
     if back:
         first, swaps = last, [swap.reverse for swap in reversed(swaps)]
-    # `cost / used` blocks are sent, of 1/used of the tensor each. Beyond the goal's own block, this
-    # is (cost/used - 1)/used of the tensor.
+    # n = cost/used blocks are sent, so the price (n - 1)/used is (cost - used)/used**2.
     return Fraction(cost - used, used * used), Route(first, tuple(swaps))
 
 

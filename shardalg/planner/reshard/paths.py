@@ -556,10 +556,21 @@ def _pairs(senders: Sequence[int], receivers: Sequence[int]) -> tuple[tuple[int,
 
 @lru_cache(maxsize=1 << 12)
 def _by_block(digits: Digits, positions: int, first: Digits = ()) -> tuple[int, ...]:
-    """Return all positions, sorted by the number of their block, then by their free digits.
+    """Return all positions in the mesh, sorted by the number of the block that they hold.
+
+    `digits` are parts of a position, and together they number its block. All other digits of a
+    position are free: positions that differ only in free digits hold copies of one block. They are
+    sorted by the digits in `first`, and then by the other free digits.
 
     Args:
-      first: the free digits that come first.
+      digits: the digits of all sharded dimensions, one dimension after the other.
+      positions: the number of devices in the mesh.
+      first: some of the free digits, by which the holders of one block are sorted first.
+
+    >>> _by_block((Digit(1, 2),), 8)  # position % 2 numbers the block
+    (0, 2, 4, 6, 1, 3, 5, 7)
+    >>> _by_block((Digit(1, 2),), 8, (Digit(2, 2),))  # in a block: position // 2 % 2 is major
+    (0, 4, 2, 6, 1, 5, 3, 7)
     """
     import numpy as np
 
@@ -576,11 +587,10 @@ def _by_block(digits: Digits, positions: int, first: Digits = ()) -> tuple[int, 
     rest = [piece for digit in free for piece in _pieces(digit, cuts) if piece not in first]
     # A position is a mixed-radix number of all digits, the largest stride first. Moving the block's
     # digits to the front sorts the positions by their blocks.
-    every = sorted((*digits, *first, *rest), reverse=True)
-    grid = np.arange(positions).reshape([size for _, size in every])
-    return tuple(
-        grid.transpose([every.index(d) for d in (*digits, *first, *rest)]).ravel().tolist()
-    )
+    wanted_order = (*digits, *first, *rest)
+    mesh_order = sorted(wanted_order, reverse=True)
+    grid = np.arange(positions).reshape([size for _, size in mesh_order])
+    return tuple(grid.transpose([mesh_order.index(d) for d in wanted_order]).ravel().tolist())
 
 
 def _merge_hops(moves: Iterable[Hop], links: Links | None) -> list[Hop]:

@@ -167,8 +167,14 @@ def fillers(step: CheckedInstruction[Mask | MaskAt | Dilate]) -> Iterator[Goal]:
 
 @moves(Mask)
 def _mask(step: CheckedInstruction[Mask]) -> Result:
-    """Return the contents after a mask of the places after the last element, and the claims."""
+    """Return the contents after a `Mask`, and the claims to prove.
+
+    A `Mask` overwrites the padding at the end of a sharded dimension. E.g. if a dimension of size 7
+    is in 4 blocks of 2, it overwrites the second place of the last block.
+    """
     a = step.attributes
+    # Place X of a device's block has element `partition id * block + X` of the dimension. The mask
+    # keeps the places whose element number is below the size.
     place = partition_number(a.digits) * a.block + X
     return _apply_mask(step, less(place, a.size), a.fill)
 

@@ -145,29 +145,39 @@ def _window_loops(rule: Rule) -> set[str]:
 def _choose(op: CheckedOperator[Choose]) -> Outcome:
     """Return the contents of the result of a `Choose`, and the claims to prove.
 
-    A `Choose` computes a block of a concatenation from a piece of each operand. It is checked as if
-    each piece were masked where another one is chosen.
+    A `Choose` makes a device's block of a concatenation. Each operand gives a piece with the shape
+    of the block, and each place of the block is taken from one of the pieces. It is checked like an
+    operator with a row, on pieces that are masked at all places where another piece is chosen.
     """
-    rule = _row(op)
-    run = LocalOperator(op.mesh, rule, rule, _split_loops(op, rule))
-    result = rule.results[0]
-    # Every piece is read at the result's own places: the choice moves nothing.
-    pieces = tuple(tuple(replace(a, dims=result) for a in term) for term in rule.terms)
-    run = replace(run, local=replace(rule_of_blocks(rule, run.blocks), terms=pieces))
-    complete = not any(contents.tasks or contents.viewed for contents in op.operands)
+    rule, declared_result = _row(op), op.declared[0]
+    loops = _split_loops(op, rule)
+    # The row of the operator on one device, in two steps. First, each loop has the iterations of
+    # one block.
+    block_sizes = LocalOperator(op.mesh, rule, rule, loops).blocks
+    block_rule = rule_of_blocks(rule, block_sizes)
+    # Then, every piece is read at the places of the result. The global row shifts them by the sizes
+    # of earlier operands, but the pieces have their elements at the right places already.
+    result_dims = rule.results[0]
+    unshifted_terms = tuple(
+        tuple(replace(access, dims=result_dims) for access in term) for term in rule.terms
+    )
+    run = LocalOperator(op.mesh, rule, replace(block_rule, terms=unshifted_terms), loops)
+    # A piece must have the elements of its graph value. The choice mixes the pieces, so a change of
+    # one piece (`tasks`), or a reshape of it (`viewed`), could not be completed afterwards.
+    is_complete = not any(contents.tasks or contents.viewed for contents in op.operands)
     words = "no change is pending on any piece"
-    claims: list[Goal] = [*_iteration_claims(op), ("emitted", Decided(words, complete))]
+    claims: list[Goal] = [*_iteration_claims(op), ("emitted", Decided(words, is_complete))]
     # Mask the other pieces, so that the row's claims see each piece only where it is chosen.
-    chosen = []
+    chosen_pieces = []
     for number, contents in enumerate(op.operands):
-        step = CheckedInstruction(op.mesh, op.apply, (contents,), op.declared[0])
-        alone, more = chosen_part(step, number)
-        chosen.append(alone)
-        claims += more
+        step = CheckedInstruction(op.mesh, op.apply, (contents,), declared_result)
+        piece, piece_claims = chosen_part(step, number)
+        chosen_pieces.append(piece)
+        claims += piece_claims
     # A choice runs no operator with changed parameters, so its `Emission` is empty.
-    claims += _row_claims(replace(op, operands=tuple(chosen)), run, Emission())
-    contents, more = _result(op, run, Emission(), 0, op.declared[0])
-    return (contents,), [*claims, *more]
+    claims += _row_claims(replace(op, operands=tuple(chosen_pieces)), run, Emission())
+    result, result_claims = _result(op, run, Emission(), 0, declared_result)
+    return (result,), [*claims, *result_claims]
 
 
 @applies(Extract)

@@ -89,7 +89,8 @@ def lengths(size: int, held: Digits, wanted: Goal, devices: int) -> Lengths | No
         goal = np.minimum(partition_ids(wanted, positions) * goal_block, size)
         goal_end = np.minimum(goal + goal_block, size)
         return goal_end - goal, np.maximum(np.minimum(end, goal_end) - np.maximum(start, goal), 0)
-    # If a loop is divided, each device reads other elements, which are counted device by device.
+    # The reads of an affine index are no interval, so they are listed for each device. If a loop is
+    # divided, the lists differ between devices; on many devices, they would take too long.
     if devices > MOST_APART and any(digits for *_, digits in wanted.loops):
         return None
     counts = []
@@ -97,10 +98,10 @@ def lengths(size: int, held: Digits, wanted: Goal, devices: int) -> Lengths | No
         read = wanted.of(size, position)
         if read is None:
             return None
-        inside = (read >= start[position]) & (read < end[position])
-        counts.append((read.size, int(inside.sum())))
-    whole, common = np.array(counts).T
-    return whole, common
+        is_held = (read >= start[position]) & (read < end[position])
+        counts.append((read.size, int(is_held.sum())))
+    num_read, num_held = np.array(counts).T
+    return num_read, num_held
 
 
 def lacking(

@@ -339,18 +339,26 @@ def _slice_of_pad(node: Node, inner: Node) -> Node | None:
 
 
 def _pad_of_slice(node: Node, inner: Node) -> Node | None:
-    """Return a pad for a pad of a slice: `pad(x[a:], low)` is `pad(x, low - a)`.
+    """Return a pad for a pad of a slice; None if one pad cannot do both.
 
-    None if the slice has a stride, or if one end is cut and then padded: the padding number would
-    be lost. In the code, the slice is `[a:b:s]` of a dimension of size n.
+    A negative width cuts elements off. So for `low <= 0`, `pad(x[a:], low)` is `pad(x, low - a)`:
+    for example, `pad(x[2:], -1)` is `pad(x, -3)`. None if the slice has a stride. None also if the
+    slice cuts off elements at an end where the pad then adds some (`a > 0` and `low > 0`): one pad
+    would show the old elements there instead of the padding number.
+
+    Args:
+      node: the pad.
+      inner: the slice that it reads, in the code `[a:b:s]` of a dimension of size n.
     """
     config = []
     shape = inner.signature.operands[0].shape
     pads = node.signature.param("padding_config")
     for (low, high, interior), (a, b, s), n in zip(pads, _slice_rows(inner), shape, strict=True):
+        # The slice cuts a elements off at the start and n - b at the end.
         if s > 1 or (a and low > 0) or (n - b and high > 0):
             return None
-        # An element that is cut off also takes away the `interior` elements next to it.
+        # The one pad inserts `interior` elements next to the cut elements too, which the pad of the
+        # slice does not. So `interior + 1` places are cut for each element.
         config.append((low - a * (interior + 1), high - (n - b) * (interior + 1), interior))
     return _merged_node(node, (("padding_config", tuple(config)),), inner, node)
 

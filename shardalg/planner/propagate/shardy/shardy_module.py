@@ -210,11 +210,13 @@ class ShardyModuleBuilder(Instructions):
             yield from self._operator(node, operands)
 
     def _operator(self, node: Node, operands: tuple[int, ...]) -> Iterator[ShardyOperator]:
-        """Yield the operators of one node without a region: several if XLA lowers it to several.
+        """Yield the operators that Shardy's module has for one node of the graph.
 
-        An operator has a class, which says how shardings pass through it, operands and results.
+        Most nodes have one operator. XLA lowers some nodes to several, such as an integer power to
+        a chain of products. The class of an operator says how shardings pass through it.
 
         Args:
+          node: a node without a region, so no loop or branch.
           operands: the values that the node reads in Shardy's module.
         """
         # Shardy applies a site's annotation to the value that the site reads, so sites are noted.
@@ -228,7 +230,8 @@ class ShardyModuleBuilder(Instructions):
         if node.primitive == "broadcast_in_dim" and kind is not None:
             yield from self._widened(node, operands, node.results[0], kind)
             return
-        # JAX makes some broadcasts anew for each reader, where the graph has one node for all.
+        # JAX makes some broadcasts anew for each reader, and the graph has one node for all. So
+        # this reader gets a copy of its own, whose sharding does not depend on other readers.
         for position, value in enumerate(operands):
             if value in self.shared:
                 operands, copies = self._own_copy(operands, position)

@@ -127,40 +127,52 @@ def _joined_fill(first: Fill, second: Fill) -> Fill:
 
 
 def concatenate(pool: ArrayPool, instruction: HloInstruction, operands: Sequence[Value]) -> View:
-    """Return the view of joined parts of one base; a part may be a known number.
+    """Return the view of a concatenation, whose parts are elements of one base or known numbers.
+
+    A view has the element `shift + lines[0][i] + lines[1][j] + ...` of its base at place (i, j,
+    ...). So the parts get one common shift, and only their lines along the concatenated dimension
+    may differ. E.g. shift 8 with line [0, 1] and shift 12 with line [0, 1] -> shift 8 with line
+    [0, 1, 4, 5].
 
     Raises:
-      UnknownError: the parts are of several bases, or differ in more than their place.
+      UnknownError: the parts are of several bases, or differ along another dimension.
     """
     (dim,) = integers(instruction.attributes["dimensions"])
-    named = [x for x in operands if isinstance(x, View)]
-    if len({x.base for x in named}) > 1 or len({x.pending for x in named}) > 1:
+    views = [x for x in operands if isinstance(x, View)]
+    # One view describes elements of one base, with at most one reduction that is still pending.
+    if len({x.base for x in views}) > 1 or len({x.pending for x in views}) > 1:
         raise UnknownError("a concatenation of several tensors")
+    # The content of the places without an element of the base: known numbers, and old fills.
     fill: Fill = None
     for x in operands:
         if isinstance(x, Known):
             fill = _joined_fill(fill, scalar_fill(x))
         elif x.is_partly_void:
             fill = _joined_fill(fill, x.fill)
-    # All parts are counted from the first element of the first part that the device has.
-    shifts = [x.shift for x in named]
-    lead = pool.applied("lead", lead_shift, *shifts)
-    apart = [pool.applied("distance", distance, shift, lead) for shift in shifts]
-    steps = iter(apart)
-    pieces = []
+    # The common shift is that of the first part with elements on the device. Each part's elements
+    # are at a distance from it, `VOID` for a part that has none.
+    shifts = [x.shift for x in views]
+    common_shift = pool.applied("lead", lead_shift, *shifts)
+    distances = [pool.applied("distance", distance, shift, common_shift) for shift in shifts]
+    # Along the concatenated dimension, the distance is added to each part's line. The places of a
+    # known number are marked as without an element.
+    next_distance = iter(distances)
+    part_lines = []
     for x in operands:
         if isinstance(x, Known):
-            pieces.append(pool.same(np.full(x.shape[dim], VOID)))
+            part_lines.append(pool.same(np.full(x.shape[dim], VOID)))
         else:
-            pieces.append(pool.applied("counted", counted, x.lines[dim], next(steps)))
-    lines = [
-        line
-        if d == dim
-        else pool.applied("one line", one_line, *apart, *(x.lines[d] for x in named))
-        for d, line in enumerate(named[0].lines)
-    ]
-    lines[dim] = pool.applied("append", lambda *parts: np.concatenate(parts, 1), *pieces)
-    return view(pool, replace(named[0], fill=fill), lead, lines)
+            line = pool.applied("counted", counted, x.lines[dim], next(next_distance))
+            part_lines.append(line)
+    # Along every other dimension, all parts must have the same line. `one_line` needs the distances
+    # too, because parts without elements do not count.
+    lines = list(views[0].lines)
+    for d in range(len(lines)):
+        if d != dim:
+            other_lines = [x.lines[d] for x in views]
+            lines[d] = pool.applied("one line", one_line, *distances, *other_lines)
+    lines[dim] = pool.applied("append", lambda *parts: np.concatenate(parts, 1), *part_lines)
+    return view(pool, replace(views[0], fill=fill), common_shift, lines)
 
 
 def lead_shift(*shifts: np.ndarray) -> np.ndarray:
