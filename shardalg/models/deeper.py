@@ -95,18 +95,20 @@ class _Instants(Scan):
         return _Every(line.alive, line.total, totals=line.totals, instants=[((), line.total)])
 
     def largest(self, lines: list[AliveBytes], most: int) -> AliveBytes:
-        """Return the live bytes in the body that needs the most memory, `lines[most]`.
+        """Return the timeline of the body that needs the most memory, with the instants of all.
 
-        Its list `instants` is replaced by the instants of all bodies, so that every instruction has
-        one.
+        The instants of the other bodies are added, so that every instruction has one.
 
         Args:
-          lines: the live bytes in each body of a loop or branch.
+          lines: the timeline of live bytes of each body of a loop or branch.
+          most: the number of the body that needs the most memory.
         """
-        both = lines[most]
-        assert isinstance(both, _Every), "begun by this scan"
-        both.instants = [at for line in lines if isinstance(line, _Every) for at in line.instants]
-        return both
+        largest = lines[most]
+        assert isinstance(largest, _Every), "made by `begin`"
+        largest.instants = [
+            instant for line in lines if isinstance(line, _Every) for instant in line.instants
+        ]
+        return largest
 
 
 @dataclass(frozen=True, eq=False)
@@ -282,14 +284,15 @@ def _run(low: Sequence[Key], high: Sequence[Key], i: int, j: int) -> int | None:
     The run compares `low[i:]` with `high[j + skip:]`. Return None if `low[i]` is not in
     `high[j + 1:]`.
     """
-    best, longest = None, 0
-    for run in range(1, len(high) - j):
-        agrees, most = 0, min(len(low) - i, len(high) - j - run)
-        while agrees < most and low[i + agrees] == high[j + run + agrees]:
-            agrees += 1
-        if agrees > longest:
-            best, longest = run, agrees
-    return best
+    best_skip, longest = None, 0
+    for skip in range(1, len(high) - j):
+        num_equal, end = 0, min(len(low) - i, len(high) - j - skip)
+        while num_equal < end and low[i + num_equal] == high[j + skip + num_equal]:
+            num_equal += 1
+        # Of equally long runs the first one stays, which skips the fewest keys.
+        if num_equal > longest:
+            best_skip, longest = skip, num_equal
+    return best_skip
 
 
 def _moved(more: list[int], high: Sequence[Key], i: int, shift: int, run: int) -> None:

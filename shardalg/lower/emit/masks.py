@@ -50,6 +50,7 @@ def _mask_indexed(
     # value.
     here = jnp.ones(indices.shape[:-1], bool)
     outside = jnp.zeros(indices.shape[:-1], bool)
+    # The sum of the partition ids is 0 on the first member of the group only.
     member = 0
     for (component, digits, block, size), margin in a.counted:
         partition_id = emitter.partition_id(digits)
@@ -86,11 +87,12 @@ def _mask(emitter: Emitter, instruction: Instruction[Mask], x: Array) -> list[Ar
 def _mask_at(
     emitter: Emitter, instruction: Instruction[MaskAt], x: Array, *fill: Array
 ) -> list[Array]:
-    """Overwrite the elements of a block that lie outside of the tensor along a dimension.
+    """Return a block in which the places outside of the tensor along a dimension are overwritten.
 
-    They become the identity of a combination, such as 0, or the number in `fill`.
+    They get the identity of a combination, such as 0, or the number in `fill`.
     """
     a = instruction.attributes
+    # The place in the dimension, which may be negative: a block with a halo begins before it.
     place = lax.broadcasted_iota(jnp.int32, x.shape, a.dim) + emitter.start(a.start)
     value = fill[0] if a.fill is None else jnp.asarray(identity(a.fill, x.dtype.name), x.dtype)
     return [jnp.where((place >= 0) & (place < a.size), x, value)]
@@ -121,6 +123,10 @@ def _choose(emitter: Emitter, instruction: Instruction[Choose], *pieces: Array) 
 
 @emits(FirstMember)
 def _first_member(emitter: Emitter, instruction: Instruction[FirstMember], x: Array) -> list[Array]:
+    """Return the value on the first member of a group, and the identity on all others.
+
+    The members combine to the value itself, although each of them had a copy of it.
+    """
     a = instruction.attributes
     fill = jnp.asarray(identity(a.combine, x.dtype.name), x.dtype)
     return [jnp.where(emitter.partition_id(a.digits) == 0, x, fill)]

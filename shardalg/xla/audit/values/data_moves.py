@@ -176,33 +176,47 @@ def concatenate(pool: ArrayPool, instruction: HloInstruction, operands: Sequence
 
 
 def lead_shift(*shifts: np.ndarray) -> np.ndarray:
-    """Return the shift of the first part that has elements, per class; `VOID` if none has."""
+    """Return the shift of the first part that has elements; `VOID` if no part has any.
+
+    A class is a set of devices with equal arrays.
+
+    Args:
+      shifts: per part, the flat index of its first element in the base, [classes].
+    """
     table = np.stack(shifts, -1)
-    at = np.argmax(table > LOW, -1)
-    return np.take_along_axis(table, at[..., None], -1)[..., 0]
+    # A part without elements has a shift below LOW. If all are, `argmax` is 0: such a shift, too.
+    first_part = np.argmax(table > LOW, -1)
+    return np.take_along_axis(table, first_part[..., None], -1)[..., 0]
 
 
 def distance(shift: np.ndarray, lead: np.ndarray) -> np.ndarray:
-    """Return how far a first element is from another one; `VOID` if there is none."""
+    """Return the number of elements from the first part's shift to this one; `VOID` without one."""
     return np.where(shift < LOW, VOID, shift - lead)
 
 
 def counted(line: np.ndarray, distance: np.ndarray) -> np.ndarray:
-    """Return a line counted from a first element at a distance."""
+    """Return a part's line, counted from the common shift of all parts.
+
+    E.g. line [0, 1] at the distance 4 -> [4, 5]. Places without an element stay `VOID`.
+    """
+    # The sum of a mark and a number would be another number below LOW, so the mark is set again.
     void = (line < LOW) | (distance < LOW)[..., None]
     return np.where(void, VOID, line + distance[..., None])
 
 
 def one_line(*parts: np.ndarray) -> np.ndarray:
-    """Return the line that all parts with elements have; the parts are distances, then lines.
+    """Return the line along one dimension that all parts with elements have in common.
+
+    Args:
+      parts: the distance of each part, `VOID` if it has no elements; then the line of each part.
 
     Raises:
       ClassError: two parts have different lines.
     """
-    half = len(parts) // 2
-    alive = np.stack(parts[:half], -1) > LOW
-    lines = np.stack(parts[half:], 1)
-    return agreed(alive, lines)
+    num_parts = len(parts) // 2
+    has_elements = np.stack(parts[:num_parts], -1) > LOW
+    lines = np.stack(parts[num_parts:], 1)
+    return agreed(has_elements, lines)
 
 
 def agreed(alive: np.ndarray, lines: np.ndarray) -> np.ndarray:
@@ -214,15 +228,17 @@ def agreed(alive: np.ndarray, lines: np.ndarray) -> np.ndarray:
     Raises:
       ClassError: two parts have different lines.
     """
-    first = np.argmax(alive, 1)
-    chosen = np.take_along_axis(lines, first[:, None, None], 1)
-    bad = ((lines != chosen).any(2) & alive).any(1)
-    if bad.any():
-        raise ClassError(UnknownError("parts that differ in more than their place"), _one(bad))
-    return chosen[:, 0]
+    first_part = np.argmax(alive, 1)
+    first_line = np.take_along_axis(lines, first_part[:, None, None], 1)
+    # Only parts with elements must have this line: the line of any other part means nothing.
+    differs = ((lines != first_line).any(2) & alive).any(1)
+    if differs.any():
+        raise ClassError(UnknownError("parts that differ in more than their place"), _one(differs))
+    return first_line[:, 0]
 
 
 def _one(flags: np.ndarray) -> int:
+    """Return the index of the first flag that is True, which an error names as an example."""
     return int(np.argmax(flags))
 
 
@@ -263,11 +279,13 @@ def reshape_runs(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int]
     runs: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(old) or j < len(new):
+        # A run begins with one dimension of each side, if the side has any left.
         taken, given = [], []
         if i < len(old):
             taken, i = [i], i + 1
         if j < len(new):
             given, j = [j], j + 1
+        # The side with fewer elements takes one more dimension, until both have equally many.
         while (a := math.prod(old[d] for d in taken)) != (b := math.prod(new[d] for d in given)):
             if (a < b and i < len(old)) or j >= len(new):
                 taken, i = [*taken, i], i + 1
@@ -278,6 +296,10 @@ def reshape_runs(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int]
 
 
 def _merged(major: np.ndarray, minor: np.ndarray) -> np.ndarray:
+    """Return the line of two dimensions that are merged into one, [classes, length].
+
+    E.g. major line [0, 8] and minor line [0, 1] -> [0, 1, 8, 9].
+    """
     if major.shape[1] * minor.shape[1] > 1 << 24:
         raise UnknownError("a reshape that merges more than 2**24 elements")
     total = major[:, :, None] + minor[:, None, :]
@@ -329,14 +351,17 @@ def select(pool: ArrayPool, instruction: HloInstruction, operands: Sequence[Valu
     """
     mask, yes, no = operands
     assert isinstance(mask, Known)
+    # The select of two known numbers moves no elements of a base.
     if isinstance(yes, Known) and isinstance(no, Known):
         return None
     if any(isinstance(x, View) and x.change is not None for x in (yes, no)):
         return None
+    # A view has one line per dimension, so it cannot show a choice that depends on two of them.
     vary = [d for d in range(len(mask.shape)) if mask.varies(d)]
     if len(vary) > 1:
         return None
     flags = pool.applied("flat", lambda c: c.reshape(len(c), -1), mask.cells)
+    # If only one part is known, it becomes the second one, so that `yes` is always a view.
     if isinstance(yes, Known):
         yes, no = no, yes
         flags = pool.applied("not", np.invert, flags)
@@ -361,6 +386,7 @@ def select(pool: ArrayPool, instruction: HloInstruction, operands: Sequence[Valu
         pairs = zip(yes.lines, no.lines, strict=True)
         lines = [pool.applied("choose", choose, flags, a, b) for a, b in pairs]
         return view(pool, replace(yes, fill=_joined_fill(yes.fill, no.fill)), shift, lines)
+    # As in `concatenate`, both parts get one common shift, and differ only along `dim`.
     lead = pool.applied("lead", lead_shift, yes.shift, no.shift)
     apart = [pool.applied("distance", distance, v.shift, lead) for v in (yes, no)]
     lines = [
@@ -377,8 +403,14 @@ def select(pool: ArrayPool, instruction: HloInstruction, operands: Sequence[Valu
 
 
 def _masked(pool: ArrayPool, x: View, flags: PerDevice, dim: int | None, number: Fill) -> View:
-    """Return a view in which the places without a flag hold a number."""
+    """Return a view in which the places without a flag hold a number instead of an element.
+
+    Args:
+      flags: per place along `dim`, whether it keeps its element. If `dim` is None, there is one
+        flag for all places of a device.
+    """
     if dim is None:
+        # A device with the shift VOID has no element at any place.
         hide = lambda m, s: np.where(m[:, 0], s, VOID)  # noqa: E731
         shift = pool.applied("hide", hide, flags, x.shift)
         masked = replace(x, shift=shift)
@@ -397,18 +429,29 @@ def _masked(pool: ArrayPool, x: View, flags: PerDevice, dim: int | None, number:
 
 
 def _hides(pool: ArrayPool, x: View, flags: PerDevice, dim: int | None) -> bool:
-    """Return whether a mask hides all places without an element."""
+    """Return whether a mask overwrites all places that had no element before.
+
+    Args:
+      flags: the places that the mask keeps, along `dim`, or one flag per device if it is None.
+    """
+    # A device without any element must keep no place.
     shift = pool.applied("shown shift", lambda m, s: m.any(1) & (s < LOW), flags, x.shift)
     if shift.rows.any():
         return False
     for d, line in enumerate(x.lines):
-        own = d == dim
-        shown = pool.applied(
-            ("shown", own),
-            lambda m, c, own=own: ((c < LOW) & (m if own else m.any(1)[:, None])).any(1),
-            flags,
-            line,
-        )
+        is_masked_dim = d == dim
+
+        def shows_fill(
+            flags: np.ndarray, line: np.ndarray, is_masked_dim: bool = is_masked_dim
+        ) -> np.ndarray:
+            """Return whether a place without an element is kept along one dimension, [classes].
+
+            Along another dimension than the mask's, a place is kept if the mask keeps any place.
+            """
+            is_kept = flags if is_masked_dim else flags.any(1)[:, None]
+            return ((line < LOW) & is_kept).any(1)
+
+        shown = pool.applied(("shown", is_masked_dim), shows_fill, flags, line)
         if shown.rows.any():
             return False
     return True
