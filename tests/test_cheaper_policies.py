@@ -46,6 +46,7 @@ def planned(fn=step, mesh=MESH, **options):
                    options=options)  # fmt: skip
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("chip", ["tpu_v3", "h100"])
 def test_a_cheaper_policy_is_named_with_seconds_bytes_and_an_annotation(chip):
     plan, other = planned(switches=FIRST), planned(policy="shardy")
@@ -61,6 +62,7 @@ def test_a_cheaper_policy_is_named_with_seconds_bytes_and_an_annotation(chip):
     assert layout == "[E, None, None, None]"
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("chip", ["tpu_v3", "h100"])
 def test_the_operand_wins_whose_layout_is_read_beside_the_product(chip):

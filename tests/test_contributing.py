@@ -25,6 +25,7 @@ def test_the_examples_are_found():
     ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("code", [code for _, code in EXAMPLES], ids=[t for t, _ in EXAMPLES])
 def test_an_example_runs(code):
     # in a process of its own: what is registered here would be a kind for all tests

@@ -34,6 +34,7 @@ def unexplained(plan):
             yield number, found.headline
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_every_collective_names_an_annotation(name):
     assert not list(unexplained({**MODELS, **ORACLE}[name]()))
@@ -157,6 +158,7 @@ def test_why_not_costs_what_the_annotated_plan_costs_in_every_plan(show):
         assert_costs(plan, *random_question(plan, rng))
 
 
+@pytest.mark.slow
 def test_of_many_changes_none_can_be_left_out():
     plan = MODELS["attempt 2, layer_gradient, unrolled"]()
     found = plan.explain(13)

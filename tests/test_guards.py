@@ -59,6 +59,7 @@ def asked_inside_of_calls(fact, run, calls):
     return run not in calls
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("left_out", "point"),
     [
@@ -148,6 +149,7 @@ def smooth(table, places):
     return jax.lax.reduce(made, np.float32(0), lambda a, b: a + b * 1.0, (1,))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("function", [taken, summed, clipped, smooth])
 def test_parameters_of_two_traces_are_compared_by_value(function):
     """A gather fills with nan, which is not equal to itself; code is not a size."""
@@ -214,6 +216,7 @@ STEP = Config(B=12, S=20, M=32, H=224, N=8, D=6, V=80, L=2)
 FORMS = {"scanned": {"scan": True}, "remat": {"scan": True, "remat": True}, "unrolled": {}}
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_train_steps_hold_at_their_hints(form):
@@ -337,6 +340,7 @@ def test_conditions_are_what_planning_found_of_its_sizes(layer):
     assert {row["place"].split(":")[0] for row in weighed} > {"dot_general", "reduce_sum"}
 
 
+@pytest.mark.slow
 def test_a_choice_turns_where_its_condition_does(layer, show):
     """At the sizes that the table names, and, where it splits as before, another one is made."""
     rows, hints = layer._conditions_table, {n: size.hint for n, size in layer.sizes.items()}

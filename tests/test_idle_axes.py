@@ -68,6 +68,7 @@ def test_lines_that_repeat_work_are_listed_costliest_first():
     assert list(rows["redundant_flops"]) == sorted(rows["redundant_flops"], reverse=True)
 
 
+@pytest.mark.slow
 def test_the_overview_names_the_chip_on_which_remedies_are_cheaper():
     """The same annotation makes a step faster on one chip and slower on another."""
 

@@ -87,6 +87,7 @@ def without_times(text):
     return re.sub(r"[\d.]+ (?=µs|ms)|(?<=z3 )[\d.]+", "#", text)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("console", CONSOLES)
 def test_a_command_prints_the_text_below_it(console):
     assert without_times(answered(console)) == without_times(console)

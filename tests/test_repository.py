@@ -90,6 +90,7 @@ def test_the_version_is_said_once():
     assert f"## {shardalg.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("target", TARGETS)
 def test_make_knows_the_target(target):
     run = subprocess.run(

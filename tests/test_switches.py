@@ -76,6 +76,7 @@ def sent(plan):
     return sum(row["executions"] * row["wire_bytes"] for row in plan.collectives_table)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "option", "times"),
     [("unrolled", "keep_gathers", 2), ("recurrent", "hoist_gathers", 3)],
@@ -126,6 +127,7 @@ def test_as_many_gathers_are_kept_as_fit():
     assert sent(plan) - bytes_[whole] >= rows["saved_wire_bytes"].sum()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["unrolled", "two_layers"])
 def test_copies_below_the_peak_are_kept(name):
     """The plan sends fewer bytes at the same peak; a copy that would raise it is gathered again."""
@@ -191,6 +193,7 @@ def test_a_copy_no_larger_than_its_source_serves_the_backward_pass():
     check_equal(plan, fn, arguments)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_switches_cost_what_a_plan_with_them_costs(name, monkeypatch):
     """Rows equal plans made one by one, and equal programs are priced once."""

@@ -206,6 +206,7 @@ def model(request):
     )
 
 
+@pytest.mark.sampled(1)
 def test_the_hints_change_nothing(model):
     here = model.at()
     assert not len(here.changes)

@@ -65,6 +65,7 @@ def planned(function, **trips):
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("function", UNKNOWN)
 def test_a_loop_of_unknown_length_is_named_wherever_its_bytes_are_shown(function):
     plan = planned(function)

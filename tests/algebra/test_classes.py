@@ -50,6 +50,7 @@ def pairs_of(rounds, lifted):
     return [{pair for p in r.permutes for pair in lifted(r.number, p.pairs)} for r in rounds]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["near", "drift", "back"])
 def test_rounds_and_transfers_of_classes_are_those_of_devices(kind, show):

@@ -96,6 +96,7 @@ def reshaped(values, n, rng):
 REALIGNED = [sliced, padded, reversed_, concatenated, reshaped]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("realigned", REALIGNED)
 def test_data_formatting_by_exchange(realigned, show):
     rng, total = np.random.default_rng(SEED), Counter()

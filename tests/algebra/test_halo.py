@@ -86,6 +86,7 @@ def _read_faults(found, box):
         yield "margin"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [5000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_random_windows_against_enumeration(count, show):
     rng, seen = np.random.default_rng(SEED), Counter()
@@ -139,6 +140,7 @@ def _local(algebra, found, values, kernel, *, low):
     return windows(algebra, base, placed, window.stride, count)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["convolution", "max pooling"])
 def test_partitioned_windows(name, show):
     """Garbage in all padding, offsets that depend on p, every base dilation: the same result."""

@@ -110,6 +110,7 @@ def test_our_own_text(cases):
         assert Sharding.parse(made.text(), made.shape, made.mesh) == made
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("version", [1, 2])
 def test_hlo(cases, version):
     for number, made in enumerate(cases):

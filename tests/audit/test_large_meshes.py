@@ -39,6 +39,7 @@ ENTRY %main_spmd (x: f32[8,8], w: f32[8,32]) -> f32[8,32] {{
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("line", "verdict", "name"),
     [

@@ -59,6 +59,7 @@ def test_searching():
     assert abs(row["gap"]) < 0.01
 
 
+@pytest.mark.slow
 def test_systems(said):
     done = systems.run(said.append, {"circular": systems.by_shift(2, is_gradient=True)})
     (row,) = done.table
@@ -105,6 +106,7 @@ def test_halos(said):
     assert finite(v for row in done.table for v in row.values() if not isinstance(v, str))
 
 
+@pytest.mark.slow
 def test_hardware(said, monkeypatch):
     monkeypatch.setattr(hardware, "LAYER", TINY)
     chip = Hardware("toy", (("float32", 1e9),), 1e9, 1e9, 1e9)
@@ -142,6 +144,7 @@ def test_planning_counts_a_compile_that_does_not_end_as_at_least_the_limit():
     assert row["xla_stage_s"] is None
 
 
+@pytest.mark.slow
 def test_program_length_does_not_depend_on_the_number_of_devices(said):
     """The length changes by a step or two if another path is cheaper; times are not compared."""
     done = scaling.run(said.append, ((2, 2), (2, 4), (4, 4)), config=TINY)
@@ -169,6 +172,7 @@ def test_oracle_time(said):
     assert finite((row["time_ratio"], done.summary["geometric mean of time_ratio"]))
 
 
+@pytest.mark.slow
 def test_oracle(said):
     done = oracle.run(said.append)
     assert done.summary["largest flops_ratio"] <= 1.0
@@ -229,6 +233,7 @@ def test_reshard_paths(said):
     assert len(said) == 12
 
 
+@pytest.mark.slow
 def test_holding(said):
     """No price by formula is wrong where a plan holds; the measured list is fixed."""
     assert len(named_functions.FUNCTIONS) == 30

@@ -221,6 +221,7 @@ def test_names_make_no_elements(kind, folder):
         assert {tag for tag, _ in new} <= {"code"}, f"{place}: only `code` of a sentence"
 
 
+@pytest.mark.slow
 @browser
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_no_name_runs_in_a_browser(kind, folder, tmp_path):

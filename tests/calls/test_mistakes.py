@@ -144,6 +144,7 @@ MISTAKES = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(70)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_each_mistake_has_value_place_and_remedy(name):
     act, *parts = MISTAKES[name]

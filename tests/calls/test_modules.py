@@ -34,6 +34,7 @@ def test_collectives_have_a_module_and_a_line_of_the_users(name):
     assert want <= set(found.module)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", transformers.STEPS)
 def test_what_is_folded_by_module_adds_up(name):
     made = plan(name)

@@ -36,7 +36,7 @@ def around(call):
     return nullcontext() if call.around is None else jax.set_mesh(call.around)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("program", programs.PROGRAMS, ids=lambda p: p.__name__)
 def test_one_call_plans_it_and_four_devices_equal_one(program):
     call, alone = program(), program()

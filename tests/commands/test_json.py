@@ -112,7 +112,12 @@ def test_every_command_is_here():
     assert {name.split(" ")[0] for name in CASES} == set(COMMANDS)
 
 
-@pytest.mark.parametrize("name", CASES)
+LONG = ("strategies", "explore")  # they plan a whole model, strategy by strategy
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in CASES]
+)
 def test_the_output_is_one_document(name, tmp_path, monkeypatch, capsys):
     (tmp_path / "here.py").write_text(SOURCE)
     (tmp_path / "here.contract.toml").write_text(CONTRACT)

@@ -30,7 +30,7 @@ PROGRAMS = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("command", [["plan"], ["timeline"], ["compare-xla"], ["run"]], ids=str)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_that_fails_is_status_3_with_the_user_s_lines(

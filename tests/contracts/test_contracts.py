@@ -85,6 +85,7 @@ SUBJECTS = (
 )
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("subject", SUBJECTS, ids=str)
 def test_at_numbers_statements_say_what_the_table_says(plan, subject):
     count, total = sent(plan, **subject)

@@ -7,6 +7,7 @@ import shardalg as sa
 from tests.logical_rules.test_lint_function import EXPECTED, loaded
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.filterwarnings("ignore:jax.nn.one_hot input:DeprecationWarning")
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_fault_breaks_its_contract_and_the_repair_keeps_it(name):

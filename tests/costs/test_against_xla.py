@@ -20,6 +20,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "scan", "flops_error", "ratio"), CASES)
 def test_flops_and_memory(name, scan, flops_error, ratio, show):
     config = Config(**SIZES, dtype="float32", scan=scan)

@@ -99,6 +99,7 @@ def test_the_primitive_form_is_one_for_all_multiples_and_keeps_the_sign(terms, r
     assert (primitive(difference).at(point) >= 0) is (difference.at(point) >= 0)
 
 
+@pytest.mark.slow
 @given(terms, st.sampled_from(RELATIONS), st.randoms())
 @settings(max_examples=200)
 def test_what_is_not_open_holds_at_random_sizes(terms, relation, rng):
@@ -132,6 +133,7 @@ def test_facts_in_words(fact, text, near):
         assert margin(fact, HINTS) is None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("relation", [NONNEGATIVE, POSITIVE])
 def test_sizes_at_which_a_comparison_turns_are_the_nearest(relation):
     """Against every size from 1 to 80; roots without a change of sign are left out."""

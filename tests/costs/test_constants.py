@@ -95,7 +95,7 @@ def test_more_slices_take_longer_as_was_measured():
     assert all(a < b for a, b in pairwise(found))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("remat", [False, "full", "minimal"])
 @pytest.mark.parametrize("chip", ["h100", "tpu_v5e"])
 def test_scanned_and_unrolled_layers_have_one_price(remat, chip):
@@ -118,7 +118,7 @@ MODELS = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_model_flops_are_six_per_parameter_and_attention(name):
     """No recomputation, no padding, no repeated work counts (PaLM, appendix B)."""
@@ -132,7 +132,7 @@ def test_model_flops_are_six_per_parameter_and_attention(name):
     assert cost.days(1e9, tokens) == pytest.approx(1e9 / tokens * cost.step_time_s / 86400)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_parts_of_a_step_add_up_to_it(name):
     cost = plan_step(MODELS[name], sa.Mesh({"fsdp": 8})).cost("h100")
@@ -267,6 +267,7 @@ def test_a_replaced_figure_replaces_its_source(tmp_path):
     assert smaller.calibration == load("tpu_v5e").calibration
 
 
+@pytest.mark.slow
 def test_constants_from_a_users_own_steps():
     plans = [plan_step(replace(SMALL, batch=n), sa.Mesh({"fsdp": 8})) for n in (16, 32, 64, 128)]
     truth = load("h100").calibration.changed(matrix_efficiency=0.55)

@@ -67,6 +67,7 @@ RECORDED = {
 RATIOS = RECORDED.get(jaxlib.__version__.rpartition(".")[0], RECORDED["0.11"])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("made", RATIOS)
 def test_the_estimate_beside_the_compilers_bytes(made, show):
     plan = made()

@@ -46,6 +46,7 @@ BOTH = (P("X", "Y"), P("Y", "X"), P("X", "Y"))
 UNEVEN = ((P(("X", "Y")), P("X", "Y"), P("X")), (P(("X", "Y")), P(None, ("X", "Y")), P(None, "X")))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
@@ -86,6 +87,7 @@ def test_formulas_of_seconds_are_what_is_priced_at_numbers(specs, hints, show):
     assert seen == 16
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("text", ["v3:4x8", "h100:64"])
 @pytest.mark.parametrize(
     ("specs", "out", "kind"),
@@ -205,6 +207,7 @@ def squares(w1, w2, x):
     return jax.grad(lambda w: (layer(*w, x) ** 2).sum())((w1, w2))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("fn", "hints"), [(layer, (1024, 500, 520)), (squares, (512, 256, 1024))])
 def test_the_plan_fits_at_the_largest_batch(fn, hints):
     """Memory peaks elsewhere than at the hints, and sizes that do not divide are gathered."""

@@ -83,7 +83,7 @@ TOTALS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(10))
 def test_prices_print_without_long_fractions_and_keep_their_value(seed):
     rng = random.Random(f"long fractions {seed}")

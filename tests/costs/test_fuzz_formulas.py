@@ -47,6 +47,7 @@ def test_a_wrong_formula_is_seen():
     assert {line.split()[0] for line in other} >= {"flops", "peak_memory_bytes"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", WINDOWS)
 def test_flops_of_a_convolution_are_the_reads_that_exist(name):
     """Ones everywhere make each result the number of its reads, as JAX counts them."""
@@ -110,6 +111,7 @@ MOVED = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MOVED)
 def test_what_moves_along_a_sharded_dimension_has_formulas(name):
     """An exchange cuts margins out of blocks: at multiples the formulas are the plan's."""

@@ -332,6 +332,7 @@ MASKS = {
 }
 
 
+@pytest.mark.sampled(22)
 @pytest.mark.parametrize("where", ["alone", "in a loop", "backward"])
 @pytest.mark.parametrize("mask", MASKS)
 def test_only_a_causal_mask_hides_half_of_the_scores(mask, where):
@@ -384,6 +385,7 @@ PATTERNS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_cudnns_attention_has_the_values_of_xlas(pattern):
     """Forward and backward, two query heads per key head, on two CPU devices."""

@@ -221,6 +221,7 @@ def test_a_cut_of_any_sizes_is_exact(arcs):
     assert reached == smallest
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("strategy", table1.STRATEGIES)
 def test_traits_are_what_the_rows_of_each_instruction_say(strategy):
     """The bits of `traits` equal the answers of the functions that decide one trait each."""

@@ -38,6 +38,7 @@ def scalings(config, strategy, name):
     return scaling(program, graph, role), scaling(formulas, graph, role, saved=saved)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("config", [EVEN, UNEVEN], ids=["even", "uneven"])
 @pytest.mark.parametrize("strategy", table1.STRATEGIES)
 def test_formulas_at_the_hints_are_the_numbers(strategy, config):

@@ -77,6 +77,7 @@ def test_what_is_in_doubt_is_a_question_for_holds(step):
     assert step.holds(L=2)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("rebuild", [False, True])
 def test_the_peak_stands_elsewhere_at_other_sizes(step, rebuild):

@@ -157,7 +157,7 @@ def compared(plan, point):
     return there, decisions.changes(*both, plan._named, point=point, constant=constant)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("hints", [EVEN, UNEVEN], ids=["even", "uneven"])
 @pytest.mark.parametrize(
     ("name", "strategy", "scan", "wanted"),

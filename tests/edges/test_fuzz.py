@@ -61,6 +61,7 @@ def test_what_xla_makes_of_two_operators_is_not_the_only_answer():
     assert not case.is_right([np.zeros(2, np.float32)])
 
 
+@pytest.mark.slow
 def test_sums_that_are_at_hand_are_not_taken_apart():
     """Found by seed 1583: partial sums are wanted that one copy of a value has, and another not."""
     rows = np.arange(3, dtype=np.float32)

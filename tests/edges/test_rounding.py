@@ -21,6 +21,7 @@ def bound_of(fn, *arrays):
     return made
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64"])
 def test_sums_in_every_order_lie_within(dtype):
     """A long sum that cancels, in the type itself, then what loses digits; a hundred orders."""

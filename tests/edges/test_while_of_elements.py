@@ -113,7 +113,7 @@ CONTAINED = {"counted", "newton"}
 """Those of which another case has every step."""
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in CONTAINED)) for n in CASES]
 )

@@ -48,6 +48,7 @@ def explored(tmp_path_factory, own_devices):
     return out, run.stdout
 
 
+@pytest.mark.slow
 def test_it_says_what_it_does_and_what_it_wrote(explored):
     out, screen = explored
     progress = re.findall(r"^\[ *([\d.]+) s\] (.*)$", screen, re.MULTILINE)
@@ -149,6 +150,7 @@ def test_the_totals_are_the_sums_of_the_lists(layers):
         assert row["collectives"] == len(table)
 
 
+@pytest.mark.slow
 def test_pictures_are_written_without_a_run(tmp_path, capsys):
     write_figures(QUICK, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == set(PICTURES[:3])

@@ -68,6 +68,7 @@ def test_both_numbers_of_parameters_are_explained():
     assert f"{paper}B" == COLUMN.facts["param_count"] == NAME.split()[0]
 
 
+@pytest.mark.slow
 def test_both_step_times_are_explained(priced):
     scanned = priced["finalized"].cost(CHIP)
     section = paper_section.section(scanned=scanned)

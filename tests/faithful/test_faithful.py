@@ -52,6 +52,7 @@ def differences(policy, partitioner):
     return [described(match) for match in found if not match.agrees], len(found)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("policy", ["gspmd", "shardy"])
 def test_loops_have_the_layouts_of_xla(policy):
     wrong, count = differences(policy, policy)
@@ -80,7 +81,7 @@ RULES = [("gspmd", name, row) for name, row in GSPMD.items()]
 RULES += [("shardy", name, row) for name, row in SHARDY.items()]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("policy", "name", "row"), RULES)
 def test_each_rule_decides_some_program(policy, name, row):
     with mock.patch.object(*row):
@@ -116,6 +117,7 @@ def forget():
         vars(program.problem[0]).pop(MEMO, None)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("policy", ["gspmd", "shardy"])
 def test_plans_of_loops_are_proved_and_their_reasons_told(policy):
     for program, _ in told()[:4]:

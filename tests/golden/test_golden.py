@@ -12,6 +12,7 @@ EVERY = 127
 """One of so many programs is planned again here. A prime leaves out no family of programs."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_sample_is_planned_as_recorded(policy):
     before = record.recorded()

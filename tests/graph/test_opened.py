@@ -99,6 +99,7 @@ def planned(function, args):
     return sa.plan(function, *args, mesh=MESH, in_shardings=specs)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", OPENED)
 def test_a_primitive_of_another_package_is_planned_as_what_it_is_written_with(case):
     function, args = OPENED[case]

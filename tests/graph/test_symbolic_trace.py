@@ -67,6 +67,7 @@ def named(function, hint=20):
     return planned(function, *sa.dims("B", hint=hint))
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("function", CASES, ids=lambda function: function.__name__)
 def test_sizes_that_python_makes(function):
     plan = named(function)
@@ -79,6 +80,7 @@ def test_a_constant_that_equals_a_named_size_may_be_that_size():
     assert not named(attention, 16)._traced.symbols.has_fixed_constants
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("function", CASES, ids=lambda function: function.__name__)
 def test_points_equal_plans_made_there(function):
     """Formulas are used at several batches if the sizes are fixed, and at the hint alone if not."""

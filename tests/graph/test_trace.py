@@ -221,7 +221,7 @@ def copied(tree):
     return jax.tree.map(jnp.array, tree)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_graph_computes_its_function(name):
     graph, leaves, expected = traced(name)
@@ -229,7 +229,7 @@ def test_graph_computes_its_function(name):
     assert_equal(jax.jit(partial(evaluate, graph))(*leaves), expected)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", sorted(set(PROGRAMS) - UNSAVED))
 def test_saved_graph_computes_its_function(name):
     graph, leaves, expected = traced(name)
@@ -238,6 +238,7 @@ def test_saved_graph_computes_its_function(name):
     assert_equal(jax.jit(partial(evaluate, loaded))(*leaves), expected)
 
 
+@pytest.mark.sampled(23)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_border_of_a_scan_is_tied(name):
     graph, _, _ = traced(name)

@@ -57,6 +57,7 @@ def pong(x):
     return ping(x)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("fn", "names"), [(again, "again"), (ping, "ping.*pong|pong.*ping"),
                                            (jax.jit(lambda x: again(x)), "again")])  # fmt: skip
 def test_endless_recursion_is_named(fn, names):

@@ -252,6 +252,7 @@ def step_of(apply):
     return step
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipes_on_a_model_of_linen(recipe):
     boxed = jax.eval_shape(Mlp().init, jax.random.key(0), jnp.ones((32, 16), "int32"))

@@ -16,6 +16,7 @@ def test_collectives_are_compiled_as_planned(show):
     show(dict(seen))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dim", [0, 1, 2])
 def test_a_reduce_scatter_stays_one_along_any_dimension(dim):
     """Along other dimensions than the first it was an all-reduce, which sends twice the bytes."""

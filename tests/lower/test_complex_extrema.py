@@ -32,7 +32,7 @@ CASES = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("out", [P(), P("X")])
 @pytest.mark.parametrize("name", CASES)
 def test_infinite_imaginary_parts(name, out):

@@ -62,7 +62,7 @@ def assert_close(results, expected):
         assert np.max(np.abs(a - b)) <= 1e-5 * max(1e-30, np.max(np.abs(b)))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("sizes", [EVEN, UNEVEN], ids=["even", "uneven"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_simulated_lowered_and_xla_equal_one_device(name, sizes):
@@ -77,6 +77,7 @@ def test_simulated_lowered_and_xla_equal_one_device(name, sizes):
     assert_close(lowered.jit()(*args), expected)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("sizes", [EVEN, UNEVEN], ids=["even", "uneven"])
 def test_a_permuted_mesh(sizes):
     args = arguments(*sizes)
@@ -106,6 +107,7 @@ def train_step(params, x):
     return jax.tree.map(lambda p, g: p - 0.5 * g, params, grads), loss
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("sizes", [EVEN, UNEVEN], ids=["even", "uneven"])
 def test_donated_state_keeps_its_layout_from_step_to_step(sizes):
     params, x = arguments(*sizes)

@@ -82,7 +82,7 @@ OUTSIDE = {"alone": (with_loop, (X,)), "product": (product, (X, W)), "a grid": (
 SET = [False, True]
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("is_set", SET, ids=["no mesh set", "mesh set"])
 @pytest.mark.parametrize("name", INSIDE)
 def test_a_kernel_in_a_shard_map_runs_and_has_no_warning(name, is_set):
@@ -95,6 +95,7 @@ def test_a_kernel_in_a_shard_map_runs_and_has_no_warning(name, is_set):
         np.testing.assert_allclose(plan.lower()(*args), want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("is_set", SET, ids=["no mesh set", "mesh set"])
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_a_kernel_outside_runs_whole_and_the_warning_says_what_is_sent(name, is_set):

@@ -24,7 +24,7 @@ def close(result, want):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", CASES)
 def test_lowered_equals_expected(case):
     program, graph, arguments, expected = CASES[case]()

@@ -62,6 +62,7 @@ def of_xla(fn, out):
     return np.asarray(jax.jit(fn, in_shardings=given, out_shardings=made)(ZEROS, IDS))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LOST)
 def test_where_xlas_partition_makes_it_positive(name):
     """XLA sums the holder's selection, as we do; on one device all elements are `-inf`."""
@@ -71,12 +72,14 @@ def test_where_xlas_partition_makes_it_positive(name):
         assert (got == np.inf).all()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", KEPT)
 def test_where_no_sum_is_made(name):
     """Nor where XLA makes one, of a row and of the box that it writes."""
     assert (ours(*KEPT[name]) == -np.inf).all()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", AS_BITS)
 def test_where_xla_gathers_the_operand(name):
     fn, out = AS_BITS[name]

@@ -21,6 +21,7 @@ def axes(*entries, mesh=MESH, shape=None, **more):
     return Sharding.from_axes(entries, mesh, shape or (12,) * len(entries), **more)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [2, 4])
 def test_all_shardings_of_all_device_orders(size):
     """Every pair of balanced tables, against a search through all of them."""
@@ -65,6 +66,7 @@ def enumerated(shape, pairs):
     return counts
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", [(12, 12), (7, 5), (3, 2)])
 def test_shardings_of_six_devices(shape, record_property):
     counts = enumerated(shape, 600)

@@ -51,6 +51,7 @@ def decide(seed):
     return verdict.failure.kind
 
 
+@pytest.mark.slow
 def test_closed_form_tables_and_search_agree(record_property):
     counts = Counter(decide(seed) for seed in range(600))
     record_property("shown", f"600 random pairs: {dict(counts)}")

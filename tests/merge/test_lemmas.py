@@ -44,6 +44,7 @@ def witness(statement, known):
     return dict.fromkeys(set(names) - set(PYTHON), 0) | dict(proof.witness)
 
 
+@pytest.mark.sampled(37)
 @pytest.mark.parametrize("known", LEMMAS, ids=lambda known: known.name)
 def test_a_lemma_is_proved_and_not_vacuous(known):
     proof = prove(known)
@@ -55,6 +56,7 @@ def test_a_lemma_is_proved_and_not_vacuous(known):
     assert all(by_python(known.shows, example)), example
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("known", LEMMAS[::6], ids=lambda known: known.name)
 def test_the_text_of_a_proof_is_a_script(known):
     """Several formulas in one script, none of which sees what another one assumes."""
@@ -69,6 +71,7 @@ def answers(script):
     return z3.Z3_eval_smtlib2_string(context.ref(), script).split()
 
 
+@pytest.mark.sampled(56)
 @pytest.mark.parametrize(("known", "wrong"), MUTANTS, ids=lambda s: s.name)
 def test_a_wrong_statement_is_refuted_by_numbers(known, wrong):
     example = witness(wrong, known)

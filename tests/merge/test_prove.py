@@ -66,6 +66,7 @@ def test_named_cases_for_all_sizes():
     assert statistics.median(times["all"]) < 25
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mesh", [Mesh({"x": 2}), Mesh({"x": 2, "y": 2})], ids=repr)
 @pytest.mark.parametrize("sizes", ["concrete", "all"])
 def test_enumeration_closed_form_and_solver_agree(mesh, sizes):
@@ -187,6 +188,7 @@ def test_digits_of_two_meshes_are_proved_at_their_sizes_only():
     assert repr(crossing.condition) == "gcd(2, 3) = 1"
 
 
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("size", range(14))
 def test_refinements(size):
     for fine, coarse in itertools.product(
@@ -256,6 +258,7 @@ def test_equality():
             assert prove(opposite, sizes, encoding=encoding).status == "refuted"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("encoding", ["coordinates", "position", "devices"])
 def test_every_encoding_refutes_what_is_wrong(encoding):
     """Each encoding alone proves only the merge among all shardings of a mesh."""

@@ -15,6 +15,7 @@ def planned(complaint):
     return sa.plan(complaint.function, *complaint.arguments, strategy=complaint.strategy)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", WITH_REMEDY)
 def test_the_remedy_spares_xla_bytes(name, show):
     complaint = COMPLAINTS[name]

@@ -26,6 +26,7 @@ DEEP = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("strategy", "mesh", "chip", "changed"), DEEP)
 def test_two_shallow_plans_are_the_deep_one(strategy, mesh, chip, changed):
@@ -43,6 +44,7 @@ def test_two_shallow_plans_are_the_deep_one(strategy, mesh, chip, changed):
     assert followed.memory.by_class == totals.memory.by_class
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("cores", [2, 64])
 def test_devices_that_share_cores_take_turns(cores):
     """Seconds, memory and cores equal the plan's own cost."""
@@ -70,7 +72,7 @@ def test_nothing_hidden_is_no_faster_than_what_was_measured(chip):
     assert full <= measured <= none
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("strategy", "mesh", "chip", "changed"), DEEP)
 def test_the_price_of_the_model_is_that_of_its_plan(strategy, mesh, chip, changed):
     """One cost path: of the model, of its plan, and of the work that constants are fitted on."""
@@ -83,6 +85,7 @@ def test_the_price_of_the_model_is_that_of_its_plan(strategy, mesh, chip, change
     assert step_time_s(done, on.chip.calibration) == pytest.approx(cost.step_time_s, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_overlap():
     costs = [
         SMALL.cost({"fsdp": 64}, "a100_80gb", strategy="fsdp", overlap=overlap).step_time_s
@@ -202,6 +205,7 @@ def test_columns_that_are_filled_in_part_say_the_same(tmp_path):
         assert read(table) == same
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("changed", [{"chip": "h900"}, {"mesh": {"W": 8}}, {"gpus": 12}])
 def test_what_planning_refuses_names_the_row(changed):
     with pytest.raises(sa.ShardalgError, match=r"^row 1: "):

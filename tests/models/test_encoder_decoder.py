@@ -28,6 +28,7 @@ def test_both_sides_are_pipelines_forward_and_backward(plan):
     assert [loop.stages for loop in loops] == [4] * 4
 
 
+@pytest.mark.slow
 def test_along_x_stages_shift_and_nothing_else_moves_in_the_loops(plan):
     rows = [r for r in plan.collectives().to_dict("records") if r["executions"] > 1]
     stages = [r for r in rows if "X" in r["mesh_axes"]]

@@ -115,6 +115,7 @@ def check_streamed(case, batch="X"):
     return plan
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("case", "batch"), list(zip(STREAMED, ["L", "X", "L"], strict=True)), ids=str
@@ -175,6 +176,7 @@ def test_one_permute_per_shift_and_direction(case, batch):
     assert in_the_loop(forward, "L") == [shifts, shifts]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("stream", [False, True], ids=["at the ends", "on all stages"])
 @pytest.mark.parametrize(
@@ -217,6 +219,7 @@ def once_a_step(case, remat="none"):
     return plain, plan
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("case", "remat"), list(zip(SOME[1:], ["none", "stage", "layer"], strict=True)), ids=str
@@ -267,6 +270,7 @@ def test_completion_never_partitions_what_the_loop_indexes(rounds):
     assert not any(slots)
 
 
+@pytest.mark.slow
 def test_what_comes_before_and_after_may_be_anything():
     pipe, weights, _x, _dy = of(2, 4, 1, 1)
     table = jnp.arange(32.0).reshape(8, 4) % 3
@@ -307,6 +311,7 @@ def test_a_state_of_several_values():
     np.testing.assert_array_equal(same, bias)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("more", [{}, {"stream_io": True, "remat": "layer"}], ids=str)
 def test_derivatives_of_either_mode_go_through_a_circular_pipeline(more):
@@ -408,6 +413,7 @@ def test_bad_input_says_what_to_write(given, message):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", [np.int32(2), np.int64(2), np.uint8(2)])
 def test_numbers_of_numpy_are_numbers(number):
     numbers = {"stages": number, "microbatches": number, "rounds": number}
@@ -439,6 +445,7 @@ def test_layers_of_different_numbers_and_a_batch_without_an_array():
         pipe(jnp.ones((2, 2, 8)), {})
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("more", [{"rounds": 1}, {"rounds": 2}, {"stream_io": True}], ids=str)
 def test_random_keys_pass_through_the_stages(more):

@@ -47,6 +47,7 @@ def test_ten_steps_on_devices():
     assert all(b < a for a, b in itertools.pairwise(losses)), losses
 
 
+@pytest.mark.slow
 def test_weights_sharded_along_the_data_axis_are_gathered_for_every_microbatch():
     """Section 5.2: why the paper does not shard them so."""
     plain, sharded = (narrow("layer", 8, layout) for layout in (TABLE_4, GATHERED))
@@ -86,6 +87,7 @@ def test_shares_of_the_whole_step():
     assert 0.1 < spent.recompute < 0.25
 
 
+@pytest.mark.slow
 def test_rematerialization_lets_more_microbatches_fit_and_bubbles_shrink():
     """Section 5.2."""
 

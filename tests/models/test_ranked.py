@@ -63,6 +63,7 @@ def test_every_number_is_that_of_its_own_plan(small):
         assert made.argument_bytes() == made.plan().cost("v5e").memory.argument_bytes
 
 
+@pytest.mark.slow
 def test_devices_that_share_cores_are_ranked_as_they_are_priced():
     figures = {
         "hbm_bytes": 8e9,
@@ -93,6 +94,7 @@ def test_the_order_is_by_seconds_per_sample_and_the_front_is_pareto(small):
         assert causes[one.limit] == max(causes.values())
 
 
+@pytest.mark.slow
 def test_each_strategy_is_ranked_verified_and_lowered(small):
     for strategy in ("finalized", PIPELINED):
         best = next(one for one in small.ranked if one.candidate.strategy == strategy)
@@ -184,6 +186,7 @@ def test_bad_input_is_one_line(case):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_what_is_ranked():
     """Candidates of one mesh and step come together."""
 
@@ -286,6 +289,7 @@ def test_a_ranking_prints_as_a_table():
     assert "<table" in found._repr_html_()
 
 
+@pytest.mark.slow
 def test_a_page_says_what_it_leaves_out():
     asked = {"strategy": ["fsdp"], "batch": [8, 16, 3, 5, 7]}
     found = sa.strategies(SMALL, 8, "v3", choices=asked)
@@ -309,6 +313,7 @@ def test_the_best_of_each_batch_and_of_each_order():
     assert all(since <= batch for since, batch in zip(table["since"], table["batch"], strict=True))
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_plain_data(capsys, tmp_path):
     page = tmp_path / "ranking.html"
     assert main([*ASKED, "--html", str(page), "--verify", "1"]) == 0
@@ -332,6 +337,7 @@ WRONG = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_word_or_budget_on_the_command_line_is_one_line(case, capsys):
     given, message = WRONG[case]

@@ -74,6 +74,7 @@ def test_the_train_step_unrolled():
     check_plan("finalized", EVEN, "train_step")
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_train_step_scanned(strategy):
@@ -95,6 +96,7 @@ def test_other_device_orders_change_nothing_but_the_devices(part):
     assert tuple(devices) == PERMUTED.device_ids
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_scanned_step_sends_what_the_unrolled_one_sends(strategy):

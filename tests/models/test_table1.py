@@ -46,6 +46,7 @@ def test_at_most_seven_annotations_per_layer(name, scan):
     assert table1.count_annotations(config, strategy) == 7
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("part", training.PARTS)
 @pytest.mark.parametrize("scan", [False, True])
 def test_every_argument_and_result_has_a_spec_that_fits(part, scan):

@@ -42,6 +42,7 @@ def close(got, want):
         np.testing.assert_allclose(a, b, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
 )
@@ -66,6 +67,7 @@ def moves(plan, kind, phase):
     return [r for r in rows if r["kind"] == kind and r["phase"] == phase]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["sparse MoE", "hybrid MoE"])
 def test_two_all_to_alls_per_layer_each_way(name):
     _, plan = planned(name)
@@ -121,6 +123,7 @@ def test_the_input_annotation_reaches_every_convolution():
     assert kinds == {"collective_permute", "all_reduce"}
 
 
+@pytest.mark.slow
 def test_spatial_partitioning_scales():
     """Section 5.6 measured 15.7 on 16 partitions."""
     model = UNet3D(batch=4, size=128, width=128, levels=4).model

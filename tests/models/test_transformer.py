@@ -45,6 +45,7 @@ def test_the_loss_falls(dtype):
     assert int(state["step"]) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "change", [{"scan": True}, {"remat": True}, {"scan": True, "remat": True}, {"jit": True}]
@@ -88,6 +89,7 @@ def plain_layer(weights, x):
 PLAIN = {"ffn": plain_ffn, "attention": plain_attention, "layer": plain_layer}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PLAIN)
 def test_parts_equal_plain_loops(name):
     part = training.part(name)
@@ -137,6 +139,7 @@ def plain_adafactor(weight, gradient, steps):
     return weight
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("stacked", [0, 1])
 def test_adafactor_equals_the_algorithm(stacked):
     rng = np.random.default_rng(3)

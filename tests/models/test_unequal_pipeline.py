@@ -47,6 +47,7 @@ def planned(**more):
     return sa.unequal_pipeline(stages(), IDS, microbatches=4, **more)
 
 
+@pytest.mark.slow
 def test_the_plans_of_the_stages_give_the_gradients_of_the_whole():
     pipe = planned()
     taken = [IDS.reshape(4, 6)]
@@ -142,6 +143,7 @@ def test_bad_input(made, message):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", [np.int32(3), np.ones(4, bool)], ids=["integer", "flags"])
 def test_weights_without_a_gradient_pass_by(number):
     def scaled(w, x):

@@ -86,6 +86,7 @@ def test_completion_carries_the_axis_of_the_state_to_the_gradients():
     assert kinds == {"all_reduce", "all_gather"}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("optimizer", weight_update.OPTIMIZERS)
 def test_level_3_is_proved(optimizer):
     assert planned(optimizer, 3).verify().ok

@@ -63,6 +63,7 @@ GRAPHS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_every_primitive_has_a_row(name, show):
     graph = normalise(GRAPHS[name]())

@@ -15,6 +15,7 @@ from shardalg.sizes.symbolic.lift import compare, lift
 from tests.ops.sized import HINTS, SEVERAL, Function, X, mixture, parsed
 
 
+@pytest.mark.sampled(19)
 @pytest.mark.parametrize("case", SEVERAL.values(), ids=SEVERAL)
 def test_formulas_are_the_shapes_of_a_retrace(case):
     graph, symbols = case.graph({}), case.symbols()

@@ -46,6 +46,7 @@ def primitives(graph):
     return [node.primitive for node in graph.nodes]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fn", [softmax_of_half, scanned, rematerialised])
 def test_it_computes_the_same(fn):
     graph = trace(fn, X)
@@ -128,6 +129,7 @@ def test_it_is_idempotent_and_leaves_a_clean_graph_alone():
     assert [n.signature for n in again.nodes] == [n.signature for n in clean.nodes]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("remat", [False, True])
 def test_layers_of_one_jitted_function_are_the_nodes_of_plain_ones(remat):
     """JAX traces and differentiates such a layer once; each call is written out."""
@@ -142,6 +144,7 @@ def _census(config):
     return Counter((n.signature, n.phase, n.source) for n in graph.nodes)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("scan", [False, True])
 def test_the_train_step_stays_the_train_step(scan, show):
     config = Config(L=1, scan=scan, dtype="float32", B=2, S=4, M=8, H=8, N=2, D=4, V=16)

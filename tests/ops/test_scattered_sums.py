@@ -54,6 +54,7 @@ CASES = {sliced: ONE, batched: ONE, apart: ONE, met: BOTH, onto_ones: BOTH, read
 CASES[wider] = ["add"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fn", CASES, ids=lambda fn: fn.__name__)
 def test_one_node_where_no_updates_meet(fn):
     u, at = (TWO if fn in (met, apart) else ROWS), np.int32(1)

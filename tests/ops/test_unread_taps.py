@@ -58,7 +58,7 @@ def test_the_ends_that_read_nothing_are_cut_off(name):
     assert normalise(graph) == graph
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("features", [1, 3, 8])
 @pytest.mark.parametrize("name", CASES)
 def test_a_split_kernel_gives_what_one_device_gives(name, features):

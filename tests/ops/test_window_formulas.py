@@ -16,6 +16,7 @@ from shardalg.sizes.formula import symbol
 SLOPES = [(1, 1), (2, 1), (1, 3), (3, 1), (-1, 1), (1, -1), (2, -1), (-3, 1), (-1, -1)]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("outer", "inner"), SLOPES)
 def test_reads_of_two_named_loops_are_counted(outer, inner):
     rng = random.Random(outer * 10 + inner)
@@ -53,6 +54,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_plan_with_a_named_kernel_and_image_has_formulas(name):
     """The formula's flops equal the flops of a plan made at the point, where the plan holds."""

@@ -33,7 +33,7 @@ MORE_INSTRUCTIONS = {
 FORWARD = {name.removesuffix(", gradient") for name in formatting.PROGRAMS if ", gradient" in name}
 
 
-@pytest.mark.sampled(13)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "name",
     [

@@ -20,7 +20,7 @@ MORE_BYTES = {
 }
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_right_against_one_device_and_proved(name):
     values = oracle_bytes.arguments(name)

@@ -36,6 +36,7 @@ def planned(name):
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_each_attempt_needs_less_memory_than_the_one_before(program):
     ours = [planned(name).peak_memory_bytes for name in ATTEMPTS]

@@ -96,6 +96,7 @@ NESTED = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", NESTED)
 def test_loops_on_orthogonal_axes_compose(name):
     fn, arguments, specs, results, expected = NESTED[name]

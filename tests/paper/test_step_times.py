@@ -134,6 +134,7 @@ def test_a_flat_network_foretells_worse():
     assert flat.median_left_out > 1.5 * fitted(COLUMNS).median_left_out
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("before", "after", "paper"),
     [("c3", "c5", 1.07), ("c5", "c6", 1.13)],
@@ -171,6 +172,7 @@ def test_twice_the_devices_with_twice_the_batch_take_as_long():
         assert (other / one) ** 0.5 == pytest.approx(1, abs=0.1)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("pair", [("c1", "c2"), ("c5", "c6")])
 def test_at_the_same_y_the_batch_grows_with_x_at_constant_step_time(pair):
     one, other = (column(f"narrow-bench.{name}") for name in pair)
@@ -179,6 +181,7 @@ def test_at_the_same_y_the_batch_grows_with_x_at_constant_step_time(pair):
     assert step_s(other.id) / step_s(one.id) == pytest.approx(1, abs=0.06)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("small", "large"), [("c4", "c1"), ("c5", "c2"), ("c6", "c3")])
 def test_the_narrow_model_is_faster_with_a_smaller_y(small, large, show):
     """The number of devices is equal. (16,8) and (8,16) differ by 2 %, which is too little."""

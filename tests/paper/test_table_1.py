@@ -71,7 +71,7 @@ def test_norms_and_residuals_change_no_order(name):
     assert orders(costs_of(layers()[name])) == EXPECTED[name]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("column", DENSE)
 def test_the_orders_at_the_sizes_of_every_two_dimensional_column(column):
     found = {name: orders(costs_of(made)) for name, made in layers(column).items()}

@@ -29,6 +29,7 @@ def sharded(spec, mesh, shape):
     return sa.Sharding.from_spec(spec, mesh, shape)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
 def test_the_path_sends_as_little_as_can_be_and_is_right(sizes, pair):

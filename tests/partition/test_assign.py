@@ -71,6 +71,7 @@ def time(key, choice):
     return sent * rates.sent_flops + Fraction(work, choice.devices)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", [(16, 8), (12, 6), (7, 10)], ids=str)
 def test_no_candidate_is_better_than_the_choice(shape):
     """Least time where there is arithmetic, else fewest bytes; then most devices, then first."""

@@ -24,6 +24,7 @@ def check(function, x, spec):
     return plan
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint8])
 def test_a_block_sends_a_value_and_its_place(function, dtype):
@@ -36,6 +37,7 @@ def test_a_block_sends_a_value_and_its_place(function, dtype):
     assert {"Mask", "ValueAt", "ArgReduce"} == kinds(plan)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_what_no_number_beats(function):
     """A NaN wins over all numbers, the first NaN first; infinities tie with the padding's value."""
@@ -50,6 +52,7 @@ def test_what_no_number_beats(function):
     check(function, np.array(rows, np.float32)[:, :2], P(None, ("Y", "X")))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
 @pytest.mark.parametrize(("best", "extreme"), [(lax.argmax, jnp.max), (lax.argmin, jnp.min)])
 def test_a_place_and_its_value_share_the_mask(best, extreme, dtype):
@@ -95,6 +98,7 @@ def test_accuracy_of_sharded_logits():
     assert moved < 6 * 9 * 4
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("count", [2, 8])
 def test_nearly_the_best_are_found_along_any_dimension(axis, count):

@@ -83,6 +83,7 @@ def test_two_dimensions_that_are_cut():
     check(plan, shift, arguments)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [np.bool_, jnp.bfloat16])
 def test_items_of_every_kind(dtype):
     arguments = numbers(9, 4).astype(dtype), numbers(2, 4, seed=1).astype(dtype), np.int32(4)

@@ -84,6 +84,7 @@ CASES = {
 MESH = sa.Mesh({"X": 2, "Y": 2})
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_no_more_bytes_than_xla(name):
@@ -103,6 +104,7 @@ WEIGHTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("weights", "most"), WEIGHTS, ids=str)
 def test_merged_tokens_send_no_more_than_xla(weights, most):

@@ -78,7 +78,7 @@ CASES = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", CASES)
 def test_bodies_are_partitioned_and_proved(name):
     fn, arguments, specs = CASES[name]
@@ -94,6 +94,7 @@ def test_bodies_are_partitioned_and_proved(name):
     assert any(plan.program.locals[o].sharding.key[0] for s in split for o in s.operands)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["while, contracted", "product", "nested", "gradient"])
 def test_lowered_equals_one_device(name):
     fn, arguments, specs = CASES[name]
@@ -144,6 +145,7 @@ MUTATIONS = {
 CASES_OF_MUTATIONS = {**CASES, "pair": (pair, (X, W), (P("X", None), P(None, "Y")))}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_mutations_are_refuted_and_seen(name):
     case, kind, change = MUTATIONS[name]

@@ -21,6 +21,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_no_more_than_xla_and_right(case):
     devices, size, taps, stride, padding, dilation, sent_by_xla = case

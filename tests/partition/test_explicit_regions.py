@@ -60,7 +60,7 @@ PROGRAMS = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_jit_runs_is_planned_and_equal(name):
     fn, args = PROGRAMS[name]

@@ -63,6 +63,7 @@ def planned(activation, blocks, rows, *, width=1024, hidden=4096, roles=ROLES, p
     return sa.plan(step, *state, x, x, strategy=strategy, roles=roles, options=options)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("policy", "rows"), [("paper", 6144), ("gspmd", 8192), ("paper", 32768)])
 @pytest.mark.parametrize("blocks", [1, 2])
 @pytest.mark.parametrize("activation", ACTIVATIONS)

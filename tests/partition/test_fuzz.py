@@ -62,6 +62,7 @@ STRATEGIES = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_gradient_of_a_dilated_convolution(name):
     drawn = next(fuzz.functions(random_cases.convolutions, 5001))

@@ -80,6 +80,7 @@ LOOPS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_each_loop_is_sharded_and_runs_on_devices(loop):
     rows, matrices, kinds = LOOPS[loop]
@@ -115,7 +116,7 @@ BATCHED = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ragged", BATCHED)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("axis", ["batch", "rows", "groups"])

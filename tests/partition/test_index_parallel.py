@@ -35,6 +35,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_moves_where_rows_and_indices_are_split_alike(name):
     fn, shape = CASES[name]
@@ -68,6 +69,7 @@ def test_what_counts_in_another_dimension_is_no_batch():
         assert moves(check(fn, (numbers(8, 16), LABELS), (Y, Y), P())) != []
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("count", [
     lambda n: jnp.arange(n).astype(jnp.int8).astype(jnp.int32),
     lambda n: jax.lax.iota(jnp.uint8, n).astype(jnp.int32),
@@ -78,6 +80,7 @@ def test_integers_that_wrap_around_do_not_count(count):
     assert moves(plan) != []
 
 
+@pytest.mark.slow
 def test_the_gradient_of_a_cross_entropy_moves_numbers_per_row():
     def loss(logits, labels):
         logits = jnp.asarray(logits)

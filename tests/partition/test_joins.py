@@ -28,6 +28,7 @@ def best(k):
     return lambda x: lax.top_k(x, k)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [np.float32, np.int8, np.uint8])
 def test_a_block_sends_its_best_values_and_their_places(dtype):
     """Small numbers tie often: the lower place comes first. The last block is not full."""
@@ -65,6 +66,7 @@ def complex_product(a, b):
 STARTS = (np.float32(0), np.float32(1))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("spec", [P("X", "Y"), P("Y", "X"), P(None, ("X", "Y"))], ids=str)
 def test_partial_results_are_joined_by_the_users_function(spec):
     def fn(x, y):
@@ -94,6 +96,7 @@ def test_windows_of_the_users_function():
     assert {kind for kind, _ in moves(plan)} == {"collective_permute"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("fn", "dtype"),
     [

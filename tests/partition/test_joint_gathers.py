@@ -40,6 +40,7 @@ def sharded(spec, mesh, shape, unreduced=""):
     return replace(whole, unreduced=mesh.digits(unreduced))
 
 
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("pair", GATHERED, ids=str)
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
 def test_one_gather_of_several_dimensions_is_right(sizes, pair):
@@ -57,6 +58,7 @@ def test_one_gather_of_several_dimensions_is_right(sizes, pair):
     np.testing.assert_array_equal(ran, x)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_one_reduce_scatter_of_two_dimensions_is_right(sizes, dtype):
@@ -82,7 +84,7 @@ def test_one_reduce_scatter_of_two_dimensions_is_right(sizes, dtype):
     np.testing.assert_array_equal(np.asarray(simulated, np.float32), expected)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("combine", "dtype"),
     [("sum", "float32"), ("max", "float32"), ("pick", "float32"), ("sum", "bool"), ("or", "uint8"),

@@ -91,6 +91,7 @@ def every_pair(mesh, shape, links):
             yield (*(sa.Sharding(mesh, shape, dims) for dims in (start, goal)), least)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("latency_s", "most_loss"), [(0, 1.005), (1e-8, 1.02)])
 @pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.slow)])

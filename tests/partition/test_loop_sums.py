@@ -146,7 +146,7 @@ SCALED = {  # what a step adds to the carry
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", SCALED)
 def test_a_scaled_gradient_is_reduced_once_behind_the_loop(name):
     """The factor is reduced in every iteration; the gradient, which is larger, is not."""

@@ -23,7 +23,7 @@ def wanted(mode, indices):
     return found
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16"])
 @pytest.mark.parametrize("mode", ["clip", "fill"])
 @pytest.mark.parametrize("axes", [{"X": 2}, {"X": 8}])
@@ -58,6 +58,7 @@ def test_a_scatter(dtype):
     np.testing.assert_array_equal(plan.lower()(X, indices[:, None], updates), want)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 @pytest.mark.parametrize("axes", [{"X": 2}, {"X": 4}])
 def test_places_of_the_best(dtype, axes):
@@ -111,6 +112,7 @@ def test_bytes_of_a_text_in_a_table():
     assert plan.verify().ok
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 @pytest.mark.parametrize("spec", [P("X"), P(None, "X")])
 def test_a_box(dtype, spec):

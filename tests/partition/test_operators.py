@@ -29,6 +29,7 @@ def check_dots(sizes, layouts):
         check_equal(planned(dot, arguments, (P(*lhs), P(*rhs))), dot, arguments)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("sizes", [(8, 16, 8), (7, 9, 5)], ids=str)
 def test_dot_of_every_pair_of_layouts(sizes):
     check_dots(sizes, LAYOUTS)
@@ -146,6 +147,7 @@ OPERATORS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_layout_operators(name):
     fn, shapes, specs, out, moving = OPERATORS[name]
@@ -163,6 +165,7 @@ def test_axes_of_size_1_move_nothing(axes):
     assert kinds(plan) == set()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [(0, 3), (1, 1), (1, 5), (3, 0)], ids=str)
 def test_sizes_0_and_1_are_legal(shape):
     checked(lambda x: (jnp.exp(x).sum(0), x.T + 1, x.sum()), (numbers(*shape),), (P("X", "Y"),))

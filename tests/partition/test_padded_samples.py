@@ -72,7 +72,7 @@ def planned(function, w, x, devices, out=SPLIT, **switches):
     return sa.plan(function, w, x, mesh=sa.Mesh({"x": devices}), **specs)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("samples", "devices"), SAMPLES)
 @pytest.mark.parametrize("name", CASES)
 def test_uneven_samples_send_nothing(name, samples, devices):
@@ -88,6 +88,7 @@ def test_uneven_samples_send_nothing(name, samples, devices):
     np.testing.assert_allclose(whole, expected, rtol=2e-4, atol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["conv 2d", "tokens"])
 def test_lowered_programs_compute_what_one_device_does(name):
     function, weights, sample = CASES[name]
@@ -104,6 +105,7 @@ def test_gradients_of_two_layers_send_nothing():
     assert plan.verify().ok
 
 
+@pytest.mark.slow
 def test_a_sum_over_merged_samples_reads_zeros_for_those_that_were_added():
     """The loss of a sample of zeros is infinite, and its gradient is nan."""
     w, x = drawn(4, 6), drawn(13, 3, 4, seed=1)
@@ -134,6 +136,7 @@ def channels_first(w, x):
     return jnp.tanh(x.transpose(1, 0, 2).reshape(t * n, d) @ w).reshape(t, n, -1).sum(0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("function", [gram, softmax, channels_first])
 @pytest.mark.parametrize(("samples", "devices"), [(13, 4), (9, 8)])
 def test_samples_that_are_read_together_are_right(function, samples, devices):

@@ -39,6 +39,7 @@ RINGS = sa.Options(switches=sa.Switches(collective_matmul=True))
 PLAIN = sa.Options(switches=sa.Switches(join_formatting=False))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("options", [sa.Options(), RINGS, PLAIN], ids=["default", "rings", "plain"])
 @pytest.mark.parametrize("fn", [twice, looped, picked])
 def test_every_stage_is_well_formed_and_computes_the_function(fn, options):

@@ -12,7 +12,7 @@ from tests.partition.planned import checked, kinds, moves, numbers
 FUNCTIONS = (lax.cumsum, lax.cumprod, lax.cummax, lax.cummin, lax.cumlogsumexp)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_one_place_of_every_block_is_carried(function, reverse):

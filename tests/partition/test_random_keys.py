@@ -87,7 +87,7 @@ def numbers(tree):
     return [np.asarray(jax.random.key_data(x) if is_key else x) for x, is_key in pairs]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("result", [None, X], ids=["", "cut"])
 @pytest.mark.parametrize("name", CASES)
 def test_keys_are_one_devices(name, result):
@@ -105,6 +105,7 @@ def test_keys_are_one_devices(name, result):
             np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("policy", ["paper", "gspmd", "shardy", "jit", "cost"])
 def test_closed_over_keys_are_words_in_every_policy_and_in_a_file(policy, tmp_path):
     fn, given, layouts = CASES["closed over, many"]

@@ -31,6 +31,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(26)
 @pytest.mark.parametrize("out", [None, P(), P("Y"), P(None, "X"), P("X", "Y"), P(("Y", "X"))])
 @pytest.mark.parametrize("spec", [P(None, "Y"), P(None, "Y", "X"), P("X", "Y"), P("Y"), P()])
 def test_a_reshape_in_another_order_of_dimensions(spec, out):
@@ -43,6 +44,7 @@ def test_a_reshape_in_another_order_of_dimensions(spec, out):
     assert plan.verify().ok
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", CASES)
 def test_only_what_lies_elsewhere_is_sent(name):
     shape, out_shape, spec, out, most = CASES[name]

@@ -286,6 +286,7 @@ def test_short_paths(source, target, kinds, wire_elements):
 LAYOUTS = [P("Y"), P(("X", "Y")), P("X", "Y"), P("Y", "X"), P(None, ("Y", "X"))]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [16, 13])
 def test_paths_run_on_devices_too(size):
     """Each layout to each other one in one program: sub-axes and permutes lower too."""

@@ -39,6 +39,7 @@ def wire_bytes(plan):
     return sum(row["wire_bytes"] * row["executions"] for row in plan.collectives_table)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_only_the_blocks_are_combined(name):
     fn, arguments, specs, out, left = CASES[name]

@@ -20,6 +20,7 @@ def masks(a, b):
     return a * mask, b * mask
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("policy", ["paper", "shardy", "cost"])
 def test_a_mask_of_positions_is_made_again_in_every_layout(policy):
     arguments = numbers(8, 8), numbers(8, 8, seed=1)

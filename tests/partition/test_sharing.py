@@ -152,6 +152,7 @@ SCANS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("out", [None, (P(None, "Y"), P("Y", "X"))], ids=["completed", "given"])
 @pytest.mark.parametrize("name", SCANS)
 def test_scans_whose_layouts_differ_inside_and_outside(name, out):

@@ -79,7 +79,7 @@ def planned(name, options):
     return sa.plan(fn, *arguments, options=options, **layouts)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", CASES)
 def test_a_loop_fetches_one_layer_per_iteration(name):
     fn, arguments, *_ = CASES[name]

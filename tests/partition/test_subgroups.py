@@ -97,7 +97,7 @@ def right_and_proved(plan, fn, values, *, lowered=False):
     assert plan.verify().ok, plan.verify().refuted
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", CASES)
 def test_a_body_is_planned_on_the_automatic_axes(name):
     fn, values, specs = CASES[name]
@@ -110,7 +110,7 @@ def test_a_body_is_planned_on_the_automatic_axes(name):
 PAIRS = {"neighbours": [[0, 1], [2, 3]], "far": [[0, 2], [1, 3]], "any": [[3, 0], [1, 2]]}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mesh", [MESH, sa.Mesh({"L": 4})], ids=["some axes", "all axes"])
 @pytest.mark.parametrize("name", PAIRS)
 def test_sums_over_groups_of_an_axis(name, mesh):
@@ -154,7 +154,7 @@ ALONG = {
 BLOCKS = {(8, 16): P("a", "b"), (8, 8): P("b"), (4, 32): P(None, ("b", "a"))}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", BLOCKS)
 @pytest.mark.parametrize("name", ALONG)
 def test_what_is_sent_along_one_of_two_axes(name, shape):
@@ -251,6 +251,7 @@ def piped_by_vmap(w, xs):
     return lax.scan(step, start, xs)[1][STAGES - 1 :, -1]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("is_gradient", [False, True])
 def test_a_pipeline_by_hand_costs_what_one_by_vmap_does(is_gradient):
@@ -318,7 +319,7 @@ def test_an_axis_that_is_manual_already_is_named():
         sa.plan(sa.manual(lambda x: inner(x), "L"), X, mesh=MESH)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("activation", [lambda x: x, jax.nn.relu, jnp.tanh])
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_experts_by_hand_send_what_they_say(activation, is_cut):

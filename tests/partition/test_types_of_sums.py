@@ -72,6 +72,7 @@ def sent(plan):
             yield local.dtype, prod(local.shape) * jnp.dtype(local.dtype).itemsize
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CASES)
 def test_parts_are_sent_in_the_type_in_which_xlas_partitioner_sends_them(name):
     fn, dtype, wanted = CASES[name]
@@ -132,7 +133,7 @@ def test_whole_numbers_are_added_up_in_the_type_that_is_asked_for(name):
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", NARROW)
 def test_wide_sums_are_sent_in_float32_and_rounded_once(name, show):
     fn, dtype, _ = CASES[name]
@@ -243,7 +244,7 @@ ROUNDED = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("finite", [False, True])
 @pytest.mark.parametrize("name", ROUNDED)
 def test_sums_of_floats_given_as_whole_numbers_are_cut_off_once(name, finite):

@@ -50,6 +50,7 @@ def uneven_pairs(sizes, *, count, **more):
             yield source, target
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("sizes", [SMALL, LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("count", [150, pytest.param(3000, marks=pytest.mark.slow)])
 def test_a_detour_costs_no_less(sizes, count, show):

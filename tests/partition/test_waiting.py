@@ -66,7 +66,7 @@ def kinds(plan):
             if isinstance(a, AllReduce | Apply)]  # fmt: skip
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_sum_is_that_of_one_device_whatever_its_numbers_are(name):
     fn, *arguments = CASES[name]
@@ -91,7 +91,7 @@ WAITS = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [np.float32, np.complex64, np.int32])
 @pytest.mark.parametrize("name", WAITS)
 def test_a_sum_waits_where_every_number_allows_it(name, dtype):

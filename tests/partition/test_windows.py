@@ -156,7 +156,7 @@ def test_windows_are_right_proved_and_fetched(name):
     assert {kind for kind, _ in moves(plan)} <= {"collective_permute", "all_reduce"}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", LOWERED)
 def test_lowered_windows_equal_one_device(name):
     plan, fn, arguments = plan_of(CASES[name])

@@ -30,6 +30,7 @@ def results(fn, case, kind):
         return np.asarray(jax.jit(fn)(*given))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES, ids=[case[0].__name__ for case in CASES])
 def test_a_sharding_error_becomes_working_code(case, tmp_path):

@@ -114,6 +114,7 @@ def check_whole(case, tmp_path):
     return found
 
 
+@pytest.mark.slow
 def test_a_line_between_two_layouts_of_a_sum(tmp_path):
     found = check_whole(SUM, tmp_path)
     assert found.before.wire_bytes > 4 * found.plan_bytes
@@ -151,6 +152,7 @@ def test_no_patch_is_an_answer():
 HALVES = (programs.halves, (programs.array(64, 512),), {"data": 8}, (P("data"),))
 
 
+@pytest.mark.slow
 def test_a_sharding_that_the_plan_does_not_have_may_help():
     """The plan exchanges rows in pairs of devices, which no PartitionSpec can say."""
     found = patched(HALVES)
@@ -213,6 +215,7 @@ def test_edits_at_one_place_nest():
     )
 
 
+@pytest.mark.slow
 def test_the_page_about_patches_runs(tmp_path, monkeypatch):
     page = Path(__file__).parents[2] / "docs/patch.md"
     files = re.findall(r"<!-- file: (\S+) -->\n```\n(.*?)```", page.read_text(), re.DOTALL)
@@ -244,7 +247,7 @@ SOURCES = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", SOURCES)
 def test_sources_of_every_form(kind, tmp_path):
     """The diff keeps the bytes of the file, and `git apply` takes it."""

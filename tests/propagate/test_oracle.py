@@ -58,6 +58,7 @@ def compared(name, policy):
     return [match for match in found if match.kind in align.TARGETS]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_recorded_programs_are_completed_as_by_xla(policy, show):
     names = [name for name in corpus.names() if (policy, name) not in PINNED]
@@ -118,6 +119,7 @@ ASKED = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_harder_programs_asked_live(policy):
     """New programs, and siblings of recorded ones; `make xla-completion` checks 500."""
@@ -131,6 +133,7 @@ def test_harder_programs_asked_live(policy):
     assert wrong == []
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_plans_of_harder_programs_are_proved(policy):
     """Also of one in which a dimension that x splits is split by y too, which is no merge."""
@@ -171,6 +174,7 @@ MUTATIONS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("policy", "name"), [(p, n) for p, names in MUTATIONS.items() for n in names]
 )

@@ -116,6 +116,7 @@ def layout_at(plan, number):
     return rows[rows["value"].str.startswith("annotate")]["sharding"].iloc[number]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("there", THERE)
 def test_constraints_in_the_function_bring_another_mesh(there):
     function = constrained(THERE[there])

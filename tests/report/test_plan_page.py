@@ -43,6 +43,7 @@ def page(plan, tmp_path_factory):
     return path.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_lines_and_modules_add_up_to_the_step(plan, page):
     cost = plan.cost("h100")
     data = data_of(page)
@@ -82,6 +83,7 @@ def test_the_page_has_the_source_and_loads_nothing(page):
     assert not re.search(r"\b(src|href)\s*=|@import|url\(|https?:", page)
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_the_same_page(plan, page):
     shown = plan._repr_html_()
     assert data_of(shown)["collectives"][0]["s"] > 0

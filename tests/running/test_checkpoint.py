@@ -78,6 +78,7 @@ def bits(x):
     return np.asarray(x)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "axes", [{"X": 2, "Y": 4}, {"X": 4, "Y": 2}, {"X": 8}, {"X": 3, "Y": 2}], ids=str
@@ -121,6 +122,7 @@ def test_a_cut_file(copy):
         lowered(X=2, Y=4).load_state(copy)
 
 
+@pytest.mark.slow
 def test_a_missing_shard(copy):
     file = largest(copy)
     file.unlink()
@@ -153,7 +155,7 @@ def test_flipped_bits(tmp_path):
     assert any("one: state is not what was saved: bits changed" in text for text in refused)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "bfloat16", "float32", "complex64"])
 def test_a_digest_tells_every_bit(dtype):
     rng = np.random.default_rng(0)
@@ -168,6 +170,7 @@ def test_a_digest_tells_every_bit(dtype):
     assert len(seen) == 1 + flat.size * len(range(0, 1 if dtype == "bool" else 8, 3))
 
 
+@pytest.mark.slow
 def test_what_orbax_cannot_read(copy):
     file = copy / "state" / "manifest.ocdbt"
     file.write_bytes(bytes(file.stat().st_size))
@@ -182,6 +185,7 @@ def test_not_complete(copy, tmp_path):
             lowered(X=2, Y=4).load_state(path)
 
 
+@pytest.mark.slow
 def test_nothing_is_overwritten(saved):
     path, state = saved
     before = {f: f.read_bytes() for f in path.rglob("*") if f.is_file()}
@@ -190,6 +194,7 @@ def test_nothing_is_overwritten(saved):
     assert {f: f.read_bytes() for f in path.rglob("*") if f.is_file()} == before
 
 
+@pytest.mark.slow
 def test_another_models_tree(copy):
     listed = json.loads((copy / "shardalg.json").read_text())
     listed["arrays"]["[0]['uneven']"] = ["float32", [10, 8]]

@@ -105,6 +105,7 @@ def test_four_processes(here):
     check_uneven(4)
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_the_run(here, capsys):
     (here / "out.npz").write_text("of before")
     start = time.monotonic()
@@ -152,6 +153,7 @@ WRONG = {
 }
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_use_is_an_error_without_a_traceback(here, capsys, name):
     arguments, words = WRONG[name]

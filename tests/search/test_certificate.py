@@ -58,6 +58,7 @@ def test_it_proves_the_minimum(first):
         assert expected - 2 * len(factors.edges) - 1 <= proved.bound_ps <= expected, seed
 
 
+@pytest.mark.slow
 def test_every_mesh_of_a_search_has_one(found, tmp_path, capsys):
     for number, row in enumerate(found.rows):
         path = tmp_path / f"{number}.json"

@@ -134,6 +134,7 @@ READ = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("name", READ)
 def test_layouts_are_those_of_shardy(name):
     text, place, want = READ[name]

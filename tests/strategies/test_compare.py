@@ -380,6 +380,7 @@ def test_the_largest_batch_fits_and_a_larger_one_does_not():
         assert peak(2 * largest) > row.capacity_bytes
 
 
+@pytest.mark.slow
 def test_the_largest_batch_of_the_present_annotations():
     mesh = jax.sharding.AbstractMesh((8,), ("data",))
     given = (NamedSharding(mesh, P()), NamedSharding(mesh, P("data")))

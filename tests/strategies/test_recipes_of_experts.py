@@ -178,6 +178,7 @@ def test_experts_have_the_layouts_of_maxtext():
     assert found.in_shardings[2] == P(("fsdp", "expert"), None)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("config", [Config(), Config(scan=True), Config(K=4)])
 def test_two_d_is_the_finalized_strategy_of_the_paper(config):
     mesh = sa.Mesh({"X": 2, "Y": 4})
@@ -211,6 +212,7 @@ def test_two_d_is_the_finalized_strategy_of_a_part(part):
         assert differences(spelled(ours), spelled(theirs)) == {}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("config", [Config(), Config(gated=True, K=4)])
 def test_fsdp_and_tensor_are_the_strategy_that_dense_models_have(config):
     """`models/dense_strategies.py`, whose predictions are compared with published runs."""

@@ -104,6 +104,7 @@ def test_tensor_parallelism_sums_twice_per_pass():
     assert 0 <= sent["all_reduce"] - 3 * 2 * share(activations) <= 4 * 2 * share(tokens)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("recipe", "mesh"),
     [

@@ -200,6 +200,7 @@ def test_strategies_share_the_trace_of_a_point():
     assert {97, 101} < {*traced[before:]}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("measured", "text"),
     [

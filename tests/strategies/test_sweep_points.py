@@ -58,6 +58,7 @@ def check_points(found, hardware, count, seed):
     return {row.source for row in rows}
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("hardware", ["h100:64", "v5e"])
 def test_points_equal_plans_made_there(hardware):
@@ -143,6 +144,7 @@ def test_sizes_and_policies_of_a_plan_on_a_mesh_in_numbers():
     check_points(found, "h100:64", 3, SEED)
 
 
+@pytest.mark.slow
 def test_ranking_pareto_and_look_up(tmp_path):
     found = plan().sweep("v5e", mesh=MESHES, B=[384, 512], remat=POLICIES[:3])
     assert [row.order for row in found.rows] == sorted(row.order for row in found.rows)

@@ -64,6 +64,7 @@ def test_twenty_steps_equal_one_device(step, plan):
     np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_state_is_donated(step, plan):
     arguments = placed(step)
     jax.block_until_ready(plan.lower()(*arguments))

@@ -148,6 +148,7 @@ def cut_and_summed(x, start):
     return x[1:5], x.reshape(4, 2), lax.reduce(x, start, lambda a, b: add(a, b) * 1, (0,))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [p.Apply, p.Fold])
 @pytest.mark.parametrize("other", [float, bool])
 def test_a_parameter_is_of_the_type_that_the_node_has(kind, other):

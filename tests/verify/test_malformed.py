@@ -64,6 +64,7 @@ def in_attributes(step, field, value):
     return replace(step, attributes=replace(step.attributes, **{field: value}))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_no_tampering_ends_in_an_exception(name):

@@ -92,6 +92,7 @@ def widened(plan, loops, before, behind):
     return replace(program, block=block, locals=tuple(locals_))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", WHOLE)
 def test_of_what_is_whole_there_is_no_place_more(name):
     """A dimension declared as a loop of its own is first whole, then cut to the real size."""

@@ -109,6 +109,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", CASES)
 def test_the_program_as_planned_is_right(name):
     CASES[name].check()

@@ -74,6 +74,7 @@ PROGRAMS = {
 CASES = {name: Case(*row) for name, row in PROGRAMS.items()}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_the_program_as_planned_is_right(name):
     CASES[name].check()

@@ -88,6 +88,7 @@ def test_nothing_is_restated_of_a_primitive_without_a_row():
     assert verify(plan.sharded, stated(2)).ok
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_what_an_operator_runs_with_is_derived(name):
     program, primitive, param, value = PARAMETERS[name]

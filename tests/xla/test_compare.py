@@ -61,6 +61,7 @@ def stages_by_hand(x, w):
     return sa.annotate(region(x, w), "handed on")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("partitioner", ["gspmd", "shardy"])
 def test_of_a_region_over_some_axes_xla_is_asked_as_it_is_written(partitioner):
     """XLA's result for the function under `jax.jit` is the judge."""

@@ -66,6 +66,7 @@ def odd(x):
     return x.reshape(10, 12)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("function", [mirrored, odd])
 def test_layouts_that_are_no_digits_or_no_spec_are_no_error(function):
     """GSPMD mirrors the devices of a reversal, and splits reshapes as no spec can."""
