@@ -95,8 +95,8 @@ class Code:
     classes: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     mentions: list[tuple[str, str]] = field(default_factory=list)
 
-    def add(self, path: Path, text: str, tree: ast.Module) -> None:
-        """Read one file."""
+    def add(self, path: Path, text: str, nodes: list[ast.AST]) -> None:
+        """Read one file, whose syntax tree has these nodes."""
         lines = text.splitlines()
         self.lines += len(lines)
         self.known.update((path.stem, *path.relative_to(ROOT).parts))
@@ -104,13 +104,13 @@ class Code:
             own_line = token.type == tokenize.COMMENT
             if own_line and lines[token.start[0] - 1].lstrip().startswith("#"):
                 self.comment_lines += 1
-        for node in ast.walk(tree):
+        for node in nodes:
             self._names(node)
             if isinstance(node, ast.ClassDef):
                 self.classes[node.name].append(str(path.relative_to(ROOT)))
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 self._function(path, node)
-        for line, docstring, _ in docstrings(tree):
+        for line, docstring in docstrings(nodes):
             for name in re.findall(r"`([A-Za-z_][\w.]*)`", docstring):
                 self.mentions.append((f"{path.relative_to(ROOT)}:{line}", name))
 
@@ -164,13 +164,13 @@ class Code:
         ]
 
 
-def docstrings(tree: ast.Module) -> Iterator[tuple[int, str, ast.AST]]:
-    """Yield line, text and owner of each docstring."""
-    for node in ast.walk(tree):
+def docstrings(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each docstring."""
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
             text = ast.get_docstring(node)
             if text:
-                yield node.body[0].lineno, text, node
+                yield node.body[0].lineno, text
 
 
 def paragraphs(text: str) -> Iterator[str]:
@@ -181,16 +181,17 @@ def paragraphs(text: str) -> Iterator[str]:
             yield paragraph
 
 
-def read(folder: Path) -> tuple[Texts, Code]:
-    """Read the Python files of a folder."""
-    texts, code = Texts(), Code()
+def read(folder: Path, code: Code | None = None) -> Texts:
+    """Read the docstrings of a folder's Python files, and into `code` the shape of the files."""
+    texts = Texts()
     for path in sorted(folder.rglob("*.py")):
         text = path.read_text()
-        tree = ast.parse(text)
-        code.add(path, text, tree)
-        for line, docstring, _ in docstrings(tree):
+        nodes = list(ast.walk(ast.parse(text)))
+        if code is not None:
+            code.add(path, text, nodes)
+        for line, docstring in docstrings(nodes):
             texts.add(f"{path.relative_to(ROOT)}:{line}", docstring)
-    return texts, code
+    return texts
 
 
 def read_pages() -> Texts:
@@ -212,8 +213,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--list", metavar="KIND", help="print the places of one kind of fault")
     kind = parser.parse_args().list
-    texts, code = read(PACKAGE)
-    others = {name: read(ROOT / name)[0] for name in ("tests", "benchmarks")}
+    code = Code()
+    texts = read(PACKAGE, code)
+    others = {name: read(ROOT / name) for name in ("tests", "benchmarks")}
     everywhere = {"shardalg": texts, **others, "pages": read_pages()}
     if kind:
         lists = {"once": code.once, "classes": code.several, "undefined": code.undefined}
