@@ -33,8 +33,7 @@ Columns:
 - **whole**: loops that stay whole on every device, because the operator needs all iterations.
 - **not yet**: loops that are not partitioned yet, with the communication that they would need.
 
-If a sharded dimension has to be whole, its sharding moves to another free loop, and back
-afterwards. If no loop is free, the dimension is gathered. That costs bytes, never correctness.
+A sharding moves to another free loop, and back afterwards, if its dimension has to be whole. If no loop is free, the dimension is gathered. That costs bytes, never correctness.
 `plan.warnings()` shows how many bytes.
 """
 # The first class that occurs decides, because loops of several classes can be in one index.
