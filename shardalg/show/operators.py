@@ -33,7 +33,8 @@ Columns:
 - **whole**: loops that stay whole on every device, because the operator needs all iterations.
 - **not yet**: loops that are not partitioned yet, with the communication that they would need.
 
-A sharding moves to another free loop, and back afterwards, if its dimension has to be whole. If no loop is free, the dimension is gathered. That costs bytes, never correctness.
+A sharding moves to another free loop, and back afterwards, if its dimension has to be whole. The
+dimension is gathered if no loop is free. That costs bytes, never correctness.
 `plan.warnings()` shows how many bytes.
 """
 # The first class that occurs decides, because loops of several classes can be in one index.
