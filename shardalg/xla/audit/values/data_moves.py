@@ -441,9 +441,7 @@ def _hides(pool: ArrayPool, x: View, flags: PerDevice, dim: int | None) -> bool:
     for d, line in enumerate(x.lines):
         is_masked_dim = d == dim
 
-        def shows_fill(
-            flags: np.ndarray, line: np.ndarray, is_masked_dim: bool = is_masked_dim
-        ) -> np.ndarray:
+        def shows_fill(flags: Any, line: Any, is_masked_dim: bool = is_masked_dim) -> Any:
             """Return whether a place without an element is kept along one dimension, [classes].
 
             Along another dimension than the mask's, a place is kept if the mask keeps any place.
