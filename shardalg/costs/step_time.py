@@ -691,8 +691,8 @@ class Pricing:
         if type(instruction.attributes) is not Apply or instruction.node is None:
             return 0, 0, math.inf
         signature = self.graph.nodes[instruction.node].signature
-        held, values = self.program.locals, (*instruction.operands, *instruction.results)
-        shapes = tuple([held[v].shape for v in values])
+        planned_locals, values = self.program.locals, (*instruction.operands, *instruction.results)
+        shapes = tuple([planned_locals[v].shape for v in values])
         row = self.rows.get(instruction.results[0]) if instruction.results else None
         params = instruction.attributes.params if windows(signature) else ()
         padded = padded_flops(signature, shapes, self.hardware.matrix_unit, params, row)
@@ -702,9 +702,10 @@ class Pricing:
         # a part of the rows that depends on local and global shapes (`global_signature` has the
         # global ones).
         if self.sizes is not None and dict(instruction.attributes.loops):
-            whole = self.global_signature(self.graph.nodes[node])[1]
+            global_shapes = self.global_signature(self.graph.nodes[node])[1]
             flops, padded = (
-                of_named_groups(signature, (shapes, whole), count) for count in (flops, padded)
+                of_named_groups(signature, (shapes, global_shapes), count)
+                for count in (flops, padded)
             )
         # The backward pass of a fused attention kernel computes its scores again.
         flops, padded = (with_recomputed(self.graph, node, count) for count in (flops, padded))

@@ -82,6 +82,7 @@ class Topology:
         order: Sequence[str] = (),
         network_axes: str | Sequence[str] = (),
     ) -> None:
+        """Check the arguments and store them in the fields, each in the field's type."""
         # A chip's name, text and lists are accepted, but the fields have one hashable type each.
         chip = load(hardware)
         given = _shape(chip, shape, chips)
@@ -149,6 +150,7 @@ class Topology:
         return self
 
     def __repr__(self) -> str:
+        """Return the topology as text, such as `Topology(tpu_v5e:16x16, slices=2)`."""
         slices = f", slices={self.slices}" if self.slices > 1 else ""
         order = f", order={','.join(self.order)}" if self.order else ""
         crossing = f", network_axes={','.join(self.network_axes)}" if self.network_axes else ""

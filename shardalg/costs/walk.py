@@ -134,9 +134,10 @@ def sent_bytes(program: SpmdProgram, instruction: Instruction) -> Any:
     """
     attributes = instruction.attributes
     if isinstance(attributes, RaggedAllToAll):
-        rows, into = (local_bytes(program, [value]) for value in instruction.operands[:2])
-        return busiest_bytes(attributes, rows, into)
-    moving = (
+        rows, received_into = (local_bytes(program, [value]) for value in instruction.operands[:2])
+        return busiest_bytes(attributes, rows, received_into)
+    # The first operands are those that a collective moves.
+    moved_count = (
         attributes.moving(len(instruction.results)) if isinstance(attributes, Collective) else None
     )
-    return local_bytes(program, instruction.operands[:moving])
+    return local_bytes(program, instruction.operands[:moved_count])

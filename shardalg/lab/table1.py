@@ -271,14 +271,14 @@ def plan_part(config: Config, mesh: Mesh, strategy: str, name: str) -> Plan:
     Args:
       strategy: the name of a row of Table 1. name: the part, one of `training.PARTS`.
     """
-    chosen = part(name)
-    arguments = chosen.named_arguments if mesh.symbolic else chosen.arguments
+    model_part = part(name)
+    arguments = model_part.named_arguments if mesh.symbolic else model_part.arguments
     return plan(
-        chosen.function(config),
+        model_part.function(config),
         *arguments(config),
         strategy=STRATEGIES[strategy](mesh, config, name),
-        roles=chosen.roles(),
-        donate_argnums=chosen.donate_argnums(),
+        roles=model_part.roles(),
+        donate_argnums=model_part.donate_argnums(),
     )
 
 

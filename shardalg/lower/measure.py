@@ -337,7 +337,9 @@ def timed_call(call: Callable[[], Any]) -> tuple[TimedRun, Any]:
     """Call a function, wait until its results are ready, and return its time and the results."""
     start, busy = time.perf_counter(), time.process_time()
     outputs = jax.block_until_ready(call())
-    # CPU devices share cores: busy seconds do not depend on other processes.
+    # Other processes on the same cores lengthen the time by the clock, but not the processor time
+    # of this process. Therefore both are measured. Processor time is the sum over all cores, so it
+    # is divided by their number.
     busy_s = (time.process_time() - busy) / cores()
     return TimedRun(time.perf_counter() - start, busy_s), outputs
 

@@ -145,7 +145,8 @@ def _merge_many(operands: tuple[Sharding, ...], policy: str, decide: str) -> Ver
         raise ShardingError(f"decide={decide!r} is not one of {list(DECIDERS)}.")
     merged = operands[0]
     for operand in operands[1:]:
-        # Each step is exact, because a merge is the coarsest sharding.
+        # Two at a time lose no solution. A merge is the coarsest sharding that agrees with both, so
+        # each sharding that agrees with all operands also agrees with the merge so far.
         if decide == "closed_form":
             verdict = _merge(merged, operand, policy, "merge")
         else:

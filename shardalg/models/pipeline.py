@@ -106,6 +106,7 @@ class Pipeline:
         stages, rounds = self.schedule.stages, self.schedule.rounds
 
         def stacked(leaf: Array) -> Array:
+            """Return one weight of all layers, (layers, ...), in the pipeline's order."""
             count = self.schedule.layers_per_round(leaf.shape[0])
             # Layer (r * stages + s) * count + i is layer i of stage s in round r: the order of the
             # layers has rounds as its major dimension, the result has stages.
@@ -185,6 +186,7 @@ class Pipeline:
             # Column t moves up by one stage towards stage 0, where microbatches enter. The place
             # that becomes free on the last stage takes the microbatch that leaves now.
             def moved_up(io: Array, state: Array) -> Array:
+                """Return the slots `io` with the column of iteration t moved up by one stage."""
                 stage = lax.broadcasted_iota(jnp.int32, state.shape, 0)
                 column = jnp.pad(self._fresh(t, io), [(0, 1), *[(0, 0)] * (state.ndim - 1)])[1:]
                 is_last = stage == self.schedule.stages - 1

@@ -182,10 +182,22 @@ class UnequalPipeline:
         chip, timeline = machine(hardware), self.timeline(hardware)
         rows = []
         for number, (stage, order) in enumerate(zip(self.stages, self._orders, strict=True)):
-            waits, kept = timeline.seconds(BUBBLE, number), in_flight(order)
-            peak = stage.peak_memory_bytes(chip, kept, self.microbatches)
-            works = timeline.step_s - waits
-            rows.append((number, repr(stage.mesh), works, waits, kept, peak, "not lowered"))
+            waiting_s, microbatches_kept = timeline.seconds(BUBBLE, number), in_flight(order)
+            # The stage keeps activations of every microbatch that is between its forward and
+            # backward pass.
+            peak = stage.peak_memory_bytes(chip, microbatches_kept, self.microbatches)
+            busy_s = timeline.step_s - waiting_s
+            rows.append(
+                (
+                    number,
+                    repr(stage.mesh),
+                    busy_s,
+                    waiting_s,
+                    microbatches_kept,
+                    peak,
+                    "not lowered",
+                )
+            )
         names = ("stage", "mesh", "busy_s", "waits_s", "in_flight", "peak_memory_bytes", "lowered")
         return Table(names, tuple(rows))
 

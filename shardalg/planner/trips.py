@@ -61,7 +61,8 @@ def while_loops(graph: Graph) -> tuple[WhileLoop, ...]:
     loops = []
     for number, node in enumerate(nodes, 1):
         name = f"trips_{number}"
-        # A source line stays valid if loops before it are added. It is no key of two loops, though.
+        # The source line is preferred, because the numbers in "trips_1", "trips_2" shift if another
+        # loop is traced before. If two loops are on one line, only the name tells them apart.
         key = node.source if node.source and loops_on_line[node.source] == 1 else name
         loops.append(WhileLoop(node, name, key, graph.iterations(node)))
     return tuple(loops)

@@ -255,6 +255,8 @@ class _AskedFact(NamedTuple):
 def _largest_intermediate(largest: Mapping[Any, float], formula: Formula) -> float:
     """Return a bound of the absolute values of all numbers in the evaluation of a formula.
 
+    A formula is evaluated as a fraction (`Formula.fraction`): a sum of terms, and the denominator.
+
     Args:
       largest: the largest value of each size; the smallest is at least 1.
     """
@@ -264,18 +266,21 @@ def _largest_intermediate(largest: Mapping[Any, float], formula: Formula) -> flo
         inner_formulas = [atom.ratio] if type(atom) is Ceil else [atom.first, atom.second]
         inner_bound = max(_largest_intermediate(largest, part) for part in inner_formulas)
         bounds.append(inner_bound)
-        # A ceiling exceeds its ratio by less than 1.
+        # A ceiling exceeds its ratio by less than 1. A maximum does not, but the bound may be
+        # larger.
         largest_of[atom] = inner_bound + 1
-    # The numerator (`Formula.fraction`) is each term times the common denominator: `scale` times
-    # the largest negative power of each factor.
+    # The numerator is each term times the common denominator: `scale` times the largest negative
+    # power of each factor.
     scale: Any = math.lcm(*(c.denominator for c in formula.terms.values()))
     powers: dict[Any, Any] = {}
     for monomial in formula.terms:
         for factor, e in monomial:
             powers[factor] = max(powers.get(factor, 0), -e)
-    denominator: Any = math.prod(largest_of[f] ** e for f, e in powers.items())
+    powers_bound: Any = math.prod(largest_of[f] ** e for f, e in powers.items())
     terms = formula.terms.items()
-    numerator: Any = sum(
+    # A factor is at least 1, so a negative power of it is at most 1 and is left out of the bound.
+    terms_bound: Any = sum(
         abs(c) * scale * math.prod(largest_of[f] ** e for f, e in m if e > 0) for m, c in terms
     )
-    return max(float(numerator) * max(denominator, 1.0), *bounds)
+    # The numerator is at most this sum times the powers of the denominator.
+    return max(float(terms_bound) * max(powers_bound, 1.0), *bounds)

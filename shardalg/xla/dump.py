@@ -389,6 +389,7 @@ class _ConstrainedFunction:
         return jax.lax.with_sharding_constraint(x, self._named(sharding))
 
     def _named(self, sharding: Sharding) -> NamedSharding:
+        """Return a sharding in JAX's form, in which the compiler may shard the open dimensions."""
         spec = list(self.axes.spec(sharding))
         for dim in sharding.unspecified_dims:
             # JAX cannot express a dimension that is open behind given axes; it keeps the axes only.

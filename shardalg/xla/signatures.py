@@ -207,6 +207,7 @@ class HloSide:
     _above: dict[tuple[AnchorKey, int | None], Above] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Record, for each called computation, the instruction that returns its results."""
         self._caller: dict[str, HloInstruction] = {}
         for computation in self.module.computations.values():
             for instruction in computation.values():

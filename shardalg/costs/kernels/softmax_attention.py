@@ -78,12 +78,14 @@ class _Search:
                 self._follow(node)
 
     def _follow(self, node: Node) -> None:
-        """Update the tables `roots`, `powers` and `summed` for one node.
+        """Record for one node's results from which matrix products they are computed.
 
-        The result of a product is computed from this product alone. The result of another node is
-        computed from the products of its operands of equal size. It is in `powers` if the node is
-        an exponential, or if such an operand is. Operands of a sum along one dimension are in
-        `summed`.
+        `roots` has the products of each value. The result of a product has this product alone. The
+        result of another node has the products of all its operands of equal size together. Nothing
+        is recorded if there are none, or more than `_MOST` (3).
+
+        `powers` has the recorded results of an exponential, and those that are computed from a
+        value in `powers`. `summed` has the operands of each `reduce_sum` along one dimension.
         """
         if contracts(node.signature):
             self._give(node.results[0], frozenset((node.index,)), is_power=False)

@@ -158,12 +158,13 @@ def fill_levels(
 ) -> Placement | None:
     """Return a placement in which axes use up one level after the other, innermost first.
 
-    The result has, per axis, a list of (number of the level, members used, stride between them). It
-    is None if the sizes do not divide.
+    An axis takes from each level the greatest common divisor of the two sizes that are left: of the
+    axis, and of the level. The result has, per axis, a list of (number of the level, members used,
+    stride between them). It is None if a part of an axis finds no level.
 
     Args:
-      shared: whether an axis may take a part of a level and leave the rest to axes outside of it.
-        The part is the common divisor of both. JAX has the same option for a torus
+      shared: whether both may have a rest, as 2 of an axis of 4 and 3 of a level of 6. If not, the
+        result is None in this case. JAX has the same option for a torus
         (`allow_split_physical_axes`).
 
     >>> fill_levels({"X": 4, "Y": 4}, [8, 2]), fill_levels({"X": 3, "Y": 2}, [2, 3])
@@ -178,7 +179,8 @@ def fill_levels(
         # A level that is used up has size 1, so each axis begins where the one before it ended.
         for i in reversed(range(len(remaining_levels))):
             count = math.gcd(remaining_size, remaining_levels[i])
-            # Without sharing, either the level or the axis must be used up.
+            # Without sharing, the level or the axis must be used up. The rest of a level is then
+            # left to the next axis.
             if not shared and count < min(remaining_size, remaining_levels[i]):
                 return None
             if count > 1:

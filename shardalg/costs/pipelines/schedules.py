@@ -148,11 +148,12 @@ class Schedule:
         2
         """
         if self.microbatches % self.stages:
-            near = -(-self.microbatches // self.stages) * self.stages
+            # The next multiple of the number of stages, e.g. 8 for 6 microbatches and 4 stages.
+            next_multiple = -(-self.microbatches // self.stages) * self.stages
             raise PipelineError(
                 f"{self.microbatches} microbatches are not divisible by {self.stages} stages: "
-                f"stream_io shards them evenly over the stages. Take microbatches={near}, or "
-                "stream_io=False."
+                f"stream_io shards them evenly over the stages. Take "
+                f"microbatches={next_multiple}, or stream_io=False."
             )
         return self.microbatches // self.stages
 

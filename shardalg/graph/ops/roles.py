@@ -45,12 +45,12 @@ def roles(graph: Graph, argument_roles: Sequence[str | None] | None) -> tuple[st
         return (UNKNOWN,) * len(graph.values)
     check_roles(graph, argument_roles)
     given_roles = dict(zip(graph.arguments, argument_roles, strict=True))
+    # `reachable` follows these edges from some values to all values that are computed from them.
     edges = dependencies(graph)
     of_data = reachable(edges, [v for v, role in given_roles.items() if role == DATA])
     of_unknown = reachable(edges, [v for v, role in given_roles.items() if role is None])
     of_arguments = reachable(edges, graph.arguments)
     has_data_dimension = _data_dimensions(graph, given_roles)
-    # `reachable` follows values to all values that are computed from them.
     role_of = []
     for i in range(len(graph.values)):
         # A mask such as [B, S] has the shape of the data, and is computed from no argument's data.

@@ -159,12 +159,12 @@ def predict(here: Column) -> Mapping[str, Prediction]:
     Every column has the step time. A pipeline also has the peak memory in GB, and bubbles and
     recomputation in per cent of the step.
     """
-    found = {STEP: anchored(here, ANCHORS[here.table], _seconds)}
+    predictions = {STEP: anchored(here, ANCHORS[here.table], _seconds)}
     if BUBBLES in here.measured:
         plan = _planned(here.id)
         on = slice_of(plan.mesh.size)
-        spent = overheads(plan.program, plan.graph, on)
-        found[PEAK] = Prediction(int(plan.cost(on).peak_memory_bytes) / 1e9)
-        found[BUBBLES] = Prediction(100 * spent.bubbles)
-        found[RECOMPUTE] = Prediction(100 * spent.recompute)
-    return found
+        shares = overheads(plan.program, plan.graph, on)
+        predictions[PEAK] = Prediction(int(plan.cost(on).peak_memory_bytes) / 1e9)
+        predictions[BUBBLES] = Prediction(100 * shares.bubbles)
+        predictions[RECOMPUTE] = Prediction(100 * shares.recompute)
+    return predictions

@@ -198,8 +198,8 @@ def elsewhere(column: Column, machines: Iterable[str | Topology]) -> Table:
     transformer = model(column)
     rows = []
     for name in machines:
-        found = transformer.cost(column.mesh, name, strategy="finalized")
-        share, peak = 100 * found.flops_utilization, found.peak_memory_bytes / 1e9
-        rows.append((str(name), found.step_time_s, share, peak, bool(found.fits)))
+        cost = transformer.cost(column.mesh, name, strategy="finalized")
+        share, peak = 100 * cost.flops_utilization, cost.peak_memory_bytes / 1e9
+        rows.append((str(name), cost.step_time_s, share, peak, bool(cost.fits)))
     names = ("machine", "step_time_s", "flops_utilization_pct", "peak_memory_gb", "fits")
     return Table(names, tuple(rows))

@@ -52,6 +52,7 @@ class Settings:
     out: Path = Path("out/explore")
 
     def __post_init__(self) -> None:
+        """Check the mesh, the names of the strategies and the number of devices."""
         if len(self.mesh.axis_names) != 2:
             raise MeshError(
                 f"the strategies of Table 1 need a mesh of two axes, got {self.mesh!r}. "

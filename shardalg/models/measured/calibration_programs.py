@@ -159,6 +159,11 @@ def _attention(x: Array, w_q: Array, w_k: Array, w_v: Array) -> Array:
 
 
 def _convolved(rank: int, x: Array, first: Array, second: Array) -> Array:
+    """Return the result of two convolutions, each followed by a ReLU.
+
+    Args:
+      rank: the number of spatial dimensions of `x`.
+    """
     for kernel in (first, second):
         ones = (1,) * rank
         x = lax.conv_general_dilated(x, kernel, ones, "SAME", dimension_numbers=_NAMES[rank])

@@ -129,11 +129,11 @@ def in_turns(steps: Sequence[Step], repeats: int) -> list[Timing]:
     Other work on the machine and the clock rate of its cores change from minute to minute. If the
     plans run in turns, these changes affect all of their times equally.
     """
-    placed = [(lowered, lowered.entering(*arguments)) for lowered, arguments in steps]
-    warm = [run_once(lowered, arguments)[0].seconds for lowered, arguments in placed]
-    found: list[list[TimedRun]] = [[] for _ in placed]
+    placed_steps = [(lowered, lowered.entering(*arguments)) for lowered, arguments in steps]
+    warm_up_times = [run_once(lowered, arguments)[0].seconds for lowered, arguments in placed_steps]
+    timings_by_plan: list[list[TimedRun]] = [[] for _ in placed_steps]
     for _ in range(repeats):
-        for timings, (lowered, arguments) in zip(found, placed, strict=True):
+        for timings, (lowered, arguments) in zip(timings_by_plan, placed_steps, strict=True):
             timings.append(run_once(lowered, arguments)[0])
     # CPU devices share the cores of the machine, and the clock also counts the wait for a core:
     # processor time replaces it.
@@ -143,7 +143,9 @@ def in_turns(steps: Sequence[Step], repeats: int) -> list[Timing]:
             shared=lowered.run.mesh.devices.flat[0].platform == "cpu",
             warm_up_s=warm_up_s,
         )
-        for timings, (lowered, _), warm_up_s in zip(found, placed, warm, strict=True)
+        for timings, (lowered, _), warm_up_s in zip(
+            timings_by_plan, placed_steps, warm_up_times, strict=True
+        )
     ]
 
 

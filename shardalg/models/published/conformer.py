@@ -167,6 +167,7 @@ def _feed_forward(w_in: Array, w_out: Array, x: Array) -> Array:
 
 
 def _attention(config: Conformer, weights: Any, x: Array) -> Array:
+    """Return the self-attention of activations; `x` and the result are (b, S, M)."""
     q, k, v = (jnp.einsum("bsm,mnd->bsnd", x, weights[name]) for name in ("w_q", "w_k", "w_v"))
     scores = jnp.einsum("bsnd,btnd->bnst", q, k) * (config.M // config.N) ** -0.5
     shares = jax.nn.softmax(scores.astype(jnp.float32), axis=-1).astype(config.dtype)

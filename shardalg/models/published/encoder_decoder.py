@@ -113,17 +113,18 @@ class EncoderDecoder:
     def model(self) -> Model:
         """The model with these sizes, with weights, data and loss, to be planned and trained."""
         config, stages = self.encoder, self.schedule.stages
-        inside = self.schedule.microbatch_size(config.B)
+        microbatch = self.schedule.microbatch_size(config.B)
         parts, layers = config.L // 2 // stages, self.decoder_layers // stages
         # Two letters have the size of a microbatch, because only one of them is sharded (`SITES`).
         # n counts the encoder's parts of a stage, r the decoder's layers of a stage.
-        mine = {"L": stages, "n": parts, "r": layers, "b": inside, "z": inside}
+        stage_sizes = {"L": stages, "n": parts, "r": layers, "b": microbatch, "z": microbatch}
         encoder = jax.tree.map(partial(_stacked, stacked="Ln"), config.model.weights["layers"])
         dense = config.model.weights["layers"]["dense"]
-        across = {f"across_{k}": w for k, w in dense.items() if k in transformer.ATTENTION}
-        decoder = jax.tree.map(partial(_stacked, stacked="Lr"), {**dense, **across})
+        # A decoder layer attends to the encoder's output, too, with weights of the same shapes.
+        cross_weights = {f"across_{k}": w for k, w in dense.items() if k in transformer.ATTENTION}
+        decoder = jax.tree.map(partial(_stacked, stacked="Lr"), {**dense, **cross_weights})
         return Model(
-            sizes={**config.model.sizes, **mine},
+            sizes={**config.model.sizes, **stage_sizes},
             weights={"embedding": Parameter("VM"), "encoder": encoder, "decoder": decoder},
             data=(Data("BS", below="V"),) * 3,
             loss=self.loss,

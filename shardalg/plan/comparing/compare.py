@@ -403,10 +403,13 @@ class _EntryRows:
             strategy = replace(strategy, mesh=entry.mesh)
         else:
             strategy = strategy.strategy_of(there, entry.mesh)
-        # Decisions of the planner are compared by the rates of the chip that the row is priced on.
-        chip = base if asked is not None else replace(base, hardware=hardware_text(entry.machine))
+        # The planner decides by the rates of a chip. It is the chip that the row is priced on,
+        # unless the user gave options, which name the chip themselves.
+        plan_options = (
+            base if asked is not None else replace(base, hardware=hardware_text(entry.machine))
+        )
         annotations = strategy_annotations(there, strategy)
-        return strategy, PlanInputs(Plan, there, annotations, chip, entry.machine)
+        return strategy, PlanInputs(Plan, there, annotations, plan_options, entry.machine)
 
     def row(
         self, entry: _Entry, strategy: Strategy, inputs: PlanInputs, figures: StrategyFigures

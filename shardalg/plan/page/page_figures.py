@@ -109,14 +109,16 @@ def memory_figure(seen: Overview, curve: MemoryCurve) -> str:
     free, kind = curve.capacity - peak, "over" if share > 1 else "within"
     over = f"{bytes_text(-free)} too much: does NOT fit" if free < 0 else f"{bytes_text(free)} free"
     count, base, paths = len(curve.totals), [0] * len(curve.totals), []
-    # Each class is an area on top of the classes before it, in steps of one point.
+    # The areas of the classes are stacked, each on top of those before it. An area's edge is a
+    # staircase: the memory at point i of the program is drawn from x = i to i + 1. A polygon runs
+    # along its upper edge, and back along its lower edge.
     for name, sizes in curve.by_class.items():
         top = [low + size for low, size in zip(base, sizes, strict=True)]
-        there = [(x, y) for i, y in enumerate(top) for x in (i, i + 1)]
-        back = [(x, y) for i, y in enumerate(base) for x in (i, i + 1)][::-1]
+        upper_edge = [(x, y) for i, y in enumerate(top) for x in (i, i + 1)]
+        lower_edge = [(x, y) for i, y in enumerate(base) for x in (i, i + 1)][::-1]
         line = " ".join(
             f"{WIDTH * x / count:.1f},{HEIGHT - 0.92 * HEIGHT * y / (peak or 1):.1f}"
-            for x, y in there + back
+            for x, y in upper_edge + lower_edge
         )
         paths.append(f'<polygon fill="{CLASS_COLOURS[name]}" points="{line}"/>')
         base = top

@@ -170,24 +170,25 @@ def _nothing_around(mesh: Mesh, span: DimensionContents, dilate: Dilate) -> bool
 def _regroup(step: CheckedInstruction[Regroup]) -> Result:
     """Return the contents after a reshape of groups of dimensions, and the claims to prove.
 
-    Each group is flattened in row-major order, and split into its new dimensions. The result is a
-    view: its dimensions are no longer those of the graph value.
+    Each group is flattened in row-major order, and split into its new dimensions (`sizes`). One of
+    these may be sharded: `held_dim` is its number within the group. The result is a view: its
+    dimensions are no longer those of the graph value.
     """
     dims: list[DimensionContents] = []
     words = "no change is pending on the regrouped dimensions"
     claims: list[Goal] = [("delivers", Decided(words, not step.operand.tasks))]
     other_dims = list(step.operand.dims)
     groups = zip(step.attributes.groups, step.attributes.held_dims, strict=True)
-    for (count, sizes), first in groups:
+    for (count, sizes), held_dim in groups:
         group, other_dims = other_dims[:count], other_dims[count:]
         if len(group) != count or not (group and sizes):
             words = f"a group of {count} dimensions exists and becomes at least one dimension"
             return step.operand, [("delivers", Decided(words, holds=False))]
-        # To flatten and split requires a simple sharding. A dimension that stays as it is needs no
-        # such condition, so it is left out.
+        # Only the first dimension longer than 1 of a group may be sharded, so that a device has a
+        # single run of the flat elements. A dimension that stays as it is needs no such claim.
         if len(group) > 1 or len(sizes) > 1:
             flat, flattening = _flatten(step, group)
-            group, splitting = _split_rows(step, flat, sizes, first)
+            group, splitting = _split_rows(step, flat, sizes, held_dim)
             claims += [*flattening, *splitting]
         dims += group
     claims.append(("delivers", Decided("every dimension is in a group", not other_dims)))

@@ -1,9 +1,15 @@
 """The pass that moves masks to where a value is computed, and drops masks that change nothing.
 
-    x = f(..); a = mask(x); y = g(x); b = mask(y)      x = mask(f(..)); a = x; y = b = g(x)
-if g maps the mask's number to itself. If two operators read one unmasked value and both results are
-masked, the mask moves to that value. `planner/partition/choose/windows.py` places the masks.
-Source: GSPMD, arXiv:2105.04663, section 4.6.
+    before        after
+    x = f(..)     x = mask(f(..))
+    a = mask(x)   a = x
+    y = g(x)      y = g(x)
+    b = mask(y)   b = y
+
+This requires that g maps the mask's number to itself, so that the padding of y has it already. If
+two operators read one unmasked value and both results are masked, the mask moves to that value.
+`planner/partition/choose/windows.py` places the masks. Source: GSPMD, arXiv:2105.04663, section
+4.6.
 """
 
 from __future__ import annotations
