@@ -13,7 +13,7 @@ from shardalg.dataframe import Frame
 from shardalg.plan.plan import OLD_NAMES, Plan
 
 MEMBERS = {
-    "overview": ("overview", "page", "draw"),
+    "overview": ("overview", "page", "report", "draw"),
     "shardings": ("shardings", "text", "listing", "stages"),
     "collectives": ("collectives", "gathers", "formatting"),
     "cost": ("cost", "timeline", "memory"),

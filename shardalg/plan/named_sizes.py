@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shardalg.costs.hardware import Hardware
     from shardalg.costs.symbolic import Symbolised
     from shardalg.plan.plan import Plan
+    from shardalg.sizes.facts import Fact
 
 PRICES = ("peak", "formula")
 """At other sizes these kinds of changes concern prices, not decisions."""
@@ -246,30 +247,36 @@ def _sweeper(
       known: the sizes that are the same at all points; they are put into the formulas.
     """
     from shardalg.costs.analyses.sweep import Sweeper
-    from shardalg.sizes.facts import NONZERO, ZERO, Fact
-    from shardalg.sizes.formula import Formula, symbol
+    from shardalg.sizes.formula import Formula
 
     cost = plan.cost(chip, overlap=overlap)
     totals = cost.totals
     peaks = totals.peaks() if totals.peaks else (Formula.of(totals.peak_bytes),)
+    return Sweeper(cost._time(totals), peaks, asked_facts(plan, chip), known)
+
+
+def asked_facts(plan: Plan, chip: Hardware | Topology) -> tuple[list[Fact], list[Fact]]:
+    """Return two lists of facts about sizes, which are true where a plan's formulas are valid.
+
+    Where a fact of the first list is false, the plan is another one. Where only facts of the second
+    list are false, functions that planning calls may still have the same results.
+    """
+    from shardalg.sizes.facts import NONZERO, ZERO, Fact
+    from shardalg.sizes.formula import Formula, symbol
+
     guards = plan._guards
-    # `asked` is a pair. Where a condition of planning's own code fails, the plan is another one.
-    # Where a condition of a called function fails, the call may still have the same result.
     if guards is None:
         # 0 != 0 never holds. Without recorded guards, the plan could change at any other size, so
         # no point may be reported as certain.
-        asked: Any = ((Fact(Formula({}), NONZERO),), ())
-    else:
-        # `decisive` leaves out questions about reuse of memory, which change no other decision.
-        own = guards.whole.facts
-        called = [fact for fact in guards.decisive if fact not in own]
-        asked = ([*own], [*called, *guards.traced])
+        return [Fact(Formula({}), NONZERO)], []
+    # `decisive` leaves out questions about reuse of memory, which change no other decision.
+    own = [*guards.whole.facts]
+    called = [fact for fact in guards.decisive if fact not in guards.whole.facts]
     if isinstance(chip, Topology) and plan.mesh.symbolic:
         # The links under an axis depend on the sizes of all axes: the formulas have the links of
         # the mesh of the hints.
-        axes = [Fact(symbol(name) - size, ZERO) for name, size in plan.mesh.axes]
-        asked = ([*asked[0], *axes], asked[1])
-    return Sweeper(cost._time(totals), peaks, asked, known)
+        own += [Fact(symbol(name) - size, ZERO) for name, size in plan.mesh.axes]
+    return own, [*called, *guards.traced]
 
 
 def step_formulas(

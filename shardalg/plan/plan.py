@@ -376,6 +376,38 @@ class Plan:
         check_place(Path(path))
         write_whole(Path(path), plan_document(self, hardware=hardware))
 
+    def report(
+        self,
+        path: str | Path,
+        hardware: str | Hardware | Topology | Sequence[Any] | None = None,
+        *,
+        others: Mapping[str, Plan] | None = None,
+    ) -> None:
+        """Write a page that computes time, memory and bytes at other sizes in the browser.
+
+        The formulas of a plan with named sizes, and the conditions under which they hold, are in
+        the file. Sliders change dimensions and mesh axes; chip and overlap are chosen. The page
+        shows the fastest plan, the sizes at which another plan becomes faster, and the regions
+        where a condition fails, in grey with the reason. Only overlaps that are formulas are
+        offered: "measured", "none" and "full".
+
+        Args:
+          path: the file, which is written atomically.
+          hardware: a chip or a list of chips; None: the chip of the plan's options and others.
+          others: plans to compare with, by name.
+
+        Raises:
+          StrategyError: a plan has no named sizes.
+          FormulaError: a size of a plan has no formula.
+          HardwareError: as `cost` does.
+          OSError: the folder does not exist, or is not writable.
+        """
+        from shardalg.plan.page.report_page import report_document
+
+        check_place(Path(path))
+        plans = {"this plan": self, **(others or {})}
+        write_whole(Path(path), report_document(plans, hardware))
+
     def draw(
         self,
         *,

@@ -87,6 +87,20 @@ def conditions(named: Symbolised, guards: Guards | None, options: Options) -> Ta
     return Table(COLUMNS, tuple(rows.values()))
 
 
+def reasons(graph: Graph, guards: Guards) -> dict[Fact, tuple[str, str]]:
+    """Return, for each recorded fact, the decision that depends on it and the source line.
+
+    Args:
+      graph: the planned function.
+      guards: the questions about sizes that planning asked.
+    """
+    found = {}
+    for one in _asked_facts(guards):
+        source = "" if one.asked.node is None else place(graph, one.asked.node)[1]
+        found[one.fact] = _decides(one), source
+    return found
+
+
 def _asked_facts(guards: Guards) -> Iterator[AskedFact]:
     """Yield each recorded fact about sizes once, with one decision of planning that depends on it.
 

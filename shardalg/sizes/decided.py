@@ -21,9 +21,9 @@ import numpy as np
 from shardalg.algebra.mesh import Mesh
 from shardalg.sizes.checked import Checked
 from shardalg.sizes.exact import ExactPoints
-from shardalg.sizes.facts import Fact, Facts
+from shardalg.sizes.facts import ZERO, Fact, Facts
 from shardalg.sizes.formula import Formula, Number, symbol
-from shardalg.sizes.recorded import Answers, Recorded, Recorder, recorder_of
+from shardalg.sizes.recorded import Answers, Recorded, Recorder, formula_of, recorder_of
 
 Result = TypeVar("Result")
 
@@ -351,6 +351,42 @@ class Guards:
         for call in (*self.whole.uses, *beside):
             holding_points &= ~changed[call]
         return holding_points
+
+    def alternatives(
+        self, points: Sequence[Mapping[str, int]], attempts: int = 3
+    ) -> dict[DecidedCall, list[list[Fact]]]:
+        """Return, per call, other lists of facts under which it has its recorded result.
+
+        Where all facts of a list are true, the result is the recorded one, although a fact of the
+        call itself is false. Calls without such a list are left out.
+
+        Args:
+          points: points at which calls are recorded again, a number for each named size.
+          attempts: how often each call is recorded again at most.
+        """
+        exact = ExactPoints(points)
+        arrays = {name: exact.of(symbol(name)) for name in points[0]}
+        # Elsewhere planning differs in any case.
+        possible = Checked([*self.whole.facts, *self.traced], {}).hold(arrays)
+        found: dict[DecidedCall, list[list[Fact]]] = {}
+        for call in self.calls[:-1]:
+            if call in self.beside:
+                continue
+            waiting = possible & ~Checked(call.facts, {}).hold(arrays)
+            for _ in range(attempts):
+                if not waiting.any():
+                    break
+                again = _record_again(call, exact.points[int(np.argmax(waiting))])
+                if again is None:
+                    break
+                result, facts = again
+                waiting &= ~Checked(facts, {}).hold(arrays, waiting)
+                pairs: list[tuple[Any, Any]] = []
+                if _same_except_sizes(call.result, result, pairs):
+                    gaps = (formula_of(one) - formula_of(other) for one, other in pairs)
+                    equal = [Fact(gap, ZERO) for gap in dict.fromkeys(gaps) if gap]
+                    found.setdefault(call, []).append([*facts, *equal])
+        return found
 
     def _same(
         self, call: DecidedCall, exact: ExactPoints, places: np.ndarray, attempts: int | None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import inspect
-import json
 import linecache
 import sys
 from collections.abc import Iterable, Mapping
@@ -22,6 +21,7 @@ from shardalg.plan.page.page_figures import (
     time_figure,
 )
 from shardalg.plan.page.page_memory import CLASSES, MemoryCurve, memory_curve
+from shardalg.show.pages.document import html_document, page_element
 from shardalg.tables import bytes_text, counted, seconds_text
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 MOST_INSTRUCTIONS = 1500
 """A longer program is not on the page: its part would be larger than all others together."""
+_STYLE, _SCRIPT = (Path(__file__).with_name(name) for name in ("page.css", "page.js"))
 NEAR = 2
 """At most so many lines without an operator are shown between two lines with operators."""
 
@@ -43,14 +44,7 @@ def plan_document(plan: Plan, title: str = "", hardware: str | Hardware | None =
     """
     name = title or function_name(plan)
     body = plan_element(overview(plan, hardware), name, is_linked=True)
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(name)}: sharding plan</title>"
-        f"<style>html {{ color-scheme: light dark; }} body {{ margin: 0; }} "
-        f"@media (prefers-color-scheme: dark) {{ body {{ background: #14181d; }} }}</style>"
-        f"</head>\n<body>{body}</body></html>\n"
-    )
+    return html_document(f"{name}: sharding plan", body)
 
 
 def plan_element(seen: Overview, title: str, *, is_linked: bool = False) -> str:
@@ -68,24 +62,16 @@ def plan_element(seen: Overview, title: str, *, is_linked: bool = False) -> str:
     hidden = max(0.0, whole - sum(data.exposed.values()))
     hidden = hidden if hidden > 1e-6 * whole else 0.0
     figures = time_figure(seen, hidden) + memory_figure(seen, curve) + bytes_figure(seen)
-    # A script ends at the first "</script>", also inside of a string of it.
-    content = json.dumps(_script_data(data, curve, is_linked=is_linked), separators=(",", ":"))
-    content = content.replace("<", "\\u003c").replace("\u2028", "\\u2028")
     notes = "".join(
         f"<p>{html.escape(text)}</p>"
         for text in (seen.counted_once, seen.assumed, seen.beside, seen.cheaper)
         if text
     )
-    here = Path(__file__)
-    style, script = (
-        here.with_name(name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
-    )
     program = ""
     if sum(1 for _ in walk(seen.plan.program)) <= MOST_INSTRUCTIONS:
         shown = program_html(seen.plan)
         program = f"<details><summary>Program that every device runs</summary>{shown}</details>"
-    return (
-        f'<div class="sa-page"><style>{style}</style>'
+    body = (
         f"<header><h1>{html.escape(title)}</h1><p>{html.escape(_about(seen))}</p>{notes}</header>"
         f'<div class="figures">{figures}</div>'
         f'<p class="tools"><span class="faint small">Choose a line or a module. Arrow keys move '
@@ -102,9 +88,10 @@ def plan_element(seen: Overview, title: str, *, is_linked: bool = False) -> str:
         f"{html.escape(repr(seen.plan.mesh))}</p></div>"
         f'<div class="detail" aria-live="polite"><noscript>This part needs JavaScript.</noscript>'
         f"</div></section></div>"
-        f"{program}<script>\n{script.strip()}(document.currentScript.parentElement, {content});"
-        f"</script></div>"
+        f"{program}"
     )
+    content = _script_data(data, curve, is_linked=is_linked)
+    return page_element(body, content, styles=[_STYLE], scripts=[_SCRIPT])
 
 
 def function_name(plan: Plan) -> str:
