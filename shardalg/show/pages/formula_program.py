@@ -22,9 +22,9 @@ class FormulaProgram(Code):
     >>> B, X = symbols("B X")
     >>> program = FormulaProgram()
     >>> program.formula(ceiling(B / X) * 3)
-    4
+    6
     >>> program.data()["steps"]
-    [['name', 'B'], ['name', 'X'], ['divide', 0, 1], ['ceil', 2], ...]
+    [['name', 'B'], ['name', 'X'], ['number', '1', '1'], ['divide', 0, 1], ['ceil', 3], ...]
     """
 
     def number(self, number: Any) -> int:
