@@ -2,5 +2,5 @@
 
 `document` joins the common style and script (`base.css`, `base.js`) with those of a page.
 `charts.js` draws lines, points and maps. `formula_program` writes formulas as data, which
-`formulas.js` evaluates. `timeline_page` and `timeline.js` are the page of a timeline.
+`formulas.js` evaluates.
 """
