@@ -59,6 +59,7 @@ _PUBLIC = {
     "shardalg.models.pipeline": ("Pipeline", "pipeline"),
     "shardalg.models.unequal_pipeline": ("Stage", "UnequalPipeline", "unequal_pipeline"),
     "shardalg.plan.plan": ("Plan", "plan", "load_plan"),
+    "shardalg.show.profiler_trace": ("read_trace",),
     "shardalg.xla.stablehlo.read_text": ("read_stablehlo",),
     "shardalg.xla.audit.audit_calls": ("audit",),
     "shardalg.xla.audit.audit_texts": ("audit_hlo",),

@@ -94,6 +94,7 @@ from shardalg.plan.strategies import recipes as recipes
 from shardalg.planner.propagate.options import Options as Options
 from shardalg.planner.propagate.options import Switches as Switches
 from shardalg.planner.propagate.strategy import Strategy as Strategy
+from shardalg.show.profiler_trace import read_trace as read_trace
 from shardalg.show.proofs import lemmas as lemmas
 from shardalg.sizes.formula import FormulaError as FormulaError
 from shardalg.tables import Table as Table

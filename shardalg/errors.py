@@ -83,7 +83,7 @@ class DeviceError(ShardalgError, RuntimeError):
 
 
 class RunError(ShardalgError, RuntimeError):
-    """A run of several processes that cannot start, loses a process, or takes too long."""
+    """A run of several processes that fails or takes too long, or a trace that cannot be read."""
 
 
 class CheckpointError(ShardalgError, ValueError):

@@ -122,7 +122,8 @@ def timeline(plan: Plan, hardware: str | Hardware | Topology | None) -> Timeline
     chip = plan._stages.machine(hardware)
     check_products(plan.graph, chip.chip)
     of = f"predicted on {chip_of(plan, hardware)}"
-    return Timeline(events(plan.program, plan.graph, chip), repr(plan.program.mesh), of)
+    alone = events(plan.program, plan.graph, chip, overlap=False)
+    return Timeline(events(plan.program, plan.graph, chip), repr(plan.program.mesh), of, alone)
 
 
 def exported_numbers(plan: Plan, hardware: str | Hardware | Topology | None) -> dict[str, float]:

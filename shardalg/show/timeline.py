@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardalg.costs.pipelines.events import BUBBLE, COMPUTE, StageEvent
-from shardalg.files import write_whole
+from shardalg.files import check_place, write_whole
 from shardalg.palette import kind_color
 from shardalg.svg import (
     WIDTH,
@@ -37,11 +37,13 @@ class Timeline:
       events: all events in order of time.
       mesh: text of the mesh.
       of: origin of the times, such as "predicted on tpu_v3" or "measured".
+      alone: the events of a prediction without overlap: collectives have all of their seconds.
     """
 
     events: tuple[StageEvent, ...]
     mesh: str
     of: str
+    alone: tuple[StageEvent, ...] = ()
 
     @property
     def stages(self) -> int:
@@ -87,6 +89,11 @@ class Timeline:
 
         made = [named("process_name", 0, f"{self.of}, {self.mesh}")]
         made += [named("thread_name", stage, row) for stage, row in enumerate(self._rows)]
+        # Viewers sort threads by name otherwise: "stage 10" would come before "stage 2".
+        made += [
+            {**named("thread_sort_index", stage, ""), "args": {"sort_index": stage}}
+            for stage in range(self.stages)
+        ]
         # A complete event ("X") has its begin and its duration.
         for event in self.events:
             trip = "" if event.trip is None else f" {event.trip}"
@@ -124,6 +131,45 @@ class Timeline:
             other = [{**event, "pid": 1} for event in beside.trace()["traceEvents"]]
             made = {**made, "traceEvents": [*made["traceEvents"], *other]}
         write_whole(Path(path), json.dumps(made) + "\n")
+
+    def page(self, path: str | Path, *, beside: Timeline | None = None) -> None:
+        """Write an interactive page with a track per stream and stage, which can be zoomed.
+
+        Overlap can be switched off if the timeline is a prediction. The page is one HTML file that
+        loads nothing.
+
+        Args:
+          path: the file, which is written atomically.
+          beside: another timeline, such as the measured step of `sa.read_trace`, which is drawn
+            below on the same axis. The page then has a table of seconds per collective.
+
+        Raises:
+          OSError: the folder does not exist, or is not writable.
+        """
+        from shardalg.show.pages.timeline_page import timeline_document
+
+        check_place(Path(path))
+        write_whole(Path(path), timeline_document(self, beside))
+
+    def differences(self, measured: Timeline) -> Table:
+        """Return a row per kind and mesh axes: seconds here and in another timeline.
+
+        Seconds are those of the first stage. A measured trace does not name mesh axes, so kinds are
+        compared as a whole if one of the timelines has no axes. The ratio is measured / planned.
+        """
+        has_axes = all(any(e.axes for e in side.events) for side in (self, measured))
+        sums: dict[tuple[str, str], list[float]] = {}
+        for place, side in enumerate((self, measured)):
+            for event in side.events:
+                if event.stage == 0:
+                    axes = ",".join(event.axes) if has_axes else ""
+                    sums.setdefault((event.kind, axes), [0.0, 0.0])[place] += event.seconds
+        rows = (
+            (kind, axes, ours, theirs, theirs - ours, theirs / ours if ours else None)
+            for (kind, axes), (ours, theirs) in sums.items()
+        )
+        names = ("kind", "mesh_axes", "planned_s", "measured_s", "difference_s", "ratio")
+        return Table(names, tuple(sorted(rows, key=lambda row: -abs(row[4]))))
 
     def figure(self) -> Figure:
         """Draw a bar per stage over time: compute, bubbles and collectives, a colour per kind.

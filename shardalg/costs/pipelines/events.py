@@ -51,12 +51,15 @@ class StageEvent:
 
 
 def events(
-    program: SpmdProgram, graph: Graph, hardware: Hardware | Topology
+    program: SpmdProgram, graph: Graph, hardware: Hardware | Topology, *, overlap: bool = True
 ) -> tuple[StageEvent, ...]:
     """Return the intervals in which each stage computes, communicates or is idle.
 
     They are in order of time, and the intervals of one stage have no gaps. A program without
     a pipeline has one stage.
+
+    Args:
+      overlap: whether collectives have only the seconds that computation does not hide.
     """
     loops = pipeline_loops(graph)
     stage_count = max((loop.stages for loop in loops.values()), default=1)
@@ -76,7 +79,7 @@ def events(
     )
     # The body of a pipeline loop is in the list once, so its instructions are repeated per trip.
     for pipeline_loop, loop_steps in groupby(steps, pipelined):
-        groups = [*parts([*loop_steps], pipeline_loop)]
+        groups = [*parts([*loop_steps], pipeline_loop, overlap=overlap)]
         trips: Sequence[int | None] = [None]
         if pipeline_loop is not None:
             loop = pipeline_loop.attributes
@@ -116,12 +119,15 @@ class EventGroup:
     seconds: float
 
 
-def parts(steps: list[Timed], around: Instruction | None) -> Iterator[EventGroup]:
+def parts(
+    steps: list[Timed], around: Instruction | None, *, overlap: bool = True
+) -> Iterator[EventGroup]:
     """Yield consecutive instructions of equal kind, axes and phase as one group each.
 
     Args:
       around: the pipeline loop around all steps, whose groups have the seconds of one trip; None
         outside of a pipeline.
+      overlap: whether collectives have only the seconds that computation does not hide.
     """
     trips = around.attributes.executions if around is not None else 1
 
@@ -132,7 +138,8 @@ def parts(steps: list[Timed], around: Instruction | None) -> Iterator[EventGroup
 
     for (kind, axes, phase), run in groupby(steps, group_key):
         # The hidden time of a collective is already shown as the computation that hides it.
-        seconds = sum(each.exposed_s * each.step.count for each in run) / trips
+        shown = ((each.exposed_s if overlap else each.seconds, each) for each in run)
+        seconds = sum(time * each.step.count for time, each in shown) / trips
         if seconds:
             yield EventGroup(kind, axes, phase, seconds)
 
