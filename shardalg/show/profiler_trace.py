@@ -71,7 +71,12 @@ def read_trace(
       RunError: the file is no trace, or has no operators, or none of this device or module.
       OSError: no such file or folder.
     """
-    file = _file(Path(path))
+    file = Path(path)
+    if file.is_dir():
+        written = sorted(file.rglob("*.trace.json.gz"), key=lambda each: each.stat().st_mtime)
+        if not written:
+            raise RunError(f"{file} has no *.trace.json.gz. Give the folder of jax.profiler.trace.")
+        file = written[-1]
     operators = [*_operators(_events(file))]
     if not operators:
         raise RunError(
@@ -95,7 +100,11 @@ def read_trace(
     if module not in modules:
         known = ", ".join(sorted(modules))
         raise RunError(f"{file} has no module {module!r} on {device}. It has {known}.")
-    times = [_span(members) for members in modules[module]]
+    # A run takes from the start of its first operator to the end of its last one.
+    times = [
+        max(one.start_s + one.seconds for one in members) - min(one.start_s for one in members)
+        for members in modules[module]
+    ]
     chosen = modules[module][times.index(statistics.median_low(times))]
     start = min(one.start_s for one in chosen)
     events = tuple(
@@ -104,16 +113,6 @@ def read_trace(
     )
     of = f"measured on {device}, the median of {len(times)} runs of {module or 'the program'}"
     return Timeline(events, f"trace of {len(devices)} devices", of)
-
-
-def _file(path: Path) -> Path:
-    """Return the file of a trace; of a folder, the last trace in it."""
-    if not path.is_dir():
-        return path
-    found = sorted(path.rglob("*.trace.json.gz"), key=lambda file: file.stat().st_mtime)
-    if not found:
-        raise RunError(f"{path} has no *.trace.json.gz. Give the folder of jax.profiler.trace.")
-    return found[-1]
 
 
 def _events(file: Path) -> list[dict[str, Any]]:
@@ -194,9 +193,3 @@ def _kind(words: Iterable[str]) -> str:
             ):
                 return kind
     return COMPUTE
-
-
-def _span(operators: Iterable[TraceOperator]) -> float:
-    """Return the seconds from the first start to the last end."""
-    found = [*operators]
-    return max(o.start_s + o.seconds for o in found) - min(o.start_s for o in found)

@@ -95,7 +95,8 @@ function table() {
     });
   }));
   const rows = [...sums].sort((a, b) => Math.max(...b[1]) - Math.max(...a[1]));
-  const two = data.sides.length > 1, heads = two ? ["planned", "measured", "difference", "measured / planned"] : ["time"];
+  const two = data.sides.length > 1, isRun = two && data.sides[1].name.startsWith("measured");
+  const heads = two ? [...(isRun ? ["planned", "measured"] : ["above", "below"]), "difference", "ratio"] : ["time"];
   part("table").replaceChildren(make("table", {class: "plain"}, make("tr", {},
     make("th", {text: "kind"}), ...heads.map(text => make("th", {text, class: "num"}))),
   ...rows.map(([kind, [a, b]]) => make("tr", {"data-kind": kind}, make("td", {}, make("span", {class: "chip",
