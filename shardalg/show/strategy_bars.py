@@ -11,8 +11,7 @@ from matplotlib.patches import Patch
 from shardalg.costs.analyses.cause_bars import limit_color, place_of
 from shardalg.drawing import Drawing
 from shardalg.files import write_whole
-from shardalg.pictures import png
-from shardalg.show.html import Page, Picture, Section
+from shardalg.show.pages.explorer_page import explorer_document
 from shardalg.tables import Table, bytes_text, seconds_text
 
 if TYPE_CHECKING:
@@ -121,19 +120,13 @@ def write_comparison(
     *,
     title: str = "Strategies compared",
 ) -> Path:
-    """Write the comparison as one HTML file with its picture inside; return the path.
+    """Write the comparison as one interactive HTML file that loads nothing; return the path.
 
     Args:
-      rows: the strategies, one bar each.
+      rows: the strategies, one point each.
       conclusion: text below the title.
-      sections: titles and tables below the picture; empty tables are left out.
+      sections: titles and tables below the points; empty tables are left out.
       title: the title of the page.
     """
-    figure = draw_comparison(rows)
-    picture = Picture("strategies", png(figure), "Causes of each strategy's step time.")
-    reasons = tuple(f"{row.name} on {row.mesh}: {row.refused}" for row in rows if row.refused)
-    parts = [Section("Step time", (picture, *reasons))]
-    parts += [Section(title, (table,)) for title, table in sections if len(table)]
-    page = Page(title, conclusion, tuple(parts))
-    write_whole(path, page.to_html())
+    write_whole(path, explorer_document(rows, conclusion, sections, title=title))
     return path

@@ -246,7 +246,7 @@ def test_the_page_and_the_picture(tmp_path):
     text = path.read_text()
     assert found.conclusion in text
     assert "names 'pipe'" in text
-    assert "data:image/png" in text
+    assert 'data-part="scatter"' in text
     for row in found.rows:
         assert f">{row.name}</td>" in text
     for place in (tmp_path / "none" / "page.html", tmp_path):

@@ -18,7 +18,7 @@ const scale = (values, isLog, from, to) => {
     while (ticks.length > 8) ticks.splice(0, ticks.length, ...ticks.filter((_, i) => i % 2 === 0));
   } else {
     const unit = 10 ** power(high - low);
-    const step = [0.1, 0.2, 0.5, 1].map(m => m * unit).find(s => (high - low) / s <= 6);
+    const step = [0.1, 0.2, 0.5, 1, 2].map(m => m * unit).find(s => (high - low) / s <= 6);
     for (let tick = Math.ceil(low / step - 1e-9) * step; tick <= high * 1.0001; tick += step)
       ticks.push(Number(tick.toPrecision(6)));
   }

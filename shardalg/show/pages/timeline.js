@@ -7,7 +7,7 @@ const ends = () => Math.max(1e-12, ...data.sides.flatMap(side => tracksOf(side).
 let range = [0, ends()];
 const nice = (low, high) => {
   const unit = 10 ** Math.floor(Math.log10(high - low));
-  const step = [0.1, 0.2, 0.5, 1].map(m => m * unit).find(s => (high - low) / s <= 7);
+  const step = [0.1, 0.2, 0.5, 1, 2].map(m => m * unit).find(s => (high - low) / s <= 7);
   const found = [];
   for (let tick = Math.ceil(low / step) * step; tick <= high; tick += step) found.push(tick);
   return found;
