@@ -38,12 +38,12 @@ def explorer_document(
         for place, (name, table) in enumerate((n, t) for n, t in sections if len(t))
     )
     refused = "".join(
-        f'<li class="faint">{html.escape(f"{row.name} on {row.mesh}: {row.refused}", quote=False)}</li>'
-        for row in rows
-        if row.refused
+        f'<li class="faint">{html.escape(text, quote=False)}</li>'
+        for text in (f"{row.name} on {row.mesh}: {row.refused}" for row in rows if row.refused)
     )
     body = (
-        f"<header><h1>{html.escape(title)}</h1><p>{html.escape(conclusion, quote=False)}</p></header>"
+        f"<header><h1>{html.escape(title)}</h1>"
+        f"<p>{html.escape(conclusion, quote=False)}</p></header>"
         '<p class="tools"><label>Name or mesh <input type="search" data-part="filter" '
         'aria-label="filter by name or mesh"></label><label><input type="checkbox" '
         'data-part="fits" aria-label="only strategies that fit"> only what fits</label>'
