@@ -446,8 +446,8 @@ def _hides(pool: ArrayPool, x: View, flags: PerDevice, dim: int | None) -> bool:
 
             Along another dimension than the mask's, a place is kept if the mask keeps any place.
             """
-            is_kept = flags if is_masked_dim else flags.any(1)[:, None]
-            return ((line < LOW) & is_kept).any(1)
+            is_kept = flags if is_masked_dim else flags.any(1, keepdims=True)
+            return np.asarray(((line < LOW) & is_kept).any(1))
 
         shown = pool.applied(("shown", is_masked_dim), shows_fill, flags, line)
         if shown.rows.any():
