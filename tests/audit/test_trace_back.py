@@ -6,6 +6,8 @@ from shardalg.lower.xla_dump.hlo_text import parse
 from shardalg.xla.audit.program_pair import ProgramPair, read_pair, walk_pair
 from tests.audit.test_recorded_pairs import pairs
 
+MOVED = "moves another element to a place than a later instruction needs there"
+
 
 @pytest.mark.parametrize(
     ("old", "new", "at"),
@@ -24,4 +26,4 @@ def test_the_move_is_named(old, new, at):
     refuted = [row for row in walked.rows.values() if row.status == "refuted"]
     assert at in {row.instruction.name for row in refuted}
     named = next(row for row in refuted if row.instruction.name == at)
-    assert named.finding.why == "loses an element that a later instruction needs"
+    assert named.finding.why == MOVED

@@ -18,6 +18,7 @@ from shardalg.xla.audit.instruction_walk import InstructionAnswer, Walk
 from shardalg.xla.audit.known_issues import known_issue
 from shardalg.xla.audit.program_pair import ProgramPair, read_pair, walk_pair
 from shardalg.xla.audit.referee.field_verdict import field_verdict
+from shardalg.xla.audit.values.per_device import RefutedError, Shown, UnknownError
 
 MOST_ELEMENTS = 1 << 24
 """Programs with more elements on all devices together are not run on random elements."""
@@ -57,14 +58,14 @@ def audit_hlo(before: str | Path, after: str | Path, *, progress: bool | None = 
                 walked.rows.setdefault((name, one.name), InstructionAnswer(one, "not examined"))
     finally:
         counter.end()
+    statuses = {row.status for row in walked.rows.values()}
+    if statuses & {"not understood", "behind"} and not statuses & {"refuted", "not examined"}:
+        with suppress(KeyboardInterrupt):
+            decided_by_field(pair, walked)
     lines = source_lines(texts[1])
     rows = tuple(_audited(where, row, lines, walked) for where, row in walked.rows.items())
     rows = tuple(_with_sides(row, pair, texts) for row in rows)
-    found = Audit(pair.devices, rows)
-    if found.verdict == "not understood":
-        with suppress(KeyboardInterrupt):
-            found = decided_by_field(pair, found)
-    return replace(found, seconds=time.perf_counter() - start)
+    return Audit(pair.devices, rows, time.perf_counter() - start)
 
 
 @dataclass(eq=False)
@@ -105,11 +106,16 @@ def _with_sides(
         root = pair.after.roots[pair.after.entry]
         number = int(name.removeprefix("result "))
         name = root.operands[number] if root.opcode == "tuple" else root.name
+    # An instruction of the partitioner's own has no name in JAX; its operand may have one.
+    body, at, op = pair.after.computations[row.computation], name, row.op
+    while not op and at in body and body[at].operands:
+        at = body[at].operands[0]
+        op = body[at].op_name if at in body else ""
     same = [
         one.name
-        for body in pair.before.computations.values()
-        for one in body.values()
-        if row.op and one.op_name == row.op and one.opcode != "constant"
+        for theirs in pair.before.computations.values()
+        for one in theirs.values()
+        if op and one.op_name == op and one.opcode != "constant"
     ]
     before = "\n".join(_line(texts[0], other) for other in same[-3:])
     return replace(row, before=before, after=_line(texts[1], name))
@@ -121,11 +127,12 @@ def _line(text: str, name: str) -> str:
     return re.sub(r", metadata=.*", "", found[0].strip()) if found else ""
 
 
-def decided_by_field(pair: ProgramPair, found: Audit) -> Audit:
-    """Return the answer after runs of both programs on random elements, for small programs.
+def decided_by_field(pair: ProgramPair, walked: Walk) -> None:
+    """Decide what the walk does not understand by runs of both programs, for small programs.
 
-    If all results are equal, instructions that are not understood have the status "equal". If a
-    result differs, it is refuted.
+    Both programs run on random elements of a finite field. If all results are equal, instructions
+    that are not understood have the status "equal". If a result differs, it is refuted, and so is
+    the move that gave it a wrong element, if one is found.
     """
     size = sum(
         math.prod(shape)
@@ -134,29 +141,28 @@ def decided_by_field(pair: ProgramPair, found: Audit) -> Audit:
         for _, shape in one.leaves
     )
     if size * pair.devices > MOST_ELEMENTS:
-        return found
+        return
     for seed in range(RUNS):
         run = field_verdict(pair, seed)
         if run.reason:
-            return found
+            return
         if not run.is_equal:
-            name = f"result {run.result}"
-            root = pair.after.roots[pair.after.entry]
+            # The row of the result names the instruction that computes it, not the tuple.
+            root, key = pair.after.roots[pair.after.entry], ("result", f"{run.result}")
+            name = root.operands[run.result] if root.opcode == "tuple" else root.name
+            old = walked.rows.get(key)
             why = "differs from the program before partitioning on random elements"
-            row = AuditedInstruction(
-                name, root.computation, root.opcode, "refuted", why, run.device, run.element,
-                expected=run.expected, found=run.found,
-            )  # fmt: skip
-            kept = tuple(one for one in found.instructions if one.instruction != name)
-            return replace(found, instructions=(*kept, row))
-    open_ = ("not understood", "behind")
-    rows = tuple(
-        replace(one, status="equal", why=one.why or "equal results on random elements")
-        if one.status in open_
-        else one
-        for one in found.instructions
-    )
-    return replace(found, instructions=rows)
+            shown = Shown((), run.expected, run.found)
+            error = RefutedError(why, run.device, run.element, shown=shown)
+            one = pair.after.computations[pair.after.entry][name]
+            walked.rows[key] = InstructionAnswer(one, "refuted", error)
+            if old is not None and old.finding is not None:
+                walked.trace(pair.after.entry, name, old.finding)
+            return
+    for key, row in walked.rows.items():
+        if row.status in ("not understood", "behind"):
+            finding = row.finding or UnknownError("equal results on random elements")
+            walked.rows[key] = replace(row, status="equal", finding=finding)
 
 
 def _text(given: str | Path, name: str) -> str:

@@ -27,6 +27,7 @@ from shardalg.xla.audit.values.per_device import (
     RefutedError,
     Shown,
     UnknownError,
+    Wanted,
 )
 
 Tree = Value | tuple["Tree", ...] | None
@@ -62,8 +63,8 @@ def check_block(
     wanted = block_of(pool, theirs, blocks)
     if mine.shape != wanted.shape:
         why = f"{what} has the shape {list(mine.shape)} in place of {list(wanted.shape)}"
-        shapes = (str(list(x.shape)) for x in (wanted, mine))
-        raise RefutedError(why, shown=Shown((), *shapes))
+        shown = Shown((), str(list(wanted.shape)), str(list(mine.shape)))
+        raise RefutedError(why, shown=shown)
     if isinstance(mine, Known) and isinstance(wanted, Known):
         wrong = pool.applied("differ", numbers_differ, mine.cells, wanted.cells)
         if wrong.rows.any():
@@ -71,7 +72,9 @@ def check_block(
             device = wrong.device(row)
             shape = wrong.rows.shape[1:]
             cells = (np.broadcast_to(x.cells.of(device), shape) for x in (wanted, mine))
-            shown = Shown((), *(str(x[tuple(place)].item()) for x in cells))
+            there = tuple(int(b.of(device)[i]) for b, i in zip(blocks, place, strict=False))
+            expected, found = (str(x[tuple(place)].item()) for x in cells)
+            shown = Shown((), expected, found, there if blocks else tuple(place))
             raise RefutedError(f"{what} differs", device, tuple(place), shown=shown)
         return
     if isinstance(mine, Known) or isinstance(wanted, Known):
@@ -122,7 +125,8 @@ def check_block(
 def _both(mine: View, wanted: View, device: int, place: tuple[int, ...]) -> Shown:
     """Return the expected and the found content of a place."""
     right = content(wanted, device, place)
-    return Shown((right,) if isinstance(right, tuple) else (), right, content(mine, device, place))
+    missing = (Wanted(*right, device, place),) if isinstance(right, tuple) else ()
+    return Shown(missing, right, content(mine, device, place))
 
 
 def unequal(

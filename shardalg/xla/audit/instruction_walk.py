@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ import numpy as np
 
 from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule
 from shardalg.xla.audit.block_checks import Tree, block_of, blocks_of, check_block
+from shardalg.xla.audit.expected_blocks import expected_elements
 from shardalg.xla.audit.hlo_attributes import (
     called,
     combination,
@@ -19,8 +21,17 @@ from shardalg.xla.audit.hlo_attributes import (
 from shardalg.xla.audit.operators.index_matching import index_rule
 from shardalg.xla.audit.operators.operator_loops import POINTWISE
 from shardalg.xla.audit.operators.operator_matching import match_operator
-from shardalg.xla.audit.operators.operator_table import OperatorTable
-from shardalg.xla.audit.trace_back import losing_move
+from shardalg.xla.audit.operators.operator_table import OperatorTable, ordered
+from shardalg.xla.audit.trace_back import (
+    TracedBody,
+    WrongPlace,
+    cause_of,
+    differ,
+    first_reader,
+    table_behind,
+    traced_path,
+    wrong_number,
+)
 from shardalg.xla.audit.values import known_values
 from shardalg.xla.audit.values.data_moves import MOVES, select
 from shardalg.xla.audit.values.element_views import (
@@ -28,6 +39,7 @@ from shardalg.xla.audit.values.element_views import (
     Origin,
     Value,
     View,
+    content,
     whole,
 )
 from shardalg.xla.audit.values.group_moves import (
@@ -46,12 +58,15 @@ from shardalg.xla.audit.values.manual_regions import (
     stacked,
 )
 from shardalg.xla.audit.values.per_device import (
+    NOT_COMPLETED,
+    NOT_SHIFTED,
     ArrayPool,
     AuditFinding,
     PerDevice,
     RefutedError,
     Shown,
     UnknownError,
+    Wanted,
 )
 
 _SAME = (
@@ -59,6 +74,8 @@ _SAME = (
     "all-gather-done", "all-reduce-done", "collective-permute-done", "async-done", "async-update",
     "all-to-all-done", "reduce-scatter-done", "add-dependency",
 )  # fmt: skip
+MOST_OPERATORS = 8
+"""Operators that are passed on the way from a wrong value back to the faulty move."""
 _MARKERS = ("Sharding", "annotate_device_placement", "LayoutConstraint")
 
 
@@ -136,8 +153,7 @@ class Walk:
                     )
             except RefutedError as error:
                 status, finding = "refuted", error
-                for operand in one.operands if error.shown.wanted else ():
-                    self.trace(name, operand, error)
+                self.trace_operands(one, error)
             except UnknownError as error:
                 status, finding = "not understood", error
             except (
@@ -167,34 +183,159 @@ class Walk:
         key, fault = (origin.computation, origin.instruction), origin.fault
         if key in self.rows:
             error = RefutedError(fault.why, fault.device, fault.place, shown=fault.shown)
+            error.reader = origin.reader
             self.rows[key] = replace(self.rows[key], status="refuted", finding=error)
-            for operand in self.module.computations[key[0]][key[1]].operands:
-                self.trace(key[0], operand, error)
+            self.trace_operands(self.module.computations[key[0]][key[1]], error)
+
+    def trace_operands(self, one: HloInstruction, error: AuditFinding) -> None:
+        """Refute the instruction before a refuted operator that gave it the wrong values."""
+        wanted: Sequence[Wanted] = ()
+        if isinstance(error.reader, tuple) and self.before is not None:
+            entry, given = error.reader
+            wanted = expected_elements(self.pool, self.before.module, entry, one, given)
+            theirs = entry.instruction
+            for pair in itertools.product(one.operands, theirs.operands):
+                mine = (one.computation, pair[0])
+                if self.trace_number(mine, (theirs.computation, pair[1]), error):
+                    return
+        for name in dict.fromkeys(one.operands):
+            holder = self._value_of(one.computation, name)
+            # Shardings may say no blocks; then the operands are compared with each other.
+            for each in wanted or error.shown.wanted:
+                if each.holder is holder and self._refute_move(one.computation, name, each):
+                    return
+            if NOT_COMPLETED in error.why:
+                self.trace_pending(one.computation, name, error)
+        table = table_behind(self._body(one.computation), one) if error.why == NOT_SHIFTED else None
+        if table is not None:
+            why = f"gives {one.name} the offset of another block"
+            self._refute(one.computation, table, RefutedError(why, error.device, shown=error.shown))
 
     def trace(self, computation: str, start: str, error: AuditFinding) -> None:
-        """Refute the move of data that first lost an element that a refuted value should have.
+        """Refute the move of data that first lost an element that a wrong value should have.
 
         Args:
           start: the instruction whose value is wrong.
         """
-        if error.origin is not None:
-            return
-        body = self.module.computations[computation]
+        if isinstance(error.origin, Origin):
+            self.blame(error.origin)
+        for each in error.shown.wanted:
+            if self._refute_move(computation, start, each):
+                return
+        if NOT_COMPLETED in error.why:
+            self.trace_pending(computation, start, error)
 
-        def value_of(name: str) -> Tree:
-            row = self.rows.get((computation, name))
-            return row.holds if row else None
+    def trace_number(
+        self, mine: tuple[str, str], theirs: tuple[str, str], error: AuditFinding
+    ) -> bool:
+        """Refute the instruction that first computed a wrong known number, if two values differ.
 
-        for base, element in error.shown.wanted:
-            wanted = (base, element, error.device)
-            move = losing_move(body, value_of, start, wanted, self.pool.devices)
-            if move is not None:
-                why = "loses an element that a later instruction needs"
-                shown = Shown((), (base, element), "no place with this element")
-                lost = RefutedError(why, error.device, shown=shown)
-                key = (computation, move.name)
-                if self.rows[key].status != "refuted":
-                    self.rows[key] = replace(self.rows[key], status="refuted", finding=lost)
+        Args:
+          mine, theirs: computation and name of the values on devices and before partitioning.
+          error: names the device, the place, and the place before partitioning.
+
+        Returns:
+          Whether an instruction is refuted.
+        """
+        there = error.shown.before
+        if self.before is None or there is None:
+            return False
+        bodies = self._body(mine[0]), self.before._body(theirs[0])
+        places = (
+            WrongPlace(mine[1], error.device, error.place, 0, 0),
+            WrongPlace(theirs[1], 0, there, 0, 0),
+        )
+        if not differ(*bodies, *places):
+            return False
+        name = wrong_number(*bodies, *places)
+        if name is not None:
+            shown = replace(error.shown, before=None)
+            why = "leads to another known number than before partitioning"
+            self._refute(mine[0], name, RefutedError(why, error.device, shown=shown))
+        return name is not None
+
+    def trace_pending(self, computation: str, start: str, error: AuditFinding) -> None:
+        """Refute the first reader of a reduction that is pending, in place of an all-reduce."""
+        name = first_reader(self._body(computation), start)
+        if name is not None:
+            shown = error.shown
+            self._refute(computation, name, RefutedError(f"reads {NOT_COMPLETED}", shown=shown))
+
+    def _refute_behind(self, computation: str, end: WrongPlace, steps: int) -> bool:
+        """Refute the faulty move behind a proved operator's operands, if there is one."""
+        one = self.module.computations[computation][end.name]
+        entry = self.table.entry_of(end.base)
+        if entry is None or self.before is None or entry.instruction.opcode != one.opcode:
+            return False
+        values = [self._value_of(computation, name) for name in one.operands]
+        given = ordered(one, [x for x in values if isinstance(x, View | Known)])
+        if [getattr(x, "base", -1) for x in given] != [
+            getattr(x, "base", -1) for x in entry.operands
+        ]:
+            return False
+        wanted = expected_elements(self.pool, self.before.module, entry, one, given)
+        return any(
+            each.holder is x and self._refute_move(computation, name, each, steps)
+            for name, x in zip(one.operands, values, strict=True)
+            for each in wanted
+        )
+
+    def _refute_move(
+        self, computation: str, start: str, wanted: Wanted, steps: int = MOST_OPERATORS
+    ) -> bool:
+        """Refute the faulty move behind a wrong place, and return whether there is one.
+
+        Args:
+          steps: the number of operators that are passed on the way back.
+        """
+        body = self._body(computation)
+        place = WrongPlace(start, wanted.device, wanted.place, wanted.base, wanted.element)
+        path = traced_path(body, place)
+        if path.move is None and steps and self._refute_behind(computation, path.end, steps - 1):
+            return True
+        # If no move is faulty, a transfer is missing before the first reader of the place.
+        move = path.move or path.stale
+        if move is None:
+            return False
+        x = body.value_of(move.name)
+        assert isinstance(x, View)
+        shown = Shown(
+            expected=(wanted.base, wanted.element), found=content(x, move.device, move.place)
+        )
+        why = "moves another element to a place than a later instruction needs there"
+        error = RefutedError(why, move.device, move.place, shown=shown)
+        self._refute(computation, move.name, error)
+        cause = cause_of(body, move)
+        if cause != move.name:
+            self._refute(
+                computation,
+                cause,
+                RefutedError(
+                    f"gives {move.name} the place of another element than is needed later",
+                    move.device,
+                    shown=shown,
+                ),
+            )
+        return True
+
+    def _refute(self, computation: str, name: str, error: RefutedError) -> None:
+        """Change the status of an instruction to refuted, unless it is so already."""
+        key = (computation, name)
+        if self.rows[key].status != "refuted":
+            self.rows[key] = replace(self.rows[key], status="refuted", finding=error)
+
+    def _body(self, computation: str) -> TracedBody:
+        """Return the instructions of a computation and their values."""
+        return TracedBody(
+            self.module.computations[computation],
+            lambda name: self._value_of(computation, name),
+            self.pool.devices,
+        )
+
+    def _value_of(self, computation: str, name: str) -> Tree:
+        """Return the value of an instruction, or None if it has none yet."""
+        row = self.rows.get((computation, name))
+        return row.holds if row else None
 
     def _step(self, one: HloInstruction, operands: list[Tree]) -> Tree:
         """Return the value of an instruction.
@@ -360,7 +501,11 @@ class Walk:
         blocks = self._blocks(region.instruction)
         for number, (mine, theirs) in enumerate(zip(inputs, region.inputs, strict=True)):
             what = f"value {number} that enters the loop"
-            check_block(self.pool, mine, theirs, blocks[number], what)
+            try:
+                check_block(self.pool, mine, theirs, blocks[number], what)
+            except RefutedError as error:
+                self._trace_entry(one, region.instruction, number, error)
+                raise
         mine_carried = [
             block_of(self.pool, x, at) for x, at in zip(region.carried, blocks, strict=True)
         ]
@@ -384,6 +529,25 @@ class Walk:
             )
         ]
         return _nested(state, known)
+
+    def _trace_entry(
+        self, one: HloInstruction, other: HloInstruction, number: int, error: RefutedError
+    ) -> None:
+        """Refute the instruction that gave a loop a wrong value.
+
+        Args:
+          one, other: the loop on devices, and before partitioning.
+          number: the place of the value in the loop's tuple.
+        """
+        assert self.before is not None
+        places = []
+        for module, loop in ((self.module, one), (self.before.module, other)):
+            state = module.computations[loop.computation][loop.operands[0]]
+            if state.opcode != "tuple":
+                return
+            places.append((loop.computation, state.operands[number]))
+        if not self.trace_number(places[0], places[1], error):
+            self.trace(*places[0], error)
 
     def _kept(self, body: str) -> set[int]:
         """Return the elements of a loop's tuple that its body returns unchanged."""

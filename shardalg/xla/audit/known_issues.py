@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from shardalg.lower.xla_dump.hlo_text import HloInstruction
 from shardalg.xla.audit.values.per_device import COMPLETE_ALREADY, NOT_COMPLETED, OTHER_BLOCKS
 
-_BLOCKS = ("dynamic-slice", "slice")
-_FOLLOWED = (
-    *_BLOCKS, "copy", "bitcast", "reshape", "transpose", "convert", "all-reduce", "tuple",
-    "get-tuple-element",
-)  # fmt: skip
+_BLOCKS = frozenset({"dynamic-slice", "slice"})
+_SUMS = frozenset({"all-reduce", "reduce-scatter"})
+_FOLLOWED = frozenset({
+    "copy", "bitcast", "reshape", "transpose", "convert", "tuple", "get-tuple-element",
+}) | _BLOCKS | _SUMS  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -25,25 +25,37 @@ class Idiom:
 
     Attributes:
       fault: the reason why the instruction is refuted.
-      is_block: whether a block is taken between the operator and the instruction.
+      between: opcodes of which one is between the operator and the instruction; without any, no
+        block is taken there and no sum is made.
       source: opcode of the operator that computed the wrong value.
     """
 
     fault: str
-    is_block: bool
+    between: frozenset[str]
     source: str
+
+    def fits(self, fault: str, passed: frozenset[str], source: str) -> bool:
+        """Return whether a refuted instruction has this form.
+
+        Args:
+          passed: opcodes between the operator and the instruction.
+        """
+        moves = passed & (_BLOCKS | _SUMS)
+        is_between = bool(moves & self.between) if self.between else not moves
+        return (fault, source) == (self.fault, self.source) and is_between
 
 
 KNOWN: Mapping[Idiom, str] = {
     # https://github.com/openxla/xla/issues/42481
-    Idiom(OTHER_BLOCKS, True, "scatter"): "openxla/xla#42481: SPMD partitioner produces incorrect "
-    "all-reduce ordering for scatter-add backward",
-    # https://github.com/openxla/xla/issues/40034
-    Idiom(NOT_COMPLETED, False, "dot"): "openxla/xla#40034: Incorrect sharded matmul results when "
-    "resharding unreduced axes to mixed sharded/replicated axes",
+    Idiom(OTHER_BLOCKS, _BLOCKS, "scatter"): "openxla/xla#42481: SPMD partitioner produces "
+    "incorrect all-reduce ordering for scatter-add backward",
+    # https://github.com/openxla/xla/issues/40034: the result is sharded along some axes of the
+    # sum and replicated along others, and the sum is completed along the former only.
+    Idiom(NOT_COMPLETED, _SUMS, "dot"): "openxla/xla#40034: Incorrect sharded matmul "
+    "results when resharding unreduced axes to mixed sharded/replicated axes",
     # https://github.com/jax-ml/jax/issues/36886
-    Idiom(COMPLETE_ALREADY, False, "dot"): "jax-ml/jax#36886: shard_map + grad produces unexpected "
-    "results on multi-device",
+    Idiom(COMPLETE_ALREADY, frozenset(), "dot"): "jax-ml/jax#36886: shard_map + grad produces "
+    "unexpected results on multi-device",
 }
 """The issue of each idiom; titles as on 2026-11-28."""
 
@@ -56,16 +68,17 @@ def known_issue(why: str, one: HloInstruction, body: Mapping[str, HloInstruction
     """
     fault = next((f for f in (OTHER_BLOCKS, NOT_COMPLETED, COMPLETE_ALREADY) if f in why), "")
     # A reader of a wrong value is refuted, or the result itself: the operator is before them.
-    todo, seen, is_block = [(one, False)], set(), False
+    todo, seen = [(one, frozenset[str]())], set()
     while fault and todo:
-        current, is_block = todo.pop(0)
+        current, passed = todo.pop(0)
         if current.name in seen:
             continue
         seen.add(current.name)
-        issue = KNOWN.get(Idiom(fault, is_block, current.opcode))
-        if issue is not None:
-            return issue
+        for idiom, issue in KNOWN.items():
+            if idiom.fits(fault, passed, current.opcode):
+                return issue
         if current is one or current.opcode in _FOLLOWED:
-            is_block = is_block or current.opcode in _BLOCKS
-            todo += [(body[name], is_block) for name in current.operands if name in body]
+            # The refuted instruction itself is not between, except a block or a sum as a result.
+            here = passed if current is one else passed | {current.opcode}
+            todo += [(body[name], here) for name in current.operands if name in body]
     return ""

@@ -20,6 +20,7 @@ from shardalg.xla.audit.operators.operator_table import Entry, OperatorTable
 from shardalg.xla.audit.operators.reductions import covered
 from shardalg.xla.audit.values.element_views import Known, Pending, Value, View, content
 from shardalg.xla.audit.values.per_device import (
+    NOT_SHIFTED,
     ArrayPool,
     PerDevice,
     RefutedError,
@@ -251,13 +252,12 @@ def _block(
     )
     if shifted.rows.any():
         row = int(np.argmax(shifted.rows))
-        why = "the indices are not shifted by the offset of the block"
         device = shifted.device(row)
         begin = int(place.of(device)[0]) if isinstance(place, PerDevice) else 0
         shown = Shown(
             expected=f"shifted by {begin}", found=f"shifted by {change.offset.of(device)}"
         )
-        raise RefutedError(why, device, shown=shown)
+        raise RefutedError(NOT_SHIFTED, device, shown=shown)
 
     def cover(at: np.ndarray) -> np.ndarray:
         made = np.zeros((len(at), size), bool)

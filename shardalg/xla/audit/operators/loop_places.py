@@ -28,6 +28,7 @@ from shardalg.xla.audit.values.per_device import (
     RefutedError,
     Shown,
     UnknownError,
+    Wanted,
 )
 
 
@@ -104,17 +105,21 @@ def loop_places(
 def _shown(fault: Fault, readers: Sequence[tuple[View, View, int, PerDevice]]) -> Shown:
     """Return the elements that one operand should have if the other one is right."""
     (place,) = fault.place
-    found, got = [], None
+    found: list[Wanted] = []
+    got = None
     indices = {int(at.of(fault.device)[place]) for *_, at in readers}
     for mine, theirs, dim, at in readers:
         own = int(at.of(fault.device)[place])
         element = int(mine.shift.of(fault.device)) + int(mine.lines[dim].of(fault.device)[place])
         line = theirs.lines[dim].rows[0]
+        spot = along(mine, dim, place)
         for other in indices - {own}:
             if min(own, other, element) >= 0:
-                found.append((mine.base, element + int(line[other] - line[own])))
+                right = element + int(line[other] - line[own])
+                found.append(Wanted(mine.base, right, fault.device, spot, mine))
                 got = got or (mine.base, element)
-    return Shown(tuple(found), found[0] if found else "", got or "")
+    expected = (found[0].base, found[0].element) if found else ""
+    return Shown(tuple(found), expected, got or "")
 
 
 def _one_place(
@@ -230,6 +235,7 @@ def check_known(
             """
             rank = cells.ndim - 1
             exists = np.ones((1,) * (1 + rank), bool)
+            given = rows
             # Take the numbers before partitioning at the indices of the device's block, dimension
             # by dimension.
             for d, row in zip(vary, rows, strict=True):
@@ -242,7 +248,10 @@ def check_known(
                 why = "a mask or another known number differs from the operator's"
                 both = (np.broadcast_to(x, wrong.shape) for x in (cells, mine_cells))
                 expected, got = (str(x[at_class, *place].item()) for x in both)
-                shown = Shown(expected=expected, found=got)
+                there = [0] * rank
+                for d, row in zip(vary, given, strict=True):
+                    there[d] = int(row[at_class if len(row) > 1 else 0, place[d]])
+                shown = Shown(expected=expected, found=got, before=tuple(there))
                 raise ClassError(RefutedError(why, 0, tuple(place), shown=shown), at_class)
             # The result has no meaning; the pool needs an array to remember that the check has
             # passed.

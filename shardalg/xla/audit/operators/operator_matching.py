@@ -72,6 +72,7 @@ def match_operator(
         try:
             lost, views = _matched(table, module, entry, instruction, given, pending)
         except AuditFinding as finding:
+            finding.reader = (entry, given)
             failures.append(finding)
             continue
         if not lost:
@@ -123,7 +124,8 @@ def _matched(
     fault = next(iter(places.faults.values()), fault)
     origin = None
     if fault is not None:
-        origin = Origin(instruction.computation, instruction.name, fault)
+        reader = (entry, operands)
+        origin = Origin(instruction.computation, instruction.name, fault, reader)
     return places.lost(), tuple(_with_fills(pool, view, alone, origin) for view in results)
 
 

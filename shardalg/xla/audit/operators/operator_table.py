@@ -77,6 +77,11 @@ class OperatorTable:
         self.bases.append(Base(tuple(shape), dtype, text))
         return len(self.bases) - 1
 
+    def entry_of(self, base: int) -> Entry | None:
+        """Return the operator that computes a base as its first result, or None."""
+        every = (entry for found in self.entries.values() for entry in found)
+        return next((entry for entry in every if entry.base == base), None)
+
     def words(self, content: Content) -> str:
         """Return the content of a place for messages.
 

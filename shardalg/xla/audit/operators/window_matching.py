@@ -88,8 +88,8 @@ def scattered_places(
 
         It has one row per class of devices, and one column per element of the image on the device.
         """
-        index, inside = _taps(local)
-        index_whole, inside_whole = _taps(whole)
+        index, inside = taps(local)
+        index_whole, inside_whole = taps(whole)
         # A window is right if it reads the same elements as before partitioning, at all taps.
         held = np.where(inside, image[:, index], -1)  # [classes, windows, taps]
         window = np.clip(source, 0, None)
@@ -117,7 +117,7 @@ def scattered_places(
     return pool.applied(("scatter", local, whole), scatter, image, source)
 
 
-def _taps(sizes: WindowSizes) -> tuple[np.ndarray, np.ndarray]:
+def taps(sizes: WindowSizes) -> tuple[np.ndarray, np.ndarray]:
     """Return the image index per output and tap, and whether it exists, [outputs, taps]."""
     w = sizes.window
     place = np.arange(sizes.output)[:, None] * w.stride + np.arange(w.size) * w.dilation - w.low
@@ -131,7 +131,7 @@ def _outputs(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the arrays of `WindowPlaces` for all classes of devices."""
     mine, theirs = local.window, whole.window
-    index, exists = _taps(local)
+    index, exists = taps(local)
     tap_of = kernel[:, ::-1] if mine.is_reversed else kernel
     element = np.where(exists, image[:, index], -1)  # [classes, outputs, taps]
     # The tap before partitioning at which a kernel element stands.
@@ -150,9 +150,9 @@ def _outputs(
     safe = np.where(outside, 0, place)
     # Every element that the output reads before partitioning, at a tap that the device has.
     cover = np.zeros((len(kernel), theirs.size), bool)
-    for row, taps in enumerate(tap):
-        cover[row, taps[taps >= 0]] = True
-    _, needed = _taps(whole)
+    for row, held in enumerate(tap):
+        cover[row, held[held >= 0]] = True
+    _, needed = taps(whole)
     have = np.zeros((len(image), local.output, theirs.size), bool)
     at, o, t = np.nonzero(used)
     have[at, o, tap[at, t]] = True

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -79,11 +79,16 @@ class Fault:
 
 @dataclass(frozen=True)
 class Origin:
-    """The instruction that first read or joined wrong elements, and the fault."""
+    """The instruction that first read or joined wrong elements, and the fault.
+
+    Attributes:
+      reader: the operator before partitioning, and the device's operands in its order.
+    """
 
     computation: str
     instruction: str
     fault: Fault
+    reader: object = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,23 @@ class ArrayPool:
 Content = str | tuple[int, int]
 NOT_COMPLETED = "a pending reduction that no all-reduce has completed"
 OTHER_BLOCKS = "the members of a group hold different blocks of the result"
+NOT_SHIFTED = "the indices are not shifted by the offset of the block"
 COMPLETE_ALREADY = "an all-reduce adds values that are complete already"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """An element that a place of a value should hold.
+
+    Attributes:
+      holder: the operand with the place; None: the value itself.
+    """
+
+    base: int
+    element: int
+    device: int
+    place: tuple[int, ...]
+    holder: object = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -184,13 +200,15 @@ class Shown:
     """The expected and the found content of a place that shows a wrong instruction.
 
     Attributes:
-      wanted: the bases and elements of which one is searched for in the operands.
+      wanted: the elements of which one is missing, and where.
       expected, found: the contents, as a base and an element, or in words.
+      before: of a known number, its place in the value before partitioning; else None.
     """
 
-    wanted: tuple[tuple[int, int], ...] = ()
+    wanted: tuple[Wanted, ...] = ()
     expected: Content = ""
     found: Content = ""
+    before: tuple[int, ...] | None = None
 
 
 NOT_SHOWN = Shown()
@@ -203,7 +221,10 @@ class AuditFinding(Exception):
       why: the reason. device: the device where it shows. place: the element of the device.
       origin: the instruction at which the wrong elements first were wrong, if it is another one.
       shown: the expected and the found content of the place.
+      reader: the operator before partitioning, and the device's operands in its order.
     """
+
+    reader: object = None
 
     def __init__(
         self,
