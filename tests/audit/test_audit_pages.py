@@ -3,6 +3,7 @@
 import pytest
 
 import shardalg as sa
+from shardalg.xla.audit.operators.operator_table import OperatorTable
 from shardalg.xla.audit.values import data_moves
 from tests.audit.seeded_faults import faults
 from tests.audit.test_known_issues import grads_pair, scatter_pair
@@ -62,3 +63,14 @@ def test_an_interrupt_returns_the_rows_so_far(monkeypatch):
     assert not found.ok
     assert found.counts["not examined"] >= 1
     assert found.counts["proved"] >= 1
+
+
+def test_an_interrupt_before_the_first_instruction_examines_none(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    # The program before partitioning is walked first, and records its operators.
+    monkeypatch.setattr(OperatorTable, "record", interrupted)
+    found = sa.audit_hlo(*scatter_pair(is_right=True))
+    assert found.verdict == "not examined"
+    assert set(found.counts) == {"not examined"}

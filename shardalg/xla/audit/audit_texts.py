@@ -16,9 +16,15 @@ from shardalg.xla.audit.audit_report import Audit, source_lines
 from shardalg.xla.audit.audited_rows import AuditedInstruction
 from shardalg.xla.audit.instruction_walk import InstructionAnswer, Walk
 from shardalg.xla.audit.known_issues import known_issue
+from shardalg.xla.audit.operators.operator_table import OperatorTable
 from shardalg.xla.audit.program_pair import ProgramPair, read_pair, walk_pair
 from shardalg.xla.audit.referee.field_verdict import field_verdict
-from shardalg.xla.audit.values.per_device import RefutedError, Shown, UnknownError
+from shardalg.xla.audit.values.per_device import (
+    ArrayPool,
+    RefutedError,
+    Shown,
+    UnknownError,
+)
 
 MOST_ELEMENTS = 1 << 24
 """Programs with more elements on all devices together are not run on random elements."""
@@ -50,9 +56,9 @@ def audit_hlo(before: str | Path, after: str | Path, *, progress: bool | None = 
     try:
         _, walked = walk_pair(pair, counter)
     except KeyboardInterrupt:
-        if counter.walk is None:
-            raise
-        walked = counter.walk
+        # While the program before partitioning is read, no instruction is examined yet.
+        pool = ArrayPool(pair.devices)
+        walked = counter.walk or Walk(pair.after, pool, OperatorTable(pool))
         for name, body in pair.after.computations.items():
             for one in body.values():
                 walked.rows.setdefault((name, one.name), InstructionAnswer(one, "not examined"))
