@@ -27,7 +27,7 @@ from shardalg.xla.audit.values.per_device import (
     RefutedError,
     Shown,
     UnknownError,
-    Wanted,
+    WantedElement,
 )
 
 Tree = Value | tuple["Tree", ...] | None
@@ -125,7 +125,7 @@ def check_block(
 def _both(mine: View, wanted: View, device: int, place: tuple[int, ...]) -> Shown:
     """Return the expected and the found content of a place."""
     right = content(wanted, device, place)
-    missing = (Wanted(*right, device, place),) if isinstance(right, tuple) else ()
+    missing = (WantedElement(*right, device, place),) if isinstance(right, tuple) else ()
     return Shown(missing, right, content(mine, device, place))
 
 

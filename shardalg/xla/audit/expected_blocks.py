@@ -20,7 +20,7 @@ from shardalg.xla.audit.values.per_device import (
     ArrayPool,
     AuditFinding,
     PerDevice,
-    Wanted,
+    WantedElement,
 )
 
 
@@ -30,7 +30,7 @@ def expected_elements(
     entry: Entry,
     instruction: HloInstruction,
     operands: Sequence[Value],
-) -> list[Wanted]:
+) -> list[WantedElement]:
     """Return the first wrong element of each operand of an operator on devices.
 
     Args:
@@ -52,7 +52,7 @@ def expected_elements(
 
 def _first_wrong(
     pool: ArrayPool, mine: View, theirs: View, blocks: Sequence[PerDevice]
-) -> Wanted | None:
+) -> WantedElement | None:
     """Return the first element that a device's operand lacks, or None if it has its block.
 
     Args:
@@ -76,7 +76,7 @@ def _first_wrong(
             if wrong.any():
                 index = int(np.argmax(wrong))
                 at = tuple(index if d == dim else i for d, i in enumerate(spot))
-                return Wanted(mine.base, int(totals[0][index]), int(device), at, mine)
+                return WantedElement(mine.base, int(totals[0][index]), int(device), at, mine)
     return None
 
 

@@ -66,7 +66,7 @@ from shardalg.xla.audit.values.per_device import (
     RefutedError,
     Shown,
     UnknownError,
-    Wanted,
+    WantedElement,
 )
 
 _SAME = (
@@ -189,7 +189,7 @@ class Walk:
 
     def trace_operands(self, one: HloInstruction, error: AuditFinding) -> None:
         """Refute the instruction before a refuted operator that gave it the wrong values."""
-        wanted: Sequence[Wanted] = ()
+        wanted: Sequence[WantedElement] = ()
         if isinstance(error.reader, tuple) and self.before is not None:
             entry, given = error.reader
             wanted = expected_elements(self.pool, self.before.module, entry, one, given)
@@ -281,7 +281,7 @@ class Walk:
         )
 
     def _refute_move(
-        self, computation: str, start: str, wanted: Wanted, steps: int = MOST_OPERATORS
+        self, computation: str, start: str, wanted: WantedElement, steps: int = MOST_OPERATORS
     ) -> bool:
         """Refute the faulty move behind a wrong place, and return whether there is one.
 

@@ -234,30 +234,6 @@ def _source(body: TracedBody, one: HloInstruction, at: WrongPlace) -> WrongPlace
     return replace(at, name=one.operands[number], device=device, place=tuple(place))
 
 
-def _sliced(one: HloInstruction, shape: Sequence[int], place: Sequence[int]) -> list[int]:
-    cuts = zip(place, slices_of(one), strict=True)
-    return [cut.start + i * (cut.step or 1) for i, cut in cuts]
-
-
-def _reversed(one: HloInstruction, shape: Sequence[int], place: Sequence[int]) -> list[int]:
-    turned = integers(one.attributes["dimensions"])
-    return [shape[d] - 1 - i if d in turned else i for d, i in enumerate(place)]
-
-
-def _transposed(one: HloInstruction, shape: Sequence[int], place: Sequence[int]) -> list[int]:
-    order = integers(one.attributes["dimensions"])
-    return [place[order.index(d)] for d in range(len(order))]
-
-
-def _spread(one: HloInstruction, shape: Sequence[int], place: Sequence[int]) -> list[int]:
-    return [place[d] for d in integers(one.attributes.get("dimensions"))]
-
-
-def _reshaped(one: HloInstruction, shape: Sequence[int], place: Sequence[int]) -> list[int]:
-    flat = int(np.ravel_multi_index(list(place), one.leaves[0][1])) if place else 0
-    return list(map(int, np.unravel_index(flat, shape))) if shape else []
-
-
 def _padded(one: HloInstruction, shape: Sequence[int], place: Sequence[int]) -> list[int] | None:
     found = []
     for i, n, (low, _, inner) in zip(place, shape, padding_of(one), strict=True):
@@ -269,9 +245,28 @@ def _padded(one: HloInstruction, shape: Sequence[int], place: Sequence[int]) -> 
 
 
 _LOCAL: Mapping[str, Callable[..., list[int] | None]] = {
-    "slice": _sliced, "reverse": _reversed, "transpose": _transposed, "broadcast": _spread,
-    "reshape": _reshaped, "pad": _padded,
-}  # fmt: skip
+    "slice": lambda one, shape, place: [
+        cut.start + i * (cut.step or 1) for i, cut in zip(place, slices_of(one), strict=True)
+    ],
+    "reverse": lambda one, shape, place: [
+        shape[d] - 1 - i if d in integers(one.attributes["dimensions"]) else i
+        for d, i in enumerate(place)
+    ],
+    "transpose": lambda one, shape, place: [
+        place[integers(one.attributes["dimensions"]).index(d)] for d in range(len(place))
+    ],
+    "broadcast": lambda one, shape, place: [
+        place[d] for d in integers(one.attributes.get("dimensions"))
+    ],
+    # Both shapes number their elements alike; a scalar has the number 0.
+    "reshape": lambda one, shape, place: [
+        int(i)
+        for i in np.unravel_index(
+            int(np.ravel_multi_index(place, one.leaves[0][1])) if place else 0, shape
+        )
+    ],
+    "pad": _padded,
+}
 """The place of the operand that a move on one device copies; None for padding."""
 
 

@@ -28,7 +28,7 @@ from shardalg.xla.audit.values.per_device import (
     RefutedError,
     Shown,
     UnknownError,
-    Wanted,
+    WantedElement,
 )
 
 
@@ -105,7 +105,7 @@ def loop_places(
 def _shown(fault: Fault, readers: Sequence[tuple[View, View, int, PerDevice]]) -> Shown:
     """Return the elements that one operand should have if the other one is right."""
     (place,) = fault.place
-    found: list[Wanted] = []
+    found: list[WantedElement] = []
     got = None
     indices = {int(at.of(fault.device)[place]) for *_, at in readers}
     for mine, theirs, dim, at in readers:
@@ -116,7 +116,7 @@ def _shown(fault: Fault, readers: Sequence[tuple[View, View, int, PerDevice]]) -
         for other in indices - {own}:
             if min(own, other, element) >= 0:
                 right = element + int(line[other] - line[own])
-                found.append(Wanted(mine.base, right, fault.device, spot, mine))
+                found.append(WantedElement(mine.base, right, fault.device, spot, mine))
                 got = got or (mine.base, element)
     expected = (found[0].base, found[0].element) if found else ""
     return Shown(tuple(found), expected, got or "")

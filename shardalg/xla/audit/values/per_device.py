@@ -181,7 +181,7 @@ COMPLETE_ALREADY = "an all-reduce adds values that are complete already"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedElement:
     """An element that a place of a value should hold.
 
     Attributes:
@@ -205,7 +205,7 @@ class Shown:
       before: of a known number, its place in the value before partitioning; else None.
     """
 
-    wanted: tuple[Wanted, ...] = ()
+    wanted: tuple[WantedElement, ...] = ()
     expected: Content = ""
     found: Content = ""
     before: tuple[int, ...] | None = None
