@@ -20,7 +20,6 @@ import numpy as np
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
-from shardalg.costs.collectives import seconds
 from shardalg.costs.compute import contracts, operand_type
 from shardalg.costs.fusion import READS_PART, UPDATES, VIEWS
 from shardalg.costs.kernels.fused_attention import fused_attention
@@ -31,9 +30,16 @@ from shardalg.graph.ir import Graph, Node, Signature, ValueType
 from shardalg.graph.ops.rows import rules
 from shardalg.graph.ops.rule import PICK, SUM, Rule
 from shardalg.plan.search.equal_nodes import equal_nodes
-from shardalg.plan.search.kernel_values import kernel_values
-from shardalg.plan.search.layout_moves import PICOSECONDS, AxisLayout, LayoutMoves, replicated
 from shardalg.plan.search.minimising.factor_graph import FactorGraph, Matrix
+from shardalg.plan.search.prices.kernel_values import kernel_values
+from shardalg.plan.search.prices.layout_moves import (
+    PICOSECONDS,
+    AxisLayout,
+    LayoutMoves,
+    MessageShares,
+    replicated,
+)
+from shardalg.plan.search.prices.message_chains import LatencyShares, longest_chain
 from shardalg.plan.strategies.derive.recipe_parts import Wishes, matches, spec_text
 from shardalg.planner.partition.choose.choices import candidates
 from shardalg.planner.partition.choose.component import components, reduced_digits
@@ -42,12 +48,11 @@ from shardalg.planner.partition.choose.node_classes import remade_values
 from shardalg.planner.partition.choose.regions import TiedArguments
 from shardalg.planner.partition.choose.regions import tied as tied_values
 from shardalg.planner.partition.choose.sent import through_windows, window_bytes
+from shardalg.spmd.instruction import Collective
 from shardalg.spmd.instructions import AllReduce, CollectivePermute
 
 MOST_WAYS = 100_000
 """The largest number of ways to compute one operator. More would take minutes."""
-SHARED_BYTES = 1 << 16
-"""Bytes of a value from which on readers share a gathered copy."""
 
 
 class Way(NamedTuple):
@@ -56,7 +61,7 @@ class Way(NamedTuple):
     Attributes:
       loops: per component of the operator, the mesh digits on its loops.
       operands, results: the layout of each operand and of each result.
-      inner_ps: picoseconds of the collectives inside the operator.
+      inner: the collectives inside the operator, each with the bytes of its operand on a device.
       required: per component, (operand number, the sharding in which it is read).
       reads_memory: whether a view (a reshape) has its operand, and so its result, in memory.
     """
@@ -64,7 +69,7 @@ class Way(NamedTuple):
     loops: tuple[LoopDigits, ...]
     operands: tuple[AxisLayout, ...]
     results: tuple[AxisLayout, ...]
-    inner_ps: float = 0.0
+    inner: tuple[tuple[Collective, float], ...] = ()
     required: tuple[tuple[tuple[int, Sharding], ...], ...] = ()
     reads_memory: bool = False
 
@@ -84,6 +89,8 @@ class CostTable:
       graph: the traced graph; its only regions are bodies of scans.
       moves: layouts and prices of moves on the mesh.
       tied: for a result of the function (value), the argument whose layout it has.
+      keeps: whether all phases share the gathered copies of a value.
+      chains: the values whose all-reduces pay the latency of their message (`message_chains`).
       factors: the costs.
       ways: per variable of an operator, its labels.
       homes: per variable of a value, the homes. Its labels are all homes fused, then all homes in
@@ -100,6 +107,8 @@ class CostTable:
     graph: Graph
     moves: LayoutMoves
     tied: Mapping[int, int]
+    keeps: bool = False
+    chains: LatencyShares = field(default_factory=dict)
     factors: FactorGraph = field(default_factory=FactorGraph)
     ways: dict[int, tuple[Way, ...]] = field(default_factory=dict)
     homes: dict[int, tuple[AxisLayout, ...]] = field(default_factory=dict)
@@ -110,11 +119,12 @@ class CostTable:
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)
     wanted: dict[int, tuple[AxisLayout | None, frozenset[int]]] = field(default_factory=dict)
     _first: dict[int, Node] = field(default_factory=dict)
+    _alone: dict[int, MessageShares] = field(default_factory=dict)
     _ways: dict[Signature, tuple[Way, ...]] = field(default_factory=dict)
     _products: dict[object, np.ndarray] = field(default_factory=dict)
-    _matrices: dict[tuple[tuple[AxisLayout, ...], tuple[AxisLayout, ...], int], Matrix] = field(
-        default_factory=dict
-    )
+    _matrices: dict[
+        tuple[tuple[AxisLayout, ...], tuple[AxisLayout, ...], int, MessageShares | None], Matrix
+    ] = field(default_factory=dict)
 
     @staticmethod
     def of(
@@ -123,24 +133,45 @@ class CostTable:
         hardware: Machine,
         tied: Mapping[int, int],
         wishes: Wishes | None = None,
+        *,
+        keeps: bool = False,
     ) -> CostTable:
         """Return the table of a graph on a mesh.
 
         Args:
           wishes: pins and bans, which `check_wishes` accepts.
+          keeps: whether all phases share the gathered copies of a value.
 
         Raises:
           StrategyError: a pin is no layout of whole axes in their order with even blocks.
         """
-        table = CostTable(graph, LayoutMoves(mesh, hardware), tied)
+        table = CostTable(graph, LayoutMoves(mesh, hardware), tied, keeps)
         table._read_wishes(wishes or Wishes())
         # Equal layers that differ by a pin are decided apart.
         table.classes = equal_nodes(graph, marks=table.wanted)
         table.borders = tied_values(graph)
-        table._add_operators()
-        table._add_values()
-        table._add_borders()
-        return table
+        return table._filled({None: dict.fromkeys(table._longest_path(), 1.0)})
+
+    def priced_again(self, chains: LatencyShares) -> CostTable:
+        """Return the table with latencies of other all-reduces; its labels are the same."""
+        made = CostTable(
+            self.graph, self.moves, self.tied, self.keeps,
+            classes=self.classes, borders=self.borders, wanted=self.wanted,
+            _ways=self._ways, _products=self._products,
+        )  # fmt: skip
+        return made._filled(chains)
+
+    def _filled(self, chains: LatencyShares) -> CostTable:
+        """Add all variables and costs, and return the table."""
+        self.chains = chains
+        self._add_operators()
+        self._add_values()
+        self._add_borders()
+        # Prices are whole picoseconds, rounded down, so that no entry is above the plan's price.
+        factors = self.factors
+        factors.costs = [np.floor(own) for own in factors.costs]
+        factors.edges = {pair: np.floor(matrix) for pair, matrix in factors.edges.items()}
+        return self
 
     def _read_wishes(self, wishes: Wishes) -> None:
         """Find the arguments that pins and bans name."""
@@ -220,9 +251,9 @@ class CostTable:
                 continue
             seen.add(tuple(known))
             loops = tuple(one.loops for one in combined)
-            cost = self._inner_ps(signature, rows, loops, known)
+            inner = tuple(self._inner(signature, rows, loops, known))
             required = tuple(one.required_shardings for one in combined)
-            yield Way(loops, tuple(known[:count]), tuple(known[count:]), cost, required)
+            yield Way(loops, tuple(known[:count]), tuple(known[count:]), inner, required)
 
     def _product_ps(self, node: Node, ways: Sequence[Way]) -> np.ndarray:
         """Return the picoseconds of a contraction on one device, per way to compute it.
@@ -259,33 +290,34 @@ class CostTable:
             self._products[key] = np.array(found)
         return self._products[key]
 
-    def _inner_ps(
+    def _inner(
         self,
         signature: Signature,
         rows: Sequence[Rule],
         loops: tuple[LoopDigits, ...],
         layouts: Sequence[AxisLayout],
-    ) -> float:
-        """Return the picoseconds of the collectives inside an operator.
+    ) -> Iterator[tuple[Collective, float]]:
+        """Yield the collectives inside an operator, each with the bytes of its operand on a device.
 
         These exchange halos of windows and shifted slices, and combine results by a maximum or
         another function that is no sum. Pending sums are part of the result's layout.
         """
         merged = tuple(pair for each in loops for pair in each)
         if not merged:
-            return 0.0
-        moves, count, total = self.moves, len(signature.operands), 0.0
+            return
+        moves, count = self.moves, len(signature.operands)
         types = (*signature.operands, *signature.results)
         shardings = tuple(moves.sharding(a, t.shape) for a, t in zip(layouts, types, strict=True))
         for rule in rows:
             digits = reduced_digits(rule, dict(merged)) if rule.combine not in (SUM, PICK) else ()
             if digits:
-                held = sum(
-                    math.prod(sharding.shard_shape) * t.itemsize
-                    for sharding, t in zip(shardings[count:], signature.results, strict=True)
+                yield (
+                    AllReduce(digits, rule.combine),
+                    sum(
+                        math.prod(sharding.shard_shape) * t.itemsize
+                        for sharding, t in zip(shardings[count:], signature.results, strict=True)
+                    ),
                 )
-                step = AllReduce(digits)
-                total += seconds(step, held, mesh=moves.mesh, hardware=moves.hardware)
         if through_windows(signature):
             rates = moves.hardware.chip.rates(operand_type(signature))
             sources = tuple((sharding,) for sharding in shardings[:count])
@@ -296,26 +328,29 @@ class CostTable:
                 # Each device sends to its neighbour along the minor axis.
                 shift, size = min(digit.stride for digit in used), moves.mesh.size
                 pairs = tuple((p, (p + shift) % size) for p in range(size))
-                permute = CollectivePermute(used, pairs)
-                total += seconds(permute, sent, mesh=moves.mesh, hardware=moves.hardware)
-        return float(round(total * PICOSECONDS))
+                yield CollectivePermute(used, pairs), sent
 
     def _add_operators(self) -> None:
         """Add a variable per class of nodes, with the costs of all nodes of the class."""
         # A node in the body of a scan runs once per iteration.
         times: Counter[int] = Counter()
+        results: dict[int, list[int]] = defaultdict(list)
         for node, number in zip(self.graph.nodes, self.classes, strict=True):
             times[number] += self.graph.trip_count(node)
+            results[number] += node.results[:1]
         for node, number in zip(self.graph.nodes, self.classes, strict=True):
             if node.bodies or number in self.operator_of:
                 continue
             ways = self.ways_of(node.signature)
-            costs = self._product_ps(node, ways) + np.array([way.inner_ps for way in ways])
+            alone, inner = self._alone_of(results[number]), []
+            for way in ways:
+                inner.append(sum(self.moves.step_ps(step, size, alone) for step, size in way.inner))
+            costs = (self._product_ps(node, ways) + np.array(inner)) * times[number]
             if node.primitive in VIEWS:
                 # A view of a value that is in memory is in memory, too, so both cases are labels.
                 ways = (*ways, *(way._replace(reads_memory=True) for way in ways))
                 costs = np.concatenate([costs, costs])
-            variable = self.factors.add_variable(costs * times[number])
+            variable = self.factors.add_variable(costs)
             self.ways[variable] = ways
             self.operator_of[number] = variable
             self._first[number] = node
@@ -337,13 +372,36 @@ class CostTable:
         return float(round(size / self.moves.hardware.chip.hbm_bytes_per_s * PICOSECONDS))
 
     def _move_ps(
-        self, sources: tuple[AxisLayout, ...], targets: tuple[AxisLayout, ...], size: int
+        self,
+        sources: tuple[AxisLayout, ...],
+        targets: tuple[AxisLayout, ...],
+        size: int,
+        alone: MessageShares | None = None,
     ) -> Matrix:
         """Return the prices of all moves from one list of layouts to another, from a cache."""
-        key = sources, targets, size
+        key = sources, targets, size, alone
         if key not in self._matrices:
-            self._matrices[key] = self.moves.picoseconds(sources, targets, size)
+            self._matrices[key] = self.moves.picoseconds(sources, targets, size, alone)
         return self._matrices[key]
+
+    def _longest_path(self) -> frozenset[int]:
+        """Return the values on the path with most operators that may have all-reduces."""
+        graph, found = self.graph, set[int]()
+        for node in graph.nodes:
+            ways = () if node.bodies else self.ways_of(node.signature)
+            if any(way.inner or any(each.pending for each in way.results) for way in ways):
+                found.update(node.results)
+        return longest_chain(graph, dict.fromkeys(found, 1.0))
+
+    def _alone_of(self, values: Sequence[int]) -> MessageShares:
+        """Return the share of some values whose all-reduces are the first of their message."""
+        shares = []
+        for step, chain in self.chains.items():
+            shares.append((step, sum(chain.get(value, 0.0) for value in values) / len(values)))
+        usual = dict(shares).pop(None, 0.0)
+        return MessageShares(
+            usual, tuple((step, share) for step, share in shares if step is not None)
+        )
 
     def _readers(self, value: int) -> list[ValueReader]:
         """Return the readers of a value."""
@@ -364,6 +422,7 @@ class CostTable:
         result_of = {argument: result for result, argument in self.tied.items()}
         # Values at the border of a scan are in memory: as results of the function are.
         at_border = {v for one in self.borders for v, _ in (*one.asks, *one.makes)}
+        outside = self._outside_memory()
         is_read = [bool(users) or bool(returned[v]) for v, users in enumerate(graph.users)]
         # Values of one class have equal makers and readers. Arguments that are updated differ by
         # the operator that makes the new value.
@@ -386,7 +445,8 @@ class CostTable:
             wanted = self.wanted.get(value)
             groups[made, frozenset(read.items()), returned[value], last, wanted].append(value)
         for members in groups.values():
-            is_result = returned[members[0]] > 0 or members[0] in at_border
+            is_border = members[0] in at_border and members[0] not in outside
+            is_result = returned[members[0]] > 0 or is_border
             variable = self._add_value(members, is_result=is_result)
             self.value_of.update(dict.fromkeys(members, variable))
         # A result that replaces an argument is moved to the argument's home at the end of the step.
@@ -399,6 +459,19 @@ class CostTable:
             if result != argument:
                 moves = self._move_ps(self.homes[result], self.homes[argument], size)
                 self.factors.add_edge(result, argument, np.tile(moves, (2, 2)) * times)
+
+    def _outside_memory(self) -> frozenset[int]:
+        """Return the values that a scan reads as constants only: its body computes them again."""
+        read: dict[int, bool] = {}
+        for node in self.graph.nodes:
+            for place, value in enumerate(node.operands if node.bodies else ()):
+                is_constant = node.primitive == "scan" and place < node.signature.param(
+                    "num_consts"
+                )
+                read[value] = read.get(value, True) and is_constant
+        ends = {v for region in self.graph.regions for v in (*region.arguments, *region.results)}
+        made = {v for node in self.graph.nodes if node.bodies for v in node.results}
+        return frozenset(v for v, is_constant in read.items() if is_constant) - ends - made
 
     def _add_value(self, members: Sequence[int], *, is_result: bool) -> int:
         """Add the variable of a class of values with its edges; return its number."""
@@ -437,14 +510,16 @@ class CostTable:
         variable = self.factors.add_variable(costs)
         self.homes[variable] = homes
         is_free = value in remade_values(graph)
+        self._alone[variable] = self._alone_of(members)
         if node is not None:
             self._add_maker(variable, value, node, times=times, is_free=is_free)
         by_phase: dict[str, list[ValueReader]] = defaultdict(list)
         for reader in readers:
-            by_phase[graph.nodes[reader.node].phase].append(reader)
+            # Copies that last serve the readers of all phases.
+            by_phase["" if self.keeps else graph.nodes[reader.node].phase].append(reader)
         for group in by_phase.values():
             hub, at, copies = variable, homes, homes
-            if len(group) > 1 and not is_free and self.bytes(value) > SHARED_BYTES:
+            if len(group) > 1 and len(homes) > 1 and not is_free:
                 hub, at, copies = self._add_copy(variable, value, times=times)
             same = Counter((self.classes[reader.node], reader.position) for reader in group)
             for (number, position), uses in same.items():
@@ -500,6 +575,9 @@ class CostTable:
                 else:
                     move_prices = self._move_ps(homes, value_layouts, self.bytes(value))
                     prices = move_prices * self._runs[value]
+                    # Every device can compute such a value in any layout.
+                    if value in remade_values(self.graph):
+                        prices = np.zeros_like(prices)
                 # The labels of a value are all homes fused, then all homes in memory. The price of
                 # a move is the same for both, so the rows are repeated.
                 self.factors.add_edge(self.value_of[value], variable, np.tile(prices, (2, 1)))
@@ -521,9 +599,9 @@ class CostTable:
         made = tuple(way.results[place] for way in ways)
         move = np.zeros((len(made), len(homes)))
         if not is_free:
-            move = self._move_ps(made, homes, self.bytes(value))
+            move = self._move_ps(made, homes, self.bytes(value), self._alone[variable])
             phases = {graph.nodes[user].phase for user in graph.users[value]}
-            if len(phases) > 1:
+            if len(phases) > 1 and not self.keeps:
                 # A moved copy is freed at the end of its phase. So the home of a value that two
                 # phases read is where it is made, a part of that, or where its sums are reduced.
                 shards = [np.array([self.moves.num_shards(x) for x in xs]) for xs in (homes, made)]
@@ -532,7 +610,7 @@ class CostTable:
                 is_settled = np.array([not layout.pending for layout in made])[:, None]
                 barred = is_wider | (is_settled & (numbers[0] != numbers[1][:, None]))
                 move = np.where(barred & (move > 0), math.inf, move)
-        in_place = node.primitive in UPDATES
+        in_place = node.primitive in UPDATES and not self._may_fuse(node.operands[0])
         # Neither the kernel of a product nor that of an attention writes such a value.
         is_unwritten = value in inside.free or value in inside.on_chip
         written = np.array(
@@ -555,7 +633,7 @@ class CostTable:
     def _add_copy(
         self, variable: int, value: int, *, times: int
     ) -> tuple[int, tuple[AxisLayout, ...], tuple[AxisLayout, ...]]:
-        """Add the variable of a gathered copy that several readers of one phase share.
+        """Add the variable of a gathered copy that several readers share.
 
         Returns:
           The variable; and per label (without the bit for memory) the home and the copy's layout.
@@ -568,9 +646,10 @@ class CostTable:
         ]
         copies = tuple(dict.fromkeys(copy for _, copy in pairs))
         place = {copy: number for number, copy in enumerate(copies)}
-        prices = self._move_ps(homes, copies, self.bytes(value))
+        prices = self._move_ps(homes, copies, self.bytes(value), self._alone[variable])
         cost = np.array([prices[home, place[copy]] for home, copy in pairs]) * times
         hub = self.factors.add_variable(np.concatenate([cost, cost]))
+        self._alone[hub] = self._alone[variable]
         # A label of the copy fits one home; a copy that is sent fits a home in memory only.
         count, home_of = len(pairs), np.array([home for home, _ in pairs])
         same = np.full((2 * len(homes), 2 * count), math.inf)
@@ -602,13 +681,16 @@ class CostTable:
         operator = self.operator_of[self.classes[node.index]]
         ways, size = self.ways[operator], self.bytes(value)
         asked = tuple(way.operands[position] for way in ways)
-        move = self._move_ps(at, asked, size)
+        alone = self._alone[hub]
+        move = self._move_ps(at, asked, size, alone)
         if copies is not at:
-            move = np.minimum(move, self._move_ps(copies, asked, size))
+            move = np.minimum(move, self._move_ps(copies, asked, size, alone))
         if is_free:
             move = np.zeros_like(move)
         inside = kernel_values(self.graph)
         is_product = contracts(node.signature) and value not in inside.on_chip
+        # Readers of one local slice share it.
+        count = len(self._readers(value))
         # A cast that a product carries out reads nothing itself.
         is_unread = value in inside.on_chip or not inside.free.isdisjoint(node.results)
         read = np.array([0.0 if is_unread else self._read_ps(node, position, w) for w in ways])
@@ -619,22 +701,33 @@ class CostTable:
             numbers = self.moves.numbers(copies)[:, None], self.moves.numbers(asked)
             type_ = node.signature.operands[0]
             block = np.array([self._block_ps(layout, type_) for layout in asked])
-            memory = memory + np.where((move == 0) & (numbers[0] != numbers[1]), 2 * block, 0.0)
+            memory = memory + np.where(
+                (move == 0) & (numbers[0] != numbers[1]), 2 * block / count, 0.0
+            )
         if is_product:
             # A product reads memory; a local slice of its operand is written for it first.
             numbers = self.moves.numbers(copies)[:, None], self.moves.numbers(asked)
             is_slice = (move == 0) & (numbers[0] != numbers[1])
-            fused = np.where(is_slice, read, math.inf)
-            memory = memory + np.where(is_slice, 2 * read, 0.0)
+            fused = np.where(is_slice, read / count, math.inf)
+            memory = memory + np.where(is_slice, 2 * read / count, 0.0)
         elif node.primitive in VIEWS:
             in_memory = np.array([way.reads_memory for way in ways])
             fused = np.where(in_memory, math.inf, fused)
             memory = np.where(in_memory, memory, math.inf)
         else:
-            memory = memory + read
+            numbers = self.moves.numbers(copies)[:, None], self.moves.numbers(asked)
+            is_slice = (move == 0) & (numbers[0] != numbers[1])
+            memory = memory + np.where(is_slice, read / count, read)
         if is_free and not is_product:
             memory = fused
         self.factors.add_edge(hub, operator, np.concatenate([fused, memory], 0) * times)
+
+    def _may_fuse(self, value: int) -> bool:
+        """Return whether a value can stay out of memory, so that no update of it is in place."""
+        maker = self.graph.producer[value]
+        if maker is None or self.graph.nodes[maker].bodies:
+            return False
+        return not contracts(self.graph.nodes[maker].signature)
 
     def _read_ps(self, node: Node, position: int, way: Way) -> float:
         """Return the picoseconds in which a device reads an operand from memory."""
@@ -643,7 +736,7 @@ class CostTable:
             return self._block_ps(way.results[0], node.signature.results[0])
         update = UPDATES.get(node.primitive)
         times = 1
-        if update is not None:
+        if update is not None and not self._may_fuse(node.operands[0]):
             # An update in place does not read the rest of its first operand.
             times = 0 if position == 0 else 1 + update.times * (position == update.position)
         return times * self._block_ps(way.operands[position], node.signature.operands[position])

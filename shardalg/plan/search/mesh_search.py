@@ -22,10 +22,11 @@ from shardalg.plan.comparing.jobs import reason
 from shardalg.plan.plan import Plan, plan_of
 from shardalg.plan.search.bound_certificate import Certificate, table_content
 from shardalg.plan.search.cost_table import CostTable
-from shardalg.plan.search.layout_moves import PICOSECONDS
 from shardalg.plan.search.memory_terms import Terms, memory_terms, with_memory_price
 from shardalg.plan.search.minimising.message_passing import CAP
 from shardalg.plan.search.minimising.minimum import Clock, Minimum, minimum
+from shardalg.plan.search.prices.layout_moves import PICOSECONDS
+from shardalg.plan.search.prices.message_chains import message_chains
 from shardalg.plan.search.winner import winner
 from shardalg.plan.strategies.derive.argument_roles import next_values
 from shardalg.plan.strategies.derive.deriving import check_wishes
@@ -34,6 +35,10 @@ from shardalg.planner.propagate.options import Options
 from shardalg.planner.propagate.strategy import Strategy, resolve
 from shardalg.planner.traced import Traced
 
+OPEN = 0.002
+"""Relative gap above which latencies are priced again, by the all-reduces of the solution."""
+ROUNDS = 2
+"""Number of times that latencies are priced again."""
 MOST_PRICES = 16
 """Number of prices of memory that are tried to meet a budget."""
 STEP = 8.0
@@ -61,6 +66,8 @@ class MeshFigures:
         not decide.
       s_per_gb: seconds that a step would save per additional GB of each device.
       stopped: why the search ended before its proof: "", "interrupted" or "out of time".
+      priced: the solutions whose all-reduces pay latencies in the table that proves the bound
+        (`message_chains`); () if those of one path of the graph do.
     """
 
     labels: tuple[int, ...]
@@ -73,6 +80,7 @@ class MeshFigures:
     price: float = 0.0
     s_per_gb: float = 0.0
     stopped: str = ""
+    priced: tuple[tuple[int, ...], ...] = ()
 
     def preference(self, budget: float) -> tuple[bool, float]:
         """Return the key by which solutions of a mesh are preferred: fast if it fits, or small."""
@@ -88,6 +96,7 @@ class MeshSearch:
       place: the chips under the mesh.
       budget: the largest peak memory of a device, in bytes.
       wishes: pins and bans of arguments.
+      priced: as in `MeshFigures`.
     """
 
     traced: Traced
@@ -96,6 +105,7 @@ class MeshSearch:
     options: Options
     budget: float
     wishes: Wishes = field(default=Wishes())
+    priced: tuple[tuple[int, ...], ...] = ()
 
     @cached_property
     def table(self) -> CostTable:
@@ -111,7 +121,32 @@ class MeshSearch:
             graph.results[result]: graph.arguments[argument]
             for result, argument in next_values(graph).items()
         }
-        return CostTable.of(graph, self.mesh, self.place.on(DATASHEET), tied, self.wishes)
+        place = self.place.on(DATASHEET)
+        made = CostTable.of(graph, self.mesh, place, tied, self.wishes, keeps=self.keeps)
+        if not self.priced:
+            return made
+        programs = [
+            winner(made, labels, self.traced, self.options).program for labels in self.priced
+        ]
+        return made.priced_again(message_chains(programs, graph))
+
+    @property
+    def keeps(self) -> bool:
+        """Whether all phases share the gathered copies of a value."""
+        return self.options.keeping(self.traced.roles) is True
+
+    @cached_property
+    def again(self) -> dict[tuple[tuple[int, ...], ...], MeshSearch]:
+        """The same search with latencies of the all-reduces of some solutions."""
+        return {}
+
+    def priced_by(self, solutions: tuple[tuple[int, ...], ...]) -> MeshSearch:
+        """Return the same search with latencies of the all-reduces of some solutions."""
+        if solutions == self.priced:
+            return self
+        if solutions not in self.again:
+            self.again[solutions] = replace(self, priced=solutions)
+        return self.again[solutions]
 
     @cached_property
     def terms(self) -> Terms:
@@ -125,7 +160,7 @@ class MeshSearch:
 
     def forget(self) -> None:
         """Free the memory of the table and its solutions, which are made again when needed."""
-        for name in ("table", "terms", "solved"):
+        for name in ("table", "terms", "solved", "again"):
             self.__dict__.pop(name, None)
 
     def at_price(self, price: float, clock: Clock | None = None) -> Minimum:
@@ -167,6 +202,7 @@ class MeshSearch:
             refusals=tuple((*key, count) for key, count in refused.items() if count),
             price=price,
             stopped=found.stopped,
+            priced=self.priced,
         )
         return made, plan
 
@@ -179,7 +215,7 @@ class MeshSearch:
         cost the same, so that a better solution between them is found if there is one.
         """
         clock = clock or Clock()
-        tried = [self.figures(0.0, clock)]
+        tried = [self._closed(clock)]
         large, small = tried[0][0], None
         if large.peak_bytes <= self.budget or large.stopped:
             return tried[0]
@@ -227,6 +263,28 @@ class MeshSearch:
         bound_s = max(0.0, bound) / PICOSECONDS
         return replace(best[0], bound_s=bound_s, price=price, s_per_gb=s_per_gb), best[1]
 
+    def _closed(self, clock: Clock) -> tuple[MeshFigures, Plan]:
+        """Return the figures and the plan of the fastest solution without a limit of memory.
+
+        If a gap is left, latencies are priced by the all-reduces of the solutions so far. Each such
+        table proves a bound, and the largest one is taken.
+        """
+        best = proved = self.figures(0.0, clock)
+        solutions: tuple[tuple[int, ...], ...] = ()
+        for _ in range(ROUNDS):
+            is_open = best[0].step_s > proved[0].bound_s * (1 + OPEN)
+            is_known = best[0].labels in solutions
+            if not is_open or is_known or proved[0].stopped or clock.left_s <= 0:
+                break
+            solutions = (*solutions, best[0].labels)
+            found = self.priced_by(solutions).figures(0.0, clock)
+            if found[0].stopped:
+                break
+            best = min(best, found, key=lambda one: one[0].step_s)
+            proved = max(proved, found, key=lambda one: one[0].bound_s)
+        bound, priced = proved[0].bound_s, proved[0].priced
+        return replace(best[0], bound_s=bound, priced=priced), best[1]
+
     @property
     def last_price(self) -> float:
         """The largest price, beyond which the costs of arguments would count as impossible."""
@@ -266,6 +324,8 @@ class MeshSearch:
 
         The bound of plans within the budget is that of the certificate minus price times budget.
         """
+        if figures.priced != self.priced:
+            return self.priced_by(figures.priced).certificate(figures)
         graph = self.traced.graph
         text = f"{len(graph.nodes)} nodes, graph {graph_hash(graph)}, {self.mesh!r}, {self.place!r}"
         factors = self.table.factors
@@ -279,6 +339,8 @@ class MeshSearch:
             "budget_bytes": self.budget if figures.price else None,
             "pins": [[path, [list(axes) for axes in dims]] for path, dims in self.wishes.pins],
             "bans": [[path, axis] for path, axis in self.wishes.bans],
+            "keeps": self.keeps,
+            "priced": [[*labels] for labels in self.priced],
         }
         return Certificate(text, factors, self.at_price(figures.price), inputs)
 
@@ -296,14 +358,15 @@ class MeshSearch:
                 tuple((path, tuple(map(tuple, dims))) for path, dims in given["pins"]),
                 tuple((path, axis) for path, axis in given["bans"]),
             )
-            options = replace(options, hardware=given["hardware"])
+            options = replace(options, hardware=given["hardware"], keep_gathers=given["keeps"])
             place = arranged(machine(given["hardware"]), mesh)
         except (KeyError, TypeError, ValueError) as error:
             raise CertificateError(
                 f"the certificate does not say of which mesh and hardware it is ({error}). Search "
                 "again, and save it with this version."
             ) from None
-        return MeshSearch(traced, mesh, place, options, given["budget_bytes"] or math.inf, wishes)
+        budget, priced = given["budget_bytes"] or math.inf, tuple(map(tuple, given["priced"]))
+        return MeshSearch(traced, mesh, place, options, budget, wishes, priced)
 
     def check_table(self, content: Mapping[str, Any]) -> None:
         """Raise an error unless a certificate has the costs of this search.

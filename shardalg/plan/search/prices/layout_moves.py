@@ -17,11 +17,14 @@ from shardalg.costs.topology import Machine
 from shardalg.planner.reshard.links import links_on
 from shardalg.planner.reshard.paths import reshard_path
 from shardalg.spmd.instruction import Collective
+from shardalg.spmd.instructions import AllReduce
 
 PICOSECONDS = 1e12
 """Picoseconds in a second."""
 LARGE = 1 << 20
 """Size of each dimension of the value for which the path of a move is found."""
+ENDLESS = 1 << 60
+"""Bytes of a message in which latency takes no share of the seconds."""
 STAYS, IMPOSSIBLE = 0, 1
 """Numbers of the two move patterns that have no path."""
 
@@ -48,6 +51,22 @@ def replicated(rank: int) -> AxisLayout:
     return AxisLayout(((),) * rank)
 
 
+class MessageShares(NamedTuple):
+    """The share of the values of a class whose all-reduces pay the latency of their message.
+
+    Attributes:
+      usual: the share along all axes that have no share of their own.
+      shares: pairs of an all-reduce and the share.
+    """
+
+    usual: float = 1.0
+    shares: tuple[tuple[AllReduce, float], ...] = ()
+
+    def share(self, step: AllReduce) -> float:
+        """Return the share of an all-reduce."""
+        return dict(self.shares).get(step, self.usual)
+
+
 class LayoutMoves:
     """The layouts of values on a mesh, in whole axes, and the picoseconds of moves between them.
 
@@ -67,7 +86,7 @@ class LayoutMoves:
         self._numbers: dict[AxisLayout, int] = {}
         self._patterns: dict[tuple[AxisLayout, AxisLayout], int] = {}
         self._pattern_of: dict[tuple[int, int], int] = {}
-        self._prices: dict[int, dict[int, float]] = {}
+        self._prices: dict[tuple[int, MessageShares], dict[int, float]] = {}
         self._paths: list[tuple[tuple[Collective, float], ...]] = [(), ()]
 
     def layout(self, sharding: Sharding) -> AxisLayout | None:
@@ -119,7 +138,11 @@ class LayoutMoves:
         return np.array([known.setdefault(each, len(known)) for each in layouts])
 
     def picoseconds(
-        self, sources: Sequence[AxisLayout], targets: Sequence[AxisLayout], size: int
+        self,
+        sources: Sequence[AxisLayout],
+        targets: Sequence[AxisLayout],
+        size: int,
+        alone: MessageShares | None = None,
     ) -> np.ndarray:
         """Return the price of every move: a row per source and a column per target.
 
@@ -127,18 +150,40 @@ class LayoutMoves:
 
         Args:
           size: bytes of the whole value.
+          alone: the share of the values whose all-reduces are messages of their own; None for all.
         """
+        alone = alone or MessageShares()
         patterns = self._all_patterns(sources, targets)
-        prices = self._prices.setdefault(size, {STAYS: 0.0, IMPOSSIBLE: math.inf})
+        prices = self._prices.setdefault((size, alone), {STAYS: 0.0, IMPOSSIBLE: math.inf})
         unique, inverse = np.unique(patterns, return_inverse=True)
         for pattern in unique.tolist():
             if pattern not in prices:
-                taken = sum(
-                    seconds(step, round(share * size), mesh=self.mesh, hardware=self.hardware)
-                    for step, share in self._paths[pattern]
-                )
-                prices[pattern] = float(round(taken * PICOSECONDS))
+                steps = self._paths[pattern]
+                prices[pattern] = sum(self.step_ps(one, part * size, alone) for one, part in steps)
         return np.array([prices[each] for each in unique.tolist()])[inverse].reshape(patterns.shape)
+
+    def step_ps(self, step: Collective, size: float, alone: MessageShares) -> float:
+        """Return the picoseconds of a collective, at most those of the plan.
+
+        Independent all-reduces along equal axes are one message, whose seconds are a concave
+        function of its bytes. So a message costs at least the price of one of its values alone,
+        plus the least price per byte of all others, without latency.
+
+        Args:
+          size: bytes of the operand on a device.
+          alone: the share of the values that are the first of their message.
+        """
+
+        def whole(bytes_: int) -> float:
+            return float(seconds(step, bytes_, mesh=self.mesh, hardware=self.hardware))
+
+        taken = whole(round(size))
+        if isinstance(step, AllReduce):
+            share = alone.share(step)
+            taken *= share
+            if share < 1:
+                taken += whole(ENDLESS) * (size / ENDLESS) * (1 - share)
+        return taken * PICOSECONDS
 
     def _all_patterns(
         self, sources: Sequence[AxisLayout], targets: Sequence[AxisLayout]
