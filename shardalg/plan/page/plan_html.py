@@ -228,7 +228,7 @@ def _lines(data: PageData) -> str:
         elif at - last > NEAR + 1 or (at - last > 1 and not texts.get(name)):
             made.append('<div class="gap" aria-hidden="true">⋯</div>')
         else:
-            for n, known in enumerate(texts[name][last : at - 1], last + 1):
+            for n, known in enumerate(texts.get(name, [])[last : at - 1], last + 1):
                 shown = html.escape(_dedented(known, indents[name]))
                 made.append(
                     f'<div class="code"><span class="num small">{n}</span>'
