@@ -103,6 +103,20 @@ def test_exposed_seconds_are_those_of_the_limits(plan):
     assert found == pytest.approx(sum(s for name, s in parts if name.startswith("exposed")))
 
 
+def test_a_loaded_plan_whose_source_file_is_gone(tmp_path):
+    """Neighbouring lines of a file that is not found have names and amounts, and no text."""
+    text = "def two_lines(x):\n    y = x + 1\n    return y * 2\n"
+    names: dict = {}
+    exec(compile(text, str(tmp_path / "gone_with_its_lines.py"), "exec"), names)
+    x = jax.ShapeDtypeStruct((8,), "float32")
+    traced = sa.plan(names["two_lines"], x, mesh=sa.Mesh({"X": 2}), in_shardings=P("X"))
+    traced.save(tmp_path / "plan.json")
+    sa.load_plan(tmp_path / "plan.json").page(tmp_path / "page.html", "h100")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    lines = [re.search(rf"gone_with_its_lines.py:{at}\b", page) for at in (2, 3)]
+    assert all(lines)
+
+
 def test_a_chip_that_is_unknown_is_named(plan, tmp_path):
     with pytest.raises(sa.HardwareError, match="h1000"):
         plan.page(tmp_path / "plan.html", "h1000")
