@@ -53,12 +53,6 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.slow)
 
 
-def pytest_collection_finish():
-    """Leave what imports and the list of tests made out of every later garbage collection."""
-    gc.collect()
-    gc.freeze()
-
-
 def pytest_terminal_summary(terminalreporter, config):
     """The figures that tests showed, from all workers, and the seed (-q hides the header)."""
     for report in terminalreporter.stats.get("passed", ()):

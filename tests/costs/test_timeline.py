@@ -88,7 +88,11 @@ def test_the_trace_is_in_the_format_of_chrome(tmp_path):
     timeline = planned(Schedule(2, 3)).timeline("tpu_v5e:2x2")
     timeline.save(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    names = [(e["name"], e["args"]["name"], e["tid"]) for e in events if e["ph"] == "M"]
+    named = [e for e in events if e["ph"] == "M"]
+    names = [(e["name"], e["args"]["name"], e["tid"]) for e in named if "name" in e["args"]]
+    # Perfetto sorts the rows by these numbers.
+    order = [e["args"]["sort_index"] for e in named if e["name"] == "thread_sort_index"]
+    assert order == [0, 1]
     assert names == [
         ("process_name", f"{timeline.of}, {timeline.mesh}", 0),
         ("thread_name", "stage 0", 0),
