@@ -71,7 +71,8 @@ def test_a_step_on_a_time_axis_beside_the_planned_one(plan, tmp_path):
     timeline.save(tmp_path / "both.json", beside=planned)
     traced = json.loads((tmp_path / "both.json").read_text())["traceEvents"]
     found = {pid: sum(e["pid"] == pid for e in traced) for pid in (0, 1)}
-    assert found == {0: 2 + len(events), 1: 2 + len(planned.events)}
+    # Each side has its name, and the name and the order of its row.
+    assert found == {0: 3 + len(events), 1: 3 + len(planned.events)}
     named = [e["args"]["name"] for e in traced if e["name"] == "process_name"]
     assert named[0] == f"measured, {plan.mesh}"
     assert named[1].startswith(f"predicted on {plan.mesh.size} x tpu_v3 (")
