@@ -55,7 +55,7 @@ QUESTIONS = {
         reshape_interval reverse_interval""",
     "How are layers pipelined?": "pipeline Pipeline unequal_pipeline UnequalPipeline Stage",
     "What if sizes have names?": "dims",
-    "How do I run and show it?": "host_devices Lowered draw Table",
+    "How do I run and show it?": "host_devices Lowered read_trace draw Table",
     "Models and the paper": "models paper examples",
 }
 """The public names by the question that they answer. Errors have an entry of their own."""

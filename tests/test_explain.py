@@ -211,7 +211,7 @@ def test_why_not_names_the_annotation_and_its_witness():
 
 def test_why_not_names_the_first_step_that_contradicts():
     plan = step("finalized")
-    name = "dot_general:18@transformer.py:203"
+    name = "dot_general:18@transformer.py:210"
     found = plan.why_not(name, P("Y", None, "X"))
     first = plan.explain(name).df.iloc[0]
     assert found.obstacle == f"it came {first['why']} as {first['sharding']}"
@@ -279,7 +279,7 @@ def test_long_tables_are_cut_where_they_are_printed():
     assert f"... and {hidden} more rows." in found._repr_html_()
 
 
-@pytest.mark.parametrize("name", ["dot_general:18@transformer.py:203", "ffn_hidden", "tokens"])
+@pytest.mark.parametrize("name", ["dot_general:18@transformer.py:210", "ffn_hidden", "tokens"])
 def test_the_costs_of_why_not_are_those_of_the_annotated_plan(name):
     plan = step("finalized")
     found = plan.why_not(name, P())

@@ -276,7 +276,7 @@ def encoded(text: str, files: Iterable[UserFile]) -> bytes:
 def _relative(path: str) -> str:
     """Return a path from the root of its git repository, else from the working directory.
 
-    E.g. /home/me/repo/src/model.py -> src/model.py. A file outside of both is its name alone.
+    E.g. `repo/src/model.py` becomes `src/model.py`. A file outside of both is its name alone.
     """
     whole = Path(path).absolute()
     # The innermost repository comes first.
