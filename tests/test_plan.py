@@ -88,7 +88,7 @@ def test_the_program_prints_with_and_without_source_lines(plan):
 
 
 def test_explanations_end_at_annotations(plan):
-    rows = list(plan.explain("dot_general:18@transformer.py:203"))
+    rows = list(plan.explain("dot_general:18@transformer.py:210"))
     assert [row["depth"] for row in rows] == sorted(row["depth"] for row in rows)
     assert (rows[-1]["value"], rows[-1]["why"]) == ("embedded", "annotated")
     assert all("through" in row["why"] for row in rows[:-1])
